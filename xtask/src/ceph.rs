@@ -1,5 +1,5 @@
-//! Decides how a Ceph cluster for tests is had: a monitor and one OSD on the loopback, in a directory of their own, started and ended
-//! by name or around the tests that need one.
+//! Decides how tests get a Ceph cluster: a monitor and one OSD on the loopback, in a directory of their own,
+//! started and ended by name or around the tests that need one.
 
 mod cluster;
 mod images;
@@ -14,12 +14,12 @@ use crate::place::{cargo, find_tool, target_dir};
 use crate::skips;
 use crate::steps::Steps;
 
-/// What is wanted of a cluster.
+/// The options of a cluster.
 #[derive(Default)]
 pub(crate) struct Wish {
-    /// Where its files lie; by default below the build directory.
+    /// The directory of its files; by default below the build directory.
     pub(crate) directory: Option<PathBuf>,
-    /// What it keeps outlives its OSD.
+    /// Its contents outlive its OSD.
     pub(crate) bluestore: bool,
     /// Clients have to show a key.
     pub(crate) cephx: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Wish {
 /// Starts a cluster and leaves it running.
 ///
 /// # Errors
-/// If the packages are missing, or one runs in this directory, or a daemon of it does not start.
+/// If packages are missing, a cluster runs in this directory, or one of the daemons does not start.
 pub(crate) fn start(steps: &mut Steps, wish: &Wish) -> Result<()> {
     let missing = missing();
     ensure!(missing.is_empty(), "{}", advice(&missing));
@@ -53,7 +53,7 @@ pub(crate) fn start(steps: &mut Steps, wish: &Wish) -> Result<()> {
 /// Ends the cluster of a directory, and removes its files.
 ///
 /// # Errors
-/// If a daemon of it does not end.
+/// If one of its daemons does not end.
 pub(crate) fn stop(wish: &Wish) -> Result<()> {
     let directory = directory(wish)?;
     let ended = cluster::stop(&directory)?;
@@ -64,7 +64,7 @@ pub(crate) fn stop(wish: &Wish) -> Result<()> {
 /// Runs the tests that need a cluster, on each kind of one.
 ///
 /// # Errors
-/// The first that fails. What a machine lacks is a reason to skip.
+/// The first test that fails. If the machine lacks something, the test is skipped.
 pub(crate) fn test(steps: &mut Steps, wish: &Wish) -> Result<()> {
     let missing = missing();
     if !missing.is_empty() {
@@ -85,7 +85,7 @@ pub(crate) fn test(steps: &mut Steps, wish: &Wish) -> Result<()> {
     Ok(())
 }
 
-/// Starts two clusters, and has the release build say what so many of their images cost it.
+/// Starts two clusters, and makes the release build report the cost of `count` of their images.
 ///
 /// # Errors
 /// If a cluster or the daemon does not start.
@@ -97,7 +97,7 @@ pub(crate) fn images(steps: &mut Steps, wish: &Wish, count: u64) -> Result<()> {
     clusters.into_iter().try_for_each(Cluster::stop)
 }
 
-/// Starts two clusters with images, and runs `blkmq bench rbd` on them, with `words` of its own.
+/// Starts two clusters with images, and runs `blkmq bench rbd` on them, with `words` as further options.
 ///
 /// # Errors
 /// If a cluster does not start, or the bench fails.

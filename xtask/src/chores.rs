@@ -1,4 +1,4 @@
-//! Decides which chores there are, with which options, and which file does each.
+//! Decides which chores exist, with which options, and which file does each.
 
 use std::path::PathBuf;
 
@@ -197,7 +197,7 @@ pub(crate) struct Ceph {
 
 impl Chore {
     /// # Errors
-    /// What the chore says.
+    /// The chore's error.
     pub(crate) fn run(self, steps: &mut Steps) -> Result<()> {
         match self {
             Self::Test { strict: true } => test::run(steps, skips::Mode::Strict),

@@ -1,5 +1,6 @@
-//! Decides which daemons are killed on a filesystem that forgets (`blkmq-forget`): the one that is delivered, which must lose
-//! nothing, and mutants, each of which leaves out one thing that durability rests on and must be caught.
+//! Decides which daemons are killed on a filesystem that drops unsynced data (`blkmq-forget`): the delivered
+//! one, which must lose nothing, and mutants, each of which omits one thing that durability depends on and
+//! must be caught.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,16 +12,16 @@ use crate::place::{cargo, target_dir};
 use crate::steps::Steps;
 
 /// # Errors
-/// If data was lost, or the proof could not be made. A machine without FUSE is a reason to skip.
+/// If data was lost, or the proof was not possible. A machine without FUSE skips it.
 pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
     let name = format!("{crashes} crashes on a filesystem that forgets");
     run_as(steps, &name, &[], crashes, seed)
 }
 
-/// The same below filesystems of the kernel's.
+/// The same below filesystems of the kernel.
 ///
 /// # Errors
-/// As [`run`]. A machine without loop devices is a reason to skip.
+/// As [`run`]. A machine without loop devices skips it.
 pub(crate) fn run_filesystems(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
     let name = format!("{crashes} crashes below ext4 and XFS");
     run_as(steps, &name, &["--filesystems"], crashes, seed)
@@ -49,7 +50,7 @@ fn run_as(steps: &mut Steps, name: &str, how: &[&str], crashes: u64, seed: u64) 
 /// Tries one mutant, or all of them.
 ///
 /// # Errors
-/// If a mutant gets through, or cannot be built, or there is none of that name.
+/// If a mutant is not caught, or cannot be built, or there is none of that name.
 pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Option<&str>) -> Result<()> {
     let is_wanted = |mutant: &&Mutant| only.is_none_or(|only| only == mutant.name);
     let names = MUTANTS.map(|mutant| mutant.name).join(", ");
@@ -140,7 +141,7 @@ struct Mutant {
     proof: Proof,
 }
 
-/// What is to catch a mutant.
+/// What must catch a mutant.
 enum Proof {
     Crashes,
     /// These tests, as `cargo test` takes them: what is left out shows only if two things happen within a microsecond, or

@@ -1,9 +1,7 @@
-//! Decides what stands in the tables of figures: what report files say, and nothing that was typed
-//! by hand.
+//! Decides the content of the tables of figures: it comes from report files only, and none of it is typed by hand.
 //!
-//! `docs/benchmarks/figures.toml` names the rows of README's table; the reports, JSON as `blkmq
-//! bench --json` writes it, lie in `docs/benchmarks/reports`. A test fails where a document differs
-//! from them.
+//! `docs/benchmarks/figures.toml` names the rows of README's table; the reports, JSON as written by `blkmq
+//! bench --json`, are in `docs/benchmarks/reports`. A test fails if a document differs from them.
 
 mod report;
 mod table;
@@ -17,10 +15,10 @@ use anyhow::{Context, Result, bail, ensure};
 use self::report::Report;
 use crate::place::root;
 
-/// Writes every table of figures anew, after it has taken in new reports.
+/// Rewrites every table of figures, after adding new reports.
 ///
 /// # Errors
-/// If a report or a document cannot be read or written, or a row names what no report has.
+/// If a report or a document cannot be read or written, or a row names something that no report has.
 pub(crate) fn run(added: &[String]) -> Result<()> {
     for file in added {
         let name = report::take_in(Path::new(file), &root().join(REPORTS))?;

@@ -1,5 +1,6 @@
-//! Decides how programs that others wrote to test filesystems are run on disks that are files (FUSE): fsx, and xfstests on XFS on loop
-//! devices. What fails there is tried again on plain files: what fails on those, too, is not ours.
+//! Decides how other projects' filesystem tests are run on disks that are files (FUSE): fsx, and xfstests on
+//! XFS on loop devices. Failed tests are run again on plain files: if they fail there, too, the fault is not
+//! ours.
 //!
 //! Both programs are in a built copy of xfstests, which is not part of this project.
 
@@ -17,9 +18,9 @@ use crate::path_loss::daemon::Daemon;
 use crate::setup::is_root;
 use crate::steps::Steps;
 
-/// What is to be run.
+/// The options of a run.
 pub(crate) struct Wish {
-    /// Where xfstests was built.
+    /// The directory where xfstests was built.
     pub(crate) xfstests: Option<PathBuf>,
     /// How long fsx runs.
     pub(crate) minutes: u64,
@@ -28,7 +29,7 @@ pub(crate) struct Wish {
 }
 
 /// # Errors
-/// If fsx finds a fault, a filesystem is not whole, or a test fails that does not on a plain file.
+/// If fsx finds a fault, a filesystem is damaged, or a test fails that passes on a plain file.
 pub(crate) fn run(steps: &mut Steps, wish: &Wish) -> Result<()> {
     let Some(xfstests) = &wish.xfstests else {
         steps.skip("filesystems", NO_XFSTESTS);

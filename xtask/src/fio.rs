@@ -1,4 +1,5 @@
-//! Decides how the fio engine is compared: one job on the null disk beside fio's own null engine, which completes at once, taking turns.
+//! Decides how the fio engine is compared: one job on the null disk and one with fio's own null engine, which
+//! completes at once, alternating.
 
 use std::process::Command;
 
@@ -8,7 +9,7 @@ use crate::place::{cargo, find_tool, target_dir};
 use crate::steps::Steps;
 
 /// # Errors
-/// If fio is not there, or a run fails.
+/// If fio is missing, or a run fails.
 pub(crate) fn run(steps: &mut Steps, seconds: u64, rounds: u64) -> Result<()> {
     ensure!(
         seconds > 0 && rounds > 0,

@@ -1,6 +1,6 @@
 //! Decides how the fuzz targets run: searching for new inputs on demand, replaying the known ones in every test run.
 //!
-//! `fuzz/` is a workspace of its own, so that nobody needs its dependencies to build the project.
+//! `fuzz/` is a workspace of its own, so that its dependencies are not needed to build the project.
 
 use std::process::Command;
 

@@ -1,8 +1,7 @@
-//! Decides how tests that need another kernel's devices are run: in an emulated guest with Debian's
-//! kernel.
+//! Decides how tests that need devices of another kernel are run: in an emulated guest with Debian's kernel.
 //!
-//! The packages are unpacked below the build directory ([`packages`]), the guest's file system is
-//! made of them and of programs without shared libraries ([`initrd`]), and booted ([`machine`]).
+//! The packages are unpacked below the build directory ([`packages`]); the guest's file system is made of
+//! them and of programs without shared libraries ([`initrd`]); the guest is booted ([`machine`]).
 
 mod initrd;
 mod load;
@@ -28,8 +27,8 @@ use crate::steps::{Steps, run_shown};
 /// Runs one of the [`TESTS`], or all of them.
 ///
 /// # Errors
-/// If a test cannot be built, or fails in the guest, or there is none of that name. What a guest
-/// needs and is not to be had is a reason to skip.
+/// If a test cannot be built, or fails in the guest, or there is none of that name. If something that a guest
+/// needs is not available, the tests are skipped.
 pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     ensure!(
         only.is_none_or(|only| TESTS.contains(&only)),
@@ -99,10 +98,10 @@ pub(crate) fn run_short(steps: &mut Steps) -> Result<()> {
     run_virtual_disk(steps, &place, &program, virtual_disk::Length::SHORT)
 }
 
-/// Has the proofs look at builds that lose data, each of which must be caught.
+/// Runs the proofs on builds that lose data, each of which must be caught.
 ///
 /// # Errors
-/// If a mutant gets through, or cannot be built, or there is none of that name for a proof of that name.
+/// If a mutant is not caught, or cannot be built, or there is none of that name for a proof of that name.
 pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<&str>) -> Result<()> {
     let is_wanted = |word: Option<&str>, name: &str| word.is_none_or(|word| word == name);
     let all = PROOFS
@@ -138,11 +137,10 @@ pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<
     Ok(())
 }
 
-/// Boots a guest whose first process runs `program`, and shows what it says. Cargo calls this in
-/// place of the test.
+/// Boots a guest whose first process runs `program`, and shows its output. Cargo calls this instead of the test.
 ///
 /// # Errors
-/// If there is no guest, or it says anything but that the program succeeded.
+/// If there is no guest, or it does not report that the program succeeded.
 pub(crate) fn boot(program: &Path, args: &[String]) -> Result<()> {
     let place = Place::find()?;
     let mut initrd = Initrd::new(&place)?;
@@ -163,7 +161,7 @@ pub(crate) fn boot(program: &Path, args: &[String]) -> Result<()> {
 /// Loads the guest's disk: `DEPTH SECONDS`.
 ///
 /// # Errors
-/// If there are no such two numbers, or a read fails.
+/// If the words are not these two numbers, or a read fails.
 pub(crate) fn load(words: &[String]) -> Result<()> {
     let [depth, seconds] = words else {
         bail!("{LOAD} wants DEPTH and SECONDS");
@@ -189,7 +187,7 @@ enum Verdict {
     Broken,
 }
 
-/// The packages; nothing, and a line that says why, if they cannot be had.
+/// The packages; if they are not available, nothing, and a line with the reason.
 fn find_place(steps: &mut Steps) -> Result<Option<Place>> {
     let place = Place::find()?;
     if !place.is_complete()
@@ -388,7 +386,7 @@ busybox mount -t ext4 /dev/nullb1 /mnt
 busybox echo 'on the device' && BLKMQ_POLLED_DEVICE=/dev/nullb0 tests ARGS &&
 busybox echo 'in a file on ext4' && TMPDIR=/mnt tests ARGS && busybox echo SUCCESS
 ";
-/// The device mapper's nodes are made by its own tools, since nobody else does it here.
+/// The device mapper's nodes are made by its own tools, since nothing else makes them here.
 const PROOF_SCRIPT: &str = "\
 for applet in mount umount; do busybox ln -s busybox /bin/$applet; done
 busybox mount -t configfs configfs /sys/kernel/config

@@ -1,8 +1,9 @@
-//! Decides whether an I/O still costs the instructions it did: counted, because time is not stable on shared machines.
+//! Decides whether an I/O still costs the recorded number of instructions: they are counted, because time is
+//! not stable on shared machines.
 //!
-//! Each table of `bench/instructions.toml` names a way in which `in_process`, an example of
-//! `blkmq-bench`, does so many I/Os. It runs twice under callgrind, with few and with many; the
-//! difference leaves set-up and tear-down out.
+//! Each table of `bench/instructions.toml` names a way in which `in_process`, an example of `blkmq-bench`,
+//! does its I/Os. It runs twice under callgrind, with few and with many; the difference excludes set-up and
+//! tear-down.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,7 +16,7 @@ use crate::steps::Steps;
 /// Compares every recorded count with today's; with `update` it records today's instead.
 ///
 /// # Errors
-/// If a count moved by more than the tolerance in either direction: a gain is to be recorded too.
+/// If a count changed by more than the tolerance in either direction: a gain must be recorded too.
 pub(crate) fn run(steps: &mut Steps, update: bool) -> Result<()> {
     if find_tool("valgrind").is_none() {
         steps.skip(

@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::place::{cargo, target_dir};
 use crate::steps::Steps;
 
-/// How many preemptions per model are tried; most defects of such code show with two.
+/// How many preemptions per model are tried; two expose most defects of such code.
 #[derive(Clone, Copy)]
 pub(crate) enum Depth {
     Short,

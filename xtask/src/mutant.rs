@@ -1,4 +1,4 @@
-//! Decides how a daemon is built that lacks something on purpose, away from all other builds.
+//! Decides how a daemon with a deliberate defect is built, apart from all other builds.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use crate::place::{cargo, target_dir};
 use crate::steps::run_shown;
 
-/// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no environment variable of the daemon
-/// can switch on.
+/// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no environment
+/// variable of the daemon can switch on.
 ///
-/// `optimized` is for those that are to be as quick as what is delivered, about.
+/// `optimized` is for mutants that must be about as fast as the delivered daemon.
 ///
 /// # Errors
 /// If it cannot be built.
@@ -26,7 +26,7 @@ pub(crate) fn build(mutant: &str, optimized: bool) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Runs tests with a mutant in what they test. Says whether they passed.
+/// Runs tests with a mutant in the tested code. Says whether they passed.
 ///
 /// # Errors
 /// If cargo cannot be started.
@@ -50,7 +50,7 @@ fn with(mutant: &str, optimized: bool, words: &str) -> Result<(PathBuf, Command)
     let mut command = cargo(words);
     command
         .env("RUSTFLAGS", flags.trim())
-        // Quicker to build; nobody debugs it.
+        // Faster to build; it is not debugged.
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", level)
         .env("CARGO_TARGET_DIR", &target);

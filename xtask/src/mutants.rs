@@ -1,5 +1,6 @@
-//! The core's tests on builds with one small change each (`cargo-mutants`): an operator, a constant, a body left out. A change that
-//! no test notices is a survivor; docs/reliability.md lists those that are known, with the reason.
+//! The core's tests on builds with one small change each (`cargo-mutants`): an operator, a constant, a
+//! removed body. A change that no test notices is a survivor; docs/reliability.md lists the known ones, with
+//! the reason.
 
 use anyhow::{Result, ensure};
 
@@ -10,7 +11,7 @@ use crate::steps::Steps;
 const FILES: [&str; 6] = ["merge", "split", "tag", "tag_share", "share", "flush"];
 
 /// # Errors
-/// If a file is not there, or a change survives that `.cargo/mutants.toml` does not list.
+/// If a file does not exist, or a change survives that `.cargo/mutants.toml` does not list.
 pub(crate) fn run(steps: &mut Steps, files: &[String]) -> Result<()> {
     if !has_cargo_command("mutants") {
         steps.run(

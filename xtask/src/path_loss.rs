@@ -1,5 +1,6 @@
-//! Decides what "no path lost, no data lost" means for real: two hosts (network namespaces), a daemon on each, disks reached over
-//! three links that are cut and restored at random, verified load on them all the while.
+//! Decides how "no path lost, no data lost" is tested in reality: two hosts (network namespaces), a daemon on
+//! each, disks reached over three links that are cut and restored at random, with verified load on them all
+//! the time.
 //!
 //! ```text
 //!  near host                                               far host
@@ -8,8 +9,9 @@
 //!  fio  ─► wide = stripes of left and right ─┘ link 3 └─► left, right
 //! ```
 //!
-//! `hold`, `left` and `right` hold requests while there is no path, so nothing may ever fail there. `fail` is told to fail then: nothing
-//! may fail while one link is up, and with all of them down everything must, soon after the last path is given up.
+//! `hold`, `left` and `right` hold requests while there is no path, so no request may ever fail there. `fail`
+//! is configured to fail them: none may fail while one link is up, and with all links down all requests must,
+//! soon after the last path has failed.
 
 pub(crate) mod daemon;
 mod dice;
@@ -36,8 +38,8 @@ use crate::setup::is_root;
 use crate::steps::Steps;
 
 /// # Errors
-/// What failed that must not, what did not that must, and whatever was read that had not been written. What a machine lacks for the test is a
-/// reason to skip.
+/// A failure that must not be, a missing one that must be, and any data read that had not been written. If
+/// the machine lacks something, the test is skipped.
 pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: Option<u64>) -> Result<()> {
     let name = "path loss";
     if let Some(reason) = missing() {
@@ -171,7 +173,7 @@ impl<'a> Scene<'a> {
         self.look()
     }
 
-    /// Cuts all links: `hold` must stand still and go on later, on `fail` every thread must be told.
+    /// Cuts all links: `hold` must stop and continue later; on `fail` every thread must get an error.
     fn lose_all(&mut self) -> Result<()> {
         let before = self.fail.failures().len();
         self.outages += 1;

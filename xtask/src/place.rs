@@ -1,4 +1,4 @@
-//! Decides where things lie: the root of the project, the build directory, and the tools of the machine.
+//! Decides where files are: the root of the project, the build directory, and the tools of the machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ pub(crate) fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Cargo's build directory, whatever chose it: this program was built into it.
+/// Cargo's build directory, however it was chosen: this program was built into it.
 ///
 /// # Errors
 /// If this program's own path cannot be read.
@@ -46,7 +46,7 @@ pub(crate) fn has_cargo_command(name: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// The tool's path; the system's directories are searched even where the user's `PATH` leaves them out.
+/// The tool's path; the system's directories are searched even if the user's `PATH` omits them.
 pub(crate) fn find_tool(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = std::env::split_paths(&path);
@@ -56,7 +56,7 @@ pub(crate) fn find_tool(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Whether the source of the standard library is there, from which the sanitizers' chores build it.
+/// Whether the source of the standard library is installed, from which the sanitizers' chores build it.
 pub(crate) fn rust_source_is_installed() -> bool {
     let output = Command::new("rustc")
         .args(["--print", "sysroot"])

@@ -1,7 +1,8 @@
 //! Decides what runs under the compiler's sanitizers: the crates with threads or `unsafe`.
 //!
-//! The standard library is built with them, from source: as it is delivered its fences are invisible to ThreadSanitizer,
-//! which then reports every `Arc` and every joined thread; and to suppress those suppresses nearly everything.
+//! The standard library is built with them, from source: ThreadSanitizer does not see the fences of the
+//! delivered library, and reports every `Arc` and every joined thread; suppressing those reports suppresses
+//! nearly everything.
 
 use anyhow::Result;
 

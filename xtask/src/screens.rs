@@ -1,5 +1,5 @@
-//! Decides how the screens of `blkmq top` come into the documents: a daemon with tenants under load, a terminal of tmux, and what
-//! is on it.
+//! Decides how the screens of `blkmq top` get into the documents: a daemon with tenants under load, a
+//! terminal of tmux, and the terminal's content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::place::{find_tool, root, target_dir};
 use crate::steps::Steps;
 
-/// Writes every screen of the document anew.
+/// Rewrites every screen of the document.
 ///
 /// # Errors
-/// If tmux or fio is missing, or one of what is started fails.
+/// If tmux or fio is missing, or one of the started programs fails.
 pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     for tool in ["tmux", "fio"] {
         ensure!(
@@ -181,7 +181,7 @@ fn fill(text: &str, screens: &[Screen]) -> Result<String> {
     Ok(filled)
 }
 
-/// Two queues: a drive of about 20000 IOPS that four tenants share by weight, and a quick one that nobody schedules.
+/// Two queues: a drive of about 20000 IOPS that four tenants share by weight, and a fast one without a scheduler.
 const CONFIG: &str = r#"
 [daemon]
 reactors = 1

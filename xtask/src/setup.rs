@@ -1,6 +1,6 @@
-//! Decides which programs of the system the tests use, and gets those that are missing.
+//! Decides which programs of the system the tests use, and installs missing ones.
 //!
-//! Nothing here is fatal: a test whose tool is missing skips, and says so.
+//! No error here is fatal: a test whose tool is missing skips, and reports it.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use crate::place::find_tool;
 use crate::steps::{Steps, run_shown};
 
 /// # Errors
-/// None today: what cannot be installed is reported, and the tests that need it skip.
+/// None today: packages that cannot be installed are reported, and the tests that need them skip.
 pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     let missing = missing_packages();
     if missing.is_empty() {

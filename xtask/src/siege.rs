@@ -1,5 +1,5 @@
-//! Decides which daemons are besieged (`blkmq-siege`): the one that is delivered, whose tenant must not notice, and mutants, each
-//! of which has no more than one of its limits less and must be caught.
+//! Decides which daemons are besieged (`blkmq-siege`): the delivered one, whose tenant must not be disturbed,
+//! and mutants, each of which lacks only one of its limits and must be caught.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::skips;
 use crate::steps::Steps;
 
 /// # Errors
-/// If the tenant was disturbed, or the daemon took or left what it may not.
+/// If the tenant was disturbed, or the daemon used or left behind more than it may.
 pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&str>) -> Result<()> {
     let program = steps.command_under_test()?;
     let besieger = steps.program("blkmq-siege")?;
@@ -34,10 +34,10 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&st
     })
 }
 
-/// Besieges one mutant, or all of them, each by the attack that is to find it.
+/// Besieges one mutant, or all of them, each by the attack that must find it.
 ///
 /// # Errors
-/// If a mutant gets through, or cannot be built, or there is none of that name.
+/// If a mutant is not caught, or cannot be built, or there is none of that name.
 pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> Result<()> {
     let is_wanted = |mutant: &&Mutant| only.is_none_or(|only| only == mutant.name);
     let names = MUTANTS.map(|mutant| mutant.name).join(", ");
@@ -185,7 +185,7 @@ const MUTANTS: [Mutant; 10] = [
     },
 ];
 pub(crate) const SECONDS_DEFAULT: u64 = 300;
-/// What CI can spare.
+/// The time that CI can spare.
 pub(crate) const SECONDS_SHORT: u64 = 14;
 /// From here on each attack has the windows that a p99 takes.
 const SECONDS_JUDGED: u64 = 150;

@@ -1,5 +1,4 @@
-//! Decides what becomes of skipped tests and steps: each is listed, and in a strict run each must
-//! be allowed.
+//! Decides how skipped tests and steps are handled: each is listed, and in a strict run each must be allowed.
 //!
 //! Tests append to the list by `blkmq-skip`, whatever captures their output;
 //! [`steps`](crate::steps) keeps its own.
@@ -11,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::place::{root, target_dir};
 
-/// What a skip that is not allowed does.
+/// The effect of a skip that is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// It is listed.
@@ -36,7 +35,7 @@ impl List {
         Ok(List { file })
     }
 
-    /// Prints what was skipped: `steps`, and the tests that are on the list.
+    /// Prints what was skipped: `steps`, and the tests in the list.
     ///
     /// # Errors
     /// If the list or [`ALLOWED`] cannot be read; in a strict run, if a skip is not allowed.
@@ -59,7 +58,7 @@ impl List {
     }
 }
 
-/// Has the command append its skips to the list.
+/// Makes the command append its skips to the list.
 ///
 /// # Errors
 /// If this program's own path cannot be read.

@@ -1,4 +1,4 @@
-//! Decides how the steps of a chore are shown: announced, timed, and a skipped one says why.
+//! Decides how the steps of a chore are shown: announced, timed, and a skipped one with its reason.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,12 +26,12 @@ impl Steps {
     /// Runs the command with its output shown.
     ///
     /// # Errors
-    /// If it cannot be started or ends with anything but success: the step, the command and how it ended.
+    /// If it cannot be started or does not succeed: the step, the command and how it ended.
     pub(crate) fn run(&mut self, name: &str, command: &mut Command) -> Result<()> {
         self.time(name, || run_shown(command))
     }
 
-    /// Does `work` as one step.
+    /// Runs `work` as one step.
     ///
     /// # Errors
     /// What `work` returns, with the step's name before it.
@@ -45,7 +45,7 @@ impl Steps {
         Ok(result)
     }
 
-    /// The `blkmq` under test: the one that `BLKMQ_BIN` names, else a release build.
+    /// The `blkmq` under test: the one that `BLKMQ_BIN` names, otherwise a release build.
     ///
     /// # Errors
     /// If the command cannot be built.
@@ -58,8 +58,8 @@ impl Steps {
 
     /// The release build of one of the programs that the checks run, relative to its folder: `blkmq`, or `examples/NAME`.
     ///
-    /// All of them are built together: each by itself would have the crates below it built again, with its own choice of their
-    /// features.
+    /// All of them are built together: separate builds would build the crates below again, with different
+    /// sets of their features.
     ///
     /// # Errors
     /// If one of the programs cannot be built.
@@ -78,7 +78,7 @@ impl Steps {
             .push((name.to_owned(), Outcome::Skipped(reason.to_owned())));
     }
 
-    /// The steps that were skipped, as the list of skipped tests has its lines: `name: reason`.
+    /// The skipped steps, as lines like those of the list of skipped tests: `name: reason`.
     pub(crate) fn skipped(&self) -> impl Iterator<Item = String> {
         self.taken.iter().filter_map(|(name, outcome)| match outcome {
             Outcome::Skipped(reason) => Some(format!("{name}: {reason}")),
@@ -106,7 +106,7 @@ impl Steps {
 /// Runs the command with its output shown, and prints nothing itself.
 ///
 /// # Errors
-/// If it cannot be started or ends with anything but success.
+/// If it cannot be started or does not succeed.
 pub(crate) fn run_shown(command: &mut Command) -> Result<()> {
     let shown = show(command);
     let status = command.status().with_context(|| format!("starting `{shown}`"))?;

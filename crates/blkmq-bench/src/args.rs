@@ -1,5 +1,5 @@
-//! Decides what all benches have in common on the command line, and how long they take.
-//! `engine` and `nbd` add their own options to these and hand the resulting [`Plan`] to `rounds`.
+//! Decides the command-line options that all benches share, and how long benches take.
+//! `engine` and `nbd` add their own options to these and pass the resulting [`Plan`] to `rounds`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,10 +38,11 @@ pub struct Plan {
 }
 
 impl BenchArgs {
-    /// Settles the times for `points` points (sides counted), each of which needs `set_up` before its load can run.
+    /// Determines the times for `points` points (sides counted), each of which needs `set_up` before its load
+    /// can run.
     ///
     /// # Errors
-    /// If a number given by the user is out of range.
+    /// If a number from the user is out of range.
     pub fn plan(&self, points: usize, set_up: Duration) -> Result<Plan> {
         let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { ROUNDS_DEFAULT });
         ensure!(
@@ -69,13 +70,13 @@ impl BenchArgs {
 }
 
 impl Plan {
-    /// Returns how long so many points take, each with `set_up` before it.
+    /// Returns how long `points` points take, each with `set_up` before it.
     pub fn total(&self, points: usize, set_up: Duration) -> Duration {
         (self.window + self.warm_up + set_up) * (points as u32 * self.rounds)
     }
 }
 
-/// The longest window with which so many visits stay within the time of a quick run.
+/// The longest window with which `visits` visits stay within the time of a quick run.
 fn quick_seconds(visits: usize, set_up: Duration) -> f64 {
     let each = QUICK_BUDGET.as_secs_f64() / visits.max(1) as f64 - set_up.as_secs_f64();
     (each / (1.0 + WARM_UP_SHARE)).clamp(QUICK_SECONDS_MIN, QUICK_SECONDS_MAX)

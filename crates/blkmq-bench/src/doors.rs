@@ -1,5 +1,5 @@
-//! The same load through every front door: reads of 4 KiB from a null disk, by the client that each door has, against
-//! qemu-storage-daemon where it has the door, in one run with the sides alternating.
+//! The same load through every front door: reads of 4 KiB from a null disk, by each door's client, compared
+//! with qemu-storage-daemon where it has the door, in one run with alternating sides.
 
 mod fuse;
 mod vhost_user;
@@ -111,8 +111,8 @@ impl Side {
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If an option is out of range, a server that is to be measured does not start or answers wrongly, or a file cannot be
-/// written.
+/// If an option is out of range, a server to be measured does not start or answers wrongly, or a file cannot
+/// be written.
 pub fn main(args: &DoorsArgs) -> Result<()> {
     let doors = doors(args)?;
     let depth_max = doors.iter().map(|door| door.depth_max()).min();

@@ -1,5 +1,5 @@
-//! Decides what an I/O costs in the engine itself: load in process on attached threads, so that neither a protocol nor a
-//! hand-over is in the way; on a file, beside fio's io_uring engine.
+//! Decides how the cost of an I/O in the engine itself is measured: load in process on attached threads,
+//! without a protocol or a hand-over; on a file, compared with fio's io_uring engine.
 
 pub mod direct;
 pub mod many;

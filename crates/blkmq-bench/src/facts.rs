@@ -1,4 +1,4 @@
-//! Decides what a report says about where it was made: host, kernel, commit, command, other load.
+//! Decides which circumstances a report states: host, kernel, commit, command, other load.
 //! A figure without these is not evidence; `report` writes them above every table and into every JSON file.
 
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ pub struct Host {
     pub cores: usize,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Load average over one minute before the run; what else ran then spoils the figures.
+    /// Load average over one minute before the run; other load then distorts the figures.
     pub load_before: f64,
-    /// The same after the run; the run itself adds to it.
+    /// The same after the run; it includes the run itself.
     pub load_after: f64,
 }
 
 impl Host {
-    /// Looks at the machine before a run. What cannot be read stays empty.
+    /// Collects the facts before a run. What cannot be read stays empty.
     pub fn before_run() -> Self {
         let kernel = read("/proc/sys/kernel/osrelease");
         Self {
@@ -37,7 +37,7 @@ impl Host {
         }
     }
 
-    /// Looks again after it.
+    /// Collects the load after the run.
     pub fn after_run(&mut self) {
         self.load_after = load();
     }

@@ -1,5 +1,6 @@
-//! Decides what sharing a drive costs and brings: tenants with weights on one drive, under each elevator and under caps, with
-//! shares, latency of a light tenant, total throughput and time to react as figures.
+//! Decides how the costs and benefits of sharing a drive are measured: tenants with weights on one drive,
+//! under each elevator and under caps; the figures are shares, latency of a light tenant, total throughput
+//! and reaction time.
 
 mod cases;
 mod clients;
@@ -81,14 +82,14 @@ pub struct FairnessArgs {
     pub only: String,
 }
 
-/// Who divides the drive.
+/// What divides the drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// An elevator, or none.
     Elevator(Kind),
-    /// No elevator, and every tenant, the light one included, capped at its due part of what the drive does.
+    /// No elevator, and every tenant, the light one included, capped at its due part of the drive's capacity.
     Caps,
-    /// bfq, and a latency target for the light tenant's group.
+    /// bfq with a latency target for the light tenant's group.
     Target,
 }
 
@@ -120,7 +121,7 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     let file = args.file.clone().or(image);
     let kernel = kernel(args, file.as_deref());
     let ground = Ground {
-        // A file in memory is copied by whoever dispatches: a second thread has nothing to do but to be woken.
+        // The dispatcher copies a file in memory: a second thread would have no work except to be woken.
         reactors: args
             .reactors
             .unwrap_or(if images.is_some() { 1 } else { 2 })
@@ -167,7 +168,7 @@ fn in_memory(args: &FairnessArgs) -> Result<Option<Images>> {
     Ok(Some(images))
 }
 
-/// The loop device on the file, if it was asked for and can be had.
+/// The loop device on the file, if it was requested and is available.
 fn kernel(args: &FairnessArgs, file: Option<&Path>) -> Option<Loop> {
     let file = file.filter(|_| args.kernel)?;
     let made = Loop::set_up(file);
@@ -335,7 +336,7 @@ fn shares(scene: &Scene, series: &Series, turned_at: Duration, plan: &Plan) -> V
         }
     };
     let reaction = series.reaction(turned_at, &changed);
-    // Who never gets there has an infinite one, which the report leaves out.
+    // If the shares never get there, the time is infinite, and the report omits it.
     vec![(
         "reaction_ms",
         reaction.map_or(f64::INFINITY, |reaction| reaction.as_secs_f64() * 1e3),
@@ -445,5 +446,5 @@ const IMAGE_BYTES_MIN: u64 = 16 << 20;
 const SECONDS_DEFAULT: f64 = 3.0;
 const ROUNDS_DEFAULT: u32 = 3;
 const SET_UP: Duration = Duration::from_millis(50);
-/// Over any so much time shares are compared with what is due.
+/// Shares are compared with the dues over any window of this length.
 const SHARE_WINDOW: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Decides how fio is asked to be the other side of a comparison, and how its answer is read.
+//! Decides how fio is run as the other side of a comparison, and how its output is read.
 //! The engine bench runs its io_uring engine on the same file, the NBD bench its nbd engine on every server.
 
 use std::process::{Command, Stdio};
@@ -30,17 +30,17 @@ pub(crate) fn has_engine(name: &str) -> bool {
     })
 }
 
-/// Runs one job for `window` after `warm_up` and returns what it says of itself, its CPU and switches included.
+/// Runs one job for `window` after `warm_up` and returns the results that fio reports, its CPU and switches included.
 ///
-/// `options` are fio's own, in an order of the caller's (its nbd engine must be named before its `--uri`).
+/// `options` are fio's own, in an order that the caller chooses (its nbd engine must be named before its `--uri`).
 ///
 /// # Errors
-/// If fio fails; the error holds what it said.
+/// If fio fails; the error contains its message.
 pub(crate) fn run(options: &[String], warm_up: Duration, window: Duration) -> Result<Sample> {
     run_as(Command::new("fio"), options, warm_up, window)
 }
 
-/// As [`run`], by a command that becomes fio when it is given fio's options.
+/// As [`run`], by a command that becomes fio when fio's options are added.
 ///
 /// # Errors
 /// As [`run`].

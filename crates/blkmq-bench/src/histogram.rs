@@ -1,12 +1,12 @@
-//! Decides how latencies are counted: in fixed log-linear buckets, so that recording neither allocates nor branches much
-//! and two histograms add up exactly. Load generators record into it, `rounds` reads percentiles out of it.
-//! By hand and not by `hdrhistogram`: counts lie in one array of fixed size, which the request path needs, and cold paths use
-//! the same one so that there is one error of 1.6 % to explain.
+//! Decides how latencies are counted: in fixed log-linear buckets, so that recording neither allocates nor
+//! branches much and two histograms add up exactly. Load generators record into it, `rounds` reads
+//! percentiles from it. It does not use `hdrhistogram`: counts are in one array of fixed size, which the
+//! request path needs, and cold paths use the same one so that there is one error of 1.6 % to explain.
 
 /// Counts of durations in nanoseconds, each known to within 1.6 %.
 ///
-/// Every power of two is cut into 64 equal buckets; below 64 ns a bucket is 1 ns. What is longer than 18 minutes counts
-/// as 18 minutes.
+/// Every power of two is divided into 64 equal buckets; below 64 ns a bucket is 1 ns. Durations longer than
+/// 18 minutes count as 18 minutes.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -15,7 +15,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Makes an empty one.
+    /// Makes an empty histogram.
     pub fn new() -> Self {
         Self {
             counts: Box::new([0; BUCKETS]),
@@ -30,7 +30,7 @@ impl Histogram {
         self.record_many(ns, 1);
     }
 
-    /// Counts one duration `times` times, for what begins and ends in the same batches.
+    /// Counts one duration `times` times, for I/Os that begin and end in the same batches.
     #[inline]
     pub fn record_many(&mut self, ns: u64, times: u64) {
         self.counts[bucket_of(ns)] += times;
@@ -47,7 +47,7 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Forgets everything.
+    /// Drops all counts.
     pub fn clear(&mut self) {
         self.counts.fill(0);
         self.total = 0;

@@ -1,5 +1,5 @@
-//! Decides what a signal does to a bench: what it has started ends, what it has made goes away, and what was measured is
-//! printed, but not written to files.
+//! Decides what a signal does to a bench: processes that it started end, files that it made are removed, and
+//! results so far are printed, but not written to files.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use signal_hook::flag;
 /// Lets the first SIGINT or SIGTERM end the bench at the next [`check`], and the second one the process.
 ///
 /// # Errors
-/// If the system takes no handler.
+/// If the system refuses the handler.
 pub(crate) fn listen() -> Result<()> {
     let stop = Arc::clone(STOP.get_or_init(Arc::default));
     for signal in [SIGINT, SIGTERM] {
@@ -25,7 +25,7 @@ pub(crate) fn listen() -> Result<()> {
 /// Fails once a signal has come.
 ///
 /// # Errors
-/// Then.
+/// If a signal has come.
 pub(crate) fn check() -> Result<()> {
     // The flag says all there is to know.
     let is_asked = STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which goes away by itself. Needs root and
-//! losetup, and says what is missing.
+//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which is removed
+//! automatically. Needs root and losetup, and reports what is missing.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,16 +7,16 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A loop device with direct I/O on a file. The kernel takes it away when this is dropped and nobody else has it open, or when this
-/// process ends.
+/// A loop device with direct I/O on a file. The kernel removes it when this is dropped and no other process
+/// has it open, or when this process ends.
 pub(crate) struct LoopDevice {
     device: String,
-    /// Whoever has it open last takes it along.
+    /// The last to close it removes the device.
     _open: File,
 }
 
 impl LoopDevice {
-    /// Puts a loop device with sectors of so many bytes on a file.
+    /// Makes a loop device with sectors of `sector_bytes` bytes on a file.
     ///
     /// # Errors
     /// What is missing: root, losetup, a filesystem with direct I/O.
@@ -25,7 +25,7 @@ impl LoopDevice {
         let options = ["-f", "--show", "--direct-io=on", "--sector-size", &sector, &image];
         let device = run("losetup", &options)?;
         let open = File::open(&device).with_context(|| format!("opening {device}"));
-        // While somebody has it open, this has it go with the last one.
+        // While it is open, this makes it go away with the last close.
         run("losetup", &["-d", &device])?;
         let made = Self { _open: open?, device };
         ensure!(
@@ -41,7 +41,7 @@ impl LoopDevice {
         &self.device
     }
 
-    /// Gives it one of the kernel's schedulers.
+    /// Sets one of the kernel's schedulers on it.
     ///
     /// # Errors
     /// If the kernel does not offer it.
@@ -58,7 +58,7 @@ impl LoopDevice {
     /// Sets one of its attributes in sysfs: `queue/rotational`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn write(&self, attribute: &str, value: &str) -> Result<()> {
         let path = self.attribute(attribute);
         fs::write(&path, value).with_context(|| format!("writing {value} to {}", path.display()))
@@ -80,7 +80,7 @@ impl LoopDevice {
 /// Runs a program and returns what it printed.
 ///
 /// # Errors
-/// If it cannot be started, or fails; the error holds what it said.
+/// If it cannot be started, or fails; the error contains its message.
 pub(crate) fn run(program: &str, args: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(args)

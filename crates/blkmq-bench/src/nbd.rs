@@ -1,5 +1,5 @@
-//! Decides the comparison of NBD servers: one lean client against ours and the peers that are installed, each with a null
-//! disk on a unix socket, in one run with the sides alternating.
+//! Decides the comparison of NBD servers: one lean client against our server and the installed peers, each
+//! with a null disk on a unix socket, in one run with alternating sides.
 
 mod client;
 mod peers;
@@ -70,8 +70,8 @@ impl Replies {
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If an option is out of range, a server that is to be measured does not start or answers wrongly, or a file cannot be
-/// written.
+/// If an option is out of range, a server to be measured does not start or answers wrongly, or a file cannot
+/// be written.
 pub fn main(args: &NbdArgs) -> Result<()> {
     check(args)?;
     let sides = sides(args)?;
@@ -105,7 +105,7 @@ fn check(args: &NbdArgs) -> Result<()> {
     Ok(())
 }
 
-/// Who is measured: what the user named, or all that are installed; those left out are named on stderr.
+/// The sides: those that the user named, or all that are installed; omitted ones are named on stderr.
 fn sides(args: &NbdArgs) -> Result<Vec<Server>> {
     let mut servers = Vec::new();
     for side in Side::ALL {

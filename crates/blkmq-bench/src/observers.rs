@@ -1,5 +1,6 @@
-//! Decides how it is measured what it costs a tenant that its daemon is watched: one NBD client of a null disk, with nobody looking, with a
-//! trace of all requests going to files, and with two programs that print what hundreds of disks do; all of them processes of their own.
+//! Decides how the cost of observing a daemon is measured for its tenant: one NBD client of a null disk,
+//! without observers, with a trace of all requests written to files, and with two programs that print the
+//! activity of hundreds of disks; in processes of their own.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -59,10 +60,10 @@ pub fn main(args: &ObserversArgs) -> Result<()> {
     Ok(())
 }
 
-/// Who looks on.
+/// The observers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
-    /// Nobody.
+    /// None.
     Nobody,
     /// `blkmq trace` writes what happens to all requests into files.
     Trace,
@@ -254,7 +255,7 @@ fn about(args: &ObserversArgs) -> About {
     }
 }
 
-/// What is left of the I/Os of a client whom nobody observes.
+/// How many I/Os remain compared with a client without observers.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::new();
     for row in rows {

@@ -1,5 +1,5 @@
-//! Decides how a queue with a null drive is loaded from reactors of its own: a service on each keeps its I/Os under way. What
-//! `stats`, `single-dispatch` and `run-queue` have in common; each says how its queue is to be.
+//! Decides how a queue with a null drive is loaded from reactors of its own: a service on each keeps its I/Os
+//! in flight. Used by `stats`, `single-dispatch` and `run-queue`; each sets its queue's configuration.
 
 mod load;
 
@@ -21,16 +21,16 @@ use crate::rounds::Sample;
 use crate::usage::Usage;
 use crate::window::Window;
 
-/// What loads the queue.
+/// The load of the queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Jobs {
     /// Submitters, a reactor each.
     pub(crate) jobs: u32,
-    /// I/Os that each keeps under way.
+    /// I/Os that each keeps in flight.
     pub(crate) depth: u32,
 }
 
-/// Checks what [`measure`] can be given.
+/// Checks the arguments of [`measure`].
 ///
 /// # Errors
 /// If a number is out of range.
@@ -51,7 +51,7 @@ pub(crate) fn check_load(all_jobs: &[u32], depth: u32) -> Result<()> {
 /// The null drive of `--drive KEY=VALUE,…`; without keys the default.
 ///
 /// # Errors
-/// Names the key or the value that cannot be.
+/// Names the invalid key or value.
 pub(crate) fn drive(keys: Option<&str>, default: NullConfig) -> Result<NullConfig> {
     let Some(keys) = keys else {
         return Ok(default);
@@ -67,8 +67,8 @@ pub(crate) fn drive(keys: Option<&str>, default: NullConfig) -> Result<NullConfi
     Ok(drive)
 }
 
-/// Loads a queue with a null drive, to which `set` gives the rest, for the plan's window. Returns how many runs of hardware
-/// contexts were queued meanwhile, too.
+/// Loads a queue with a null drive, whose configuration `set` completes, for the plan's window. Also returns
+/// how many runs of hardware contexts were queued meanwhile.
 ///
 /// # Errors
 /// If the engine does not start, or an I/O fails.

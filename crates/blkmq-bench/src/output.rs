@@ -1,4 +1,4 @@
-//! Decides where the result of a bench goes: its table to stdout, and the files that were asked for, JSON and a picture.
+//! Decides where the result of a bench goes: its table to stdout, and JSON and a picture to the requested files.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Decides how curves look as a picture: panels below each other, each with its axes and one line for each curve. Whoever draws puts
-//! values onto the axes; a logarithm, say, is taken before.
+//! Decides how curves look in a picture: panels below each other, each with its axes and one line for each
+//! curve. The caller maps values onto the axes; for example, it takes logarithms before.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub(crate) struct Panel {
     pub(crate) curves: Vec<Curve>,
 }
 
-/// From where to where an axis goes, and what is written at it.
+/// The range of an axis, and its labels.
 pub(crate) struct Axis {
     pub(crate) low: f64,
     pub(crate) high: f64,
@@ -22,7 +22,7 @@ pub(crate) struct Axis {
 
 /// A line through points.
 pub(crate) struct Curve {
-    /// Said once, with its colour, if it is not empty.
+    /// Shown once, with its colour, if it is not empty.
     pub(crate) name: String,
     pub(crate) colour: usize,
     pub(crate) is_dashed: bool,

@@ -1,5 +1,5 @@
-//! Decides how ways to wait for a device are compared: one thread, a modelled device in process, and for each way the I/Os, the
-//! latency and the processor time, beside the least that is possible on this host.
+//! Decides how ways to wait for a device are compared: one thread, a modelled device in process, and for each
+//! way the I/Os, the latency and the processor time, compared with the least that is possible on this host.
 
 mod limit;
 mod modelled;
@@ -208,7 +208,7 @@ impl Load {
         }
     }
 
-    /// Reads for so long, and until nothing is under way.
+    /// Reads for `time`, and until no read is in flight.
     fn run(&mut self, time: Duration) -> Result<()> {
         let end = self.attached.now() + Nanos(time.as_nanos() as u64);
         let mut out = Vec::with_capacity(self.depth as usize);

@@ -1,6 +1,6 @@
-//! Decides what a waiting user sees of a long run: which point is being measured and how much is left, on stderr.
-//! By hand and not by `indicatif`: a line a step reads the same in a terminal and in a log, and no thread draws while others
-//! are measured.
+//! Decides the progress display of a long run: which point is being measured and how much time is left, on
+//! stderr. It does not use `indicatif`: a line per step reads the same in a terminal and in a log, and no
+//! thread draws during measurements.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ impl Progress {
         }
     }
 
-    /// Says that the next step begins. A terminal shows every one in place, a log gets a line every ten seconds.
+    /// Shows that the next step begins. A terminal shows every one in place, a log gets a line every ten seconds.
     pub(crate) fn step(&mut self, what: &str, round: u32, rounds: u32) {
         let left = self.left();
         self.done += 1;
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// How long the rest takes if it goes on like this; nothing before there is something to go by.
+    /// How long the rest takes at the present pace; empty before there is a pace.
     fn left(&self) -> String {
         if self.done == 0 {
             return String::new();

@@ -1,5 +1,6 @@
-//! Decides how disks in a Ceph cluster are measured beside what others make of the same image: fio's own rbd engine in process, QEMU's
-//! servers behind NBD; how tenants share a cluster; and whether a local disk notices that another cluster hangs.
+//! Decides how disks in a Ceph cluster are compared with other access to the same image: fio's own rbd engine
+//! in process, QEMU's servers behind NBD; how tenants share a cluster; and whether a hanging cluster affects
+//! a local disk.
 //!
 //! `cargo xtask ceph --bench` starts the clusters, and calls this.
 
@@ -98,7 +99,7 @@ impl RbdArgs {
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If an option is out of range, something that was named cannot be measured, or a file cannot be written.
+/// If an option is out of range, a requested measurement is not possible, or a file cannot be written.
 pub fn main(args: &RbdArgs) -> Result<()> {
     ensure!(fio::is_installed(), "fio is the client here: apt-get install fio");
     for depth in &args.depth {

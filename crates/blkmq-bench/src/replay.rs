@@ -1,5 +1,6 @@
-//! Decides how recorded I/O is played again: a trace by blktrace or `blkmq trace`, or an I/O log of fio's, on any disks, in its own time
-//! or another. The command opens the disks and calls [`run`], or [`simulate`], which needs none.
+//! Decides how recorded I/O is replayed: a trace by blktrace or `blkmq trace`, or an I/O log of fio, on any
+//! disks, at its own speed or another. The command opens the disks and calls [`run`], or [`simulate`], which
+//! needs none.
 
 mod device_model;
 mod player;
@@ -72,8 +73,8 @@ impl FromStr for Speed {
     }
 }
 
-/// Plays a recording on the disks of an engine, and prints what came of it. The recording's devices go onto the disks of these names, in
-/// the order of both; one name is for all devices.
+/// Replays a recording on the disks of an engine, and prints the result. The recording's devices are mapped
+/// to the disks of these names, in the order of both; one name is for all devices.
 ///
 /// # Errors
 /// If there is no such recording, it does not fit the disks, or the engine cannot start.
@@ -89,10 +90,10 @@ pub fn run(args: &ReplayArgs, engine: EngineConfig, names: &[String]) -> Result<
     tell(args, &outcome, "s")
 }
 
-/// Plays a recording in virtual time, if a modelled drive is asked for. Says whether it was.
+/// Replays a recording in virtual time, if a modelled drive is requested. Says whether it was.
 ///
 /// # Errors
-/// If there is no such recording, or its devices do not fit a drive.
+/// If there is no such recording, or its devices do not fit on a drive.
 pub fn simulate(args: &ReplayArgs, simulate: &SimulateArgs) -> Result<bool> {
     let Some(device) = &simulate.simulate else {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! Decides what the result of a bench is: rows, with where and how they were measured. `output` gives it out;
+//! Decides what the result of a bench is: rows, with where and how they were measured. `output` writes it;
 //! docs/benchmarks/README.md documents its JSON.
 
 use std::collections::BTreeMap;
@@ -13,9 +13,9 @@ use crate::rounds::median;
 /// The figures of one side at one case: medians over the rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// Names the point: `null/none/jobs=1/depth=64`.
+    /// Name of the point: `null/none/jobs=1/depth=64`.
     pub case: String,
-    /// Names who was measured: `ours`, `before`, `after`, or a peer.
+    /// Name of the side: `ours`, `before`, `after`, or a peer.
     pub side: String,
     /// I/Os per second.
     pub iops: f64,
@@ -25,14 +25,14 @@ pub struct Row {
     pub p99_ns: u64,
     /// 99.9th percentile of the latency in nanoseconds.
     pub p999_ns: u64,
-    /// User and system time per I/O of the side that is measured, all its threads, in nanoseconds.
+    /// User and system time per I/O of the measured side, all its threads, in nanoseconds.
     pub cpu_ns_per_io: f64,
-    /// Context switches per I/O of the side that is measured.
+    /// Context switches per I/O of the measured side.
     pub ctx_per_io: f64,
-    /// The same time of the load generator, where it is another process than the side that is measured.
+    /// The same time of the load generator, if it is another process than the measured side.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_cpu_ns_per_io: Option<f64>,
-    /// Figures of this bench alone, medians over the rounds, by the names that the bench's page explains.
+    /// Figures of this bench only, medians over the rounds, by the names that the bench's page explains.
     #[serde(flatten)]
     pub figures: BTreeMap<String, f64>,
     /// I/Os per second of each round, in the order measured.
@@ -47,21 +47,21 @@ impl Row {
         (low.min(high), high)
     }
 
-    /// Compares the I/Os per second of this side with another's of the same case, round by round: what made a machine slow for a
-    /// while met both.
+    /// Compares the I/Os per second of this side with another's of the same case, round by round: a temporary
+    /// slowdown of the machine affected both.
     pub fn against(&self, other: &Self) -> Ratio {
         Ratio::of(&self.rounds, &other.rounds)
     }
 }
 
-/// One side's figure in another's: the median over the rounds, the lowest and the highest.
+/// One side's figure divided by another's: the median over the rounds, the lowest and the highest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
-    /// The middle one.
+    /// The median.
     pub median: f64,
-    /// Of the round that was worst for the first side.
+    /// The ratio of the round that was worst for the first side.
     pub low: f64,
-    /// Of the round that was best for it.
+    /// The ratio of the round that was best for it.
     pub high: f64,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// A bench's result and the circumstances it was measured under.
+/// A bench's result and the circumstances of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The bench: `engine`, `nbd`.
@@ -93,7 +93,7 @@ pub struct Report {
     pub commit: String,
     /// The machine.
     pub host: Host,
-    /// The command that makes the same measurement.
+    /// The command that repeats the measurement.
     pub command: String,
     /// How often each point was visited.
     pub rounds: u32,
@@ -101,12 +101,12 @@ pub struct Report {
     pub seconds: f64,
     /// The results.
     pub rows: Vec<Row>,
-    /// What is asked, of what, at which block size: for the reader of the table and the picture.
+    /// The question, the object and the block size: for the reader of the table and the picture.
     #[serde(skip)]
     pub about: About,
 }
 
-/// The words above a table.
+/// The text above a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct About {
     /// The question that the bench answers.
@@ -115,14 +115,14 @@ pub struct About {
     pub setting: Vec<String>,
 }
 
-/// Prints a text, of which the reader may take as much as it likes: `blkmq bench engine | head` is no failure.
+/// Prints a text, of which the reader may read only a part: `blkmq bench engine | head` is no failure.
 pub(crate) fn say(text: &str) {
     use std::io::Write;
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 impl Report {
-    /// Starts a report: looks at the machine and prints the question, the setting and the circumstances.
+    /// Starts a report: collects facts about the machine and prints the question, the setting and the circumstances.
     pub fn start(bench: &str, about: About, plan: &Plan) -> Self {
         let report = Self {
             bench: bench.into(),

@@ -1,8 +1,8 @@
-//! Decides the order in which points are visited and what becomes of the visits: medians and spread.
+//! Decides the order in which points are visited and how the visits are evaluated: medians and spread.
 //! `engine` and `nbd` make the points; `report` prints the rows.
 //!
-//! One round visits every point once, the sides of a case one after the other. So sides alternate (A B A B), and what
-//! the machine does meanwhile meets all of them.
+//! One round visits every point once, the sides of a case one after the other. So sides alternate (A B A B),
+//! and disturbances of the machine affect all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl From<&Histogram> for Latency {
     }
 }
 
-/// What one visit to a point measured.
+/// The measurements of one visit to a point.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     /// I/Os that ended within the window.
@@ -47,11 +47,11 @@ pub struct Sample {
     pub elapsed: Duration,
     /// Percentiles of their latency.
     pub latency: Latency,
-    /// What the side that is measured used within the window.
+    /// What the measured side used within the window.
     pub usage: Usage,
-    /// What the load generator used, where it is another process than the side that is measured.
+    /// What the load generator used, if it is another process than the measured side.
     pub client: Option<Usage>,
-    /// Figures of this bench alone, by name; the same names in every visit to a point.
+    /// Figures of this bench only, by name; the same names in every visit to a point.
     pub figures: Vec<(&'static str, f64)>,
 }
 
@@ -64,9 +64,9 @@ impl Sample {
 
 /// One side at one case, and how to measure it once.
 pub struct Point<'a> {
-    /// Names the case: `null/none/jobs=1/depth=64`.
+    /// Name of the case: `null/none/jobs=1/depth=64`.
     pub case: String,
-    /// Names who is measured: `ours`, or a peer.
+    /// Name of the side: `ours`, or a peer.
     pub side: String,
     /// Sets up, loads, measures for the plan's window, tears down.
     pub measure: Measure<'a>,
@@ -78,7 +78,7 @@ pub type Measure<'a> = Box<dyn FnMut(&Plan) -> Result<Sample> + 'a>;
 /// Visits every point in every round and returns a row for each, in the order of `points`.
 ///
 /// # Errors
-/// If a visit fails or ends no I/O; the error names the case and the side. What was measured until then is printed.
+/// If a visit fails or ends no I/O; the error names the case and the side. Results until then are printed.
 pub fn run(plan: &Plan, points: &mut [Point<'_>]) -> Result<Vec<Row>> {
     let mut samples: Vec<Vec<Sample>> = points.iter().map(|_| Vec::new()).collect();
     let ended = visit_all(plan, points, &mut samples);
@@ -157,7 +157,7 @@ fn figures(samples: &[Sample]) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// The middle one; of an even number the mean of the middle two; 0 of none.
+/// The median; of an even number the mean of the middle two; 0 of none.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

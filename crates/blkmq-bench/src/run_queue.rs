@@ -1,5 +1,6 @@
-//! Decides how run-queue work is measured: a drive whose hardware contexts share their tags, loaded beyond what it takes, where the
-//! end of a request runs every context anew (as it was once), every context that is not queued already, or those that wait.
+//! Decides how run-queue work is measured: a drive whose hardware contexts share their tags, loaded beyond
+//! its limit, where the end of a request runs every context again (as in the past), every context that is not
+//! queued already, or those that wait.
 
 use std::fmt::Write;
 use std::hint::black_box;

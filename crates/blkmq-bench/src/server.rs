@@ -1,5 +1,5 @@
-//! Decides how a server is run as a process of its own: started on a unix socket or at a file, waited for until it serves there, and
-//! ended whatever happens. `nbd` compares servers, `fairness` has tenants meet on ours.
+//! Decides how a server is run as a process of its own: started on a unix socket or at a file, waited for
+//! until it serves there, and ended in all cases. `nbd` compares servers, `fairness` runs tenants on ours.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A server that runs; dropping it ends it.
+/// A running server; dropping it ends it.
 pub(crate) struct Running {
     child: Child,
     dir: Scratch,
@@ -20,10 +20,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a command that becomes a server on `socket`, and waits until it listens. `dir` is its own, and goes with it.
+    /// Starts a command that becomes a server on `socket`, and waits until it listens. `dir` is its own, and
+    /// is removed with it.
     ///
     /// # Errors
-    /// If it ends, or does not listen within a minute; the error holds what it said.
+    /// If it ends, or does not listen within a minute; the error contains its message.
     pub(crate) fn start(command: Command, dir: Scratch, socket: PathBuf) -> Result<Self> {
         Self::start_until(command, dir, socket, |socket| UnixStream::connect(socket).is_ok())
     }
@@ -31,7 +32,7 @@ impl Running {
     /// The same with a server that serves at `place` once `is_served` says so.
     ///
     /// # Errors
-    /// If it ends, or does not serve within a minute; the error holds what it said.
+    /// If it ends, or does not serve within a minute; the error contains its message.
     pub(crate) fn start_until(
         mut command: Command,
         dir: Scratch,
@@ -65,7 +66,7 @@ impl Running {
         self.child.id()
     }
 
-    /// What it has said on stderr, for an error about it.
+    /// Its output on stderr, for an error about it.
     pub(crate) fn last_words(&self) -> String {
         let said = fs::read_to_string(self.dir.join("stderr")).unwrap_or_default();
         match said.trim() {
@@ -110,7 +111,7 @@ impl Drop for Running {
     }
 }
 
-/// A directory for sockets, configurations and logs, removed with all that is in it.
+/// A directory for sockets, configurations and logs, removed with its contents.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -141,5 +142,5 @@ impl Drop for Scratch {
 
 /// A disk in a Ceph cluster may wait for the lock of a server before.
 const SERVE_WITHIN: Duration = Duration::from_secs(60);
-/// Who is killed keeps such a lock.
+/// A killed server keeps such a lock.
 const END_WITHIN: Duration = Duration::from_secs(10);

@@ -1,6 +1,6 @@
-//! Decides how the one dispatcher is measured: beside every hardware context for itself, as Linux did it, and beside a single
-//! hardware queue; on a null drive in process, and in virtual time on a disk with seeks. `dbench` does it with the tool that was used
-//! when it was published.
+//! Decides how the single dispatcher is measured: compared with every hardware context dispatching for
+//! itself, as Linux did it, and with a single hardware queue; on a null drive in process, and in virtual time
+//! on a disk with seeks. `dbench` does it with the tool of the published measurement.
 
 pub mod dbench;
 mod disk;
@@ -246,7 +246,7 @@ fn published(rows: &[Row], args: &SingleDispatchArgs) -> String {
     lines
 }
 
-/// The published times for so many clients, as three columns.
+/// The published times for `clients` clients, as three columns.
 fn theirs(clients: usize) -> String {
     match PUBLISHED.iter().find(|(count, _)| *count == clients) {
         Some((_, [multi, single, patched])) => format!("{multi:>22.2} {single:>13.2} {patched:>9.2}"),

@@ -1,5 +1,6 @@
-//! Decides how stacking is measured: a null drive by itself, and the same behind multipath, as it was once (over a worker thread), with
-//! each of the three mends by itself, and with all of them; and the same below a mapped disk.
+//! Decides how stacking is measured: a null drive by itself, and the same behind multipath: as in the past
+//! (over a worker thread), with each of the three fixes by itself, and with all of them; and the same below a
+//! mapped disk.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -47,10 +48,10 @@ pub struct StackArgs {
     pub drive: Option<String>,
 }
 
-/// Who is measured.
+/// The side that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The null drive, nothing above it.
+    /// The null drive alone.
     Raw,
     /// Multipath; these parts of a request's way go over the worker.
     Stacked(&'static str, Detours),
@@ -309,7 +310,7 @@ const NO_DETOURS: Detours = Detours {
     run: false,
 };
 const PATHS: [u32; 4] = [1, 2, 4, 8];
-/// With so many paths every selector and every side is shown.
+/// With this many paths every selector and every side is shown.
 const PATHS_SHOWN: u32 = 4;
 const PATHS_MAX: u32 = 32;
 const JOBS_MAX: u32 = 64;

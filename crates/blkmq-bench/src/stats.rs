@@ -1,6 +1,6 @@
-//! Decides how the cost of a scheduler's statistics is measured: kept under the gate, as schedulers
-//! do that have a lock, with a clock reading for each update or with the batch's time; kept outside
-//! by each reactor; and not at all. A null drive in process, so that nothing else takes time.
+//! Decides how the cost of a scheduler's statistics is measured: kept under the gate, as in schedulers that
+//! have a lock, with a clock reading for each update or with the batch's time; kept outside by each reactor;
+//! and not at all. On a null drive in process, so that nothing else takes time.
 
 use std::fmt::Write;
 use std::time::Duration;

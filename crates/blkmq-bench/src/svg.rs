@@ -1,6 +1,6 @@
-//! Decides how a report looks as a picture: a bar per row on one scale, whiskers from the slowest to the fastest round,
-//! latency and CPU in words beside it. By hand and not by `plotters`: bars with words beside them are text and rectangles,
-//! and none of its axes would be used.
+//! Decides how a report looks as a picture: a bar per row on one scale, whiskers from the slowest to the
+//! fastest round, latency and CPU as text next to it. It does not use `plotters`: bars with text are text and
+//! rectangles, and none of its axes would be used.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Decides who may lend a load generator's buffers to the engine: [`Buffers`], which frees no memory that is still lent.
+//! Decides who may lend a load generator's buffers to the engine: only [`Buffers`], which frees no lent memory.
 //! All other `unsafe` of this crate is in `doors/fuse/sys`.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use blkio::{Blkioq, Completion};
 use blkmq_core::bio::{Bio, Data, Lent};
 
-/// Waits until so many requests of a queue have ended, and returns as many of them as there is room for.
+/// Waits until `count_min` requests of a queue have ended, and returns as many of them as there is room for.
 pub(crate) fn completions<'a>(
     queue: &mut Blkioq,
     room: &'a mut [MaybeUninit<Completion>],
@@ -25,7 +25,7 @@ pub(crate) struct Buffers {
     start: NonNull<u8>,
     layout: Layout,
     each: u32,
-    /// Buffers that are with no bio.
+    /// Buffers that no bio has.
     free: Vec<u32>,
 }
 
@@ -33,7 +33,7 @@ impl Buffers {
     /// Makes `count` buffers of `each` bytes, zeroed.
     ///
     /// # Panics
-    /// If either is zero, or both together are no possible size.
+    /// If either is zero, or their product is not a possible size.
     pub(crate) fn new(count: u32, each: u32) -> Self {
         let bytes = (count as usize).checked_mul(each as usize);
         let bytes = bytes
@@ -51,7 +51,7 @@ impl Buffers {
         }
     }
 
-    /// Lends a buffer to a bio, which the caller submits or gives to [`Self::take_back`].
+    /// Lends a buffer to a bio, which the caller submits or passes to [`Self::take_back`].
     ///
     /// # Panics
     /// If all are lent.
@@ -59,10 +59,10 @@ impl Buffers {
         self.lend_part(self.each)
     }
 
-    /// The same with the first bytes of a buffer alone.
+    /// The same with only the first bytes of a buffer.
     ///
     /// # Panics
-    /// If all are lent, or have fewer.
+    /// If all are lent, or are shorter.
     pub(crate) fn lend_part(&mut self, bytes: u32) -> Data {
         assert!(bytes <= self.each, "{bytes} of a buffer of {} bytes", self.each);
         let index = self.free.pop().expect("a buffer for every bio under way");
@@ -73,7 +73,7 @@ impl Buffers {
         Data::Flat(unsafe { Lent::new(start, bytes) })
     }
 
-    /// Takes the buffer of a bio back, which has ended (or was never submitted).
+    /// Takes back the buffer of a bio that has ended (or was never submitted).
     pub(crate) fn take_back(&mut self, bio: Bio) {
         if let Data::Flat(lent) = bio.data {
             let distance = lent.start().as_ptr() as usize - self.start.as_ptr() as usize;

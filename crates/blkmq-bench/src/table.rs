@@ -1,12 +1,12 @@
-//! Decides how rows look on a terminal: one line each, columns aligned, numbers with as many digits as mean something.
-//! By hand and not by `comfy-table`: padding takes ten lines, and borders, wrapping and terminal widths would be in the way of
-//! `awk` and of a report that is pasted into a document.
+//! Decides how rows look on a terminal: one line each, columns aligned, numbers with their significant
+//! digits. It does not use `comfy-table`: padding takes ten lines, and borders, wrapping and terminal widths
+//! would disturb `awk` and reports that are pasted into a document.
 
 use std::collections::BTreeSet;
 
 use crate::report::Row;
 
-/// Draws the table, one line per row, under a heading; a column more for each of the bench's own figures.
+/// Draws the table, one line per row, under a heading; with one more column for each of the bench's own figures.
 pub(crate) fn draw(rows: &[Row]) -> String {
     let figures: BTreeSet<&String> = rows.iter().flat_map(|row| row.figures.keys()).collect();
     let headings = HEADINGS.iter().map(|heading| (*heading).to_owned());

@@ -1,5 +1,6 @@
-//! Decides the comparison of NBD by TLS with NBD without, and of our server with nbdkit and qemu-nbd: certificates of both sides are
-//! checked everywhere, one client for all is ours in a process of its own (`blkmq bench engine`), and the disks hold noise.
+//! Decides the comparison of NBD by TLS with NBD without, and of our server with nbdkit and qemu-nbd:
+//! certificates of both sides are checked everywhere, all use our client in a process of its own (`blkmq
+//! bench engine`), and the disks hold noise.
 
 mod servers;
 
@@ -36,7 +37,7 @@ type Size = (u32, u32);
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If openssl or nbdcopy is missing, a side that was named cannot be measured, or a file cannot be written.
+/// If openssl or nbdcopy is missing, a requested side cannot be measured, or a file cannot be written.
 pub fn main(args: &TlsArgs) -> Result<()> {
     let credentials = Credentials::make()?;
     let sides = sides(args)?;

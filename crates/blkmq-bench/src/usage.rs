@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-/// What a process has used so far, or between two readings.
+/// The resources that a process has used so far, or between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// User and system time of all its threads, in nanoseconds.
@@ -17,31 +17,32 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Reads what this process's living threads have used.
+    /// Reads the usage of this process's living threads.
     ///
     /// # Errors
-    /// If procfs is not there or looks unlike Linux's.
+    /// If procfs is missing or unlike Linux's.
     pub fn of_this_process() -> Result<Self> {
         Self::of(std::process::id())
     }
 
-    /// Reads what this thread has used: what is read of the process forgets threads that have ended.
+    /// Reads the usage of this thread: the process's usage omits threads that have ended.
     ///
     /// # Errors
-    /// If procfs is not there or looks unlike Linux's.
+    /// If procfs is missing or unlike Linux's.
     pub fn of_this_thread() -> Result<Self> {
         of_thread(Path::new("/proc/thread-self"))
     }
 
-    /// Reads the CPU time of all processes that this one has started, or those in turn, and that have been waited for: in ticks of 10 ms.
+    /// Reads the CPU time of all descendants of this process that have been waited for: in ticks of 10 ms.
     ///
     /// # Errors
-    /// If procfs is not there or looks unlike Linux's.
+    /// If procfs is missing or unlike Linux's.
     pub fn of_ended_children() -> Result<Self> {
         Self::of_stat("/proc/self/stat", CHILDREN)
     }
 
-    /// Reads the CPU time of process `pid`, of threads that have ended, too: in ticks of 10 ms, and without context switches.
+    /// Reads the CPU time of process `pid`, including threads that have ended: in ticks of 10 ms, and without
+    /// context switches.
     ///
     /// # Errors
     /// If the process is gone or procfs is not readable.
@@ -58,8 +59,8 @@ impl Usage {
         })
     }
 
-    /// Reads what the living threads of process `pid` have used. A running thread's time may be up to a scheduler tick
-    /// (at most 10 ms) old.
+    /// Reads the usage of the living threads of process `pid`. A running thread's time may be up to a
+    /// scheduler tick (at most 10 ms) old.
     ///
     /// # Errors
     /// If the process is gone or procfs is not readable.

@@ -9,21 +9,21 @@ use anyhow::{Result, bail};
 use crate::args::Plan;
 use crate::usage::Usage;
 
-/// What the generators of one load and their coordinator share.
+/// The state that the generators of one load and their coordinator share.
 pub(crate) struct Window {
     phase: AtomicU8,
     failed: AtomicBool,
     ended: Vec<Counter>,
 }
 
-/// Where a load is on its way.
+/// The phase of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Run, do not record yet.
     WarmUp,
     /// Run and record.
     Measure,
-    /// Take what is under way to its end and return.
+    /// Wait for the I/Os in flight and return.
     Stop,
 }
 
@@ -32,22 +32,22 @@ pub(crate) enum Phase {
 #[derive(Default)]
 struct Counter(AtomicU64);
 
-/// What was read at both ends of the window.
+/// The readings at both ends of the window.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
-    /// I/Os that ended between.
+    /// I/Os that ended in between.
     pub(crate) ios: u64,
-    /// Time between.
+    /// Time in between.
     pub(crate) elapsed: Duration,
-    /// What was used between.
+    /// Usage in between.
     pub(crate) usage: Pair,
 }
 
-/// The usage of the side that is measured, and of the load generator where that is another process.
+/// The usage of the measured side, and of the load generator if that is another process.
 pub(crate) type Pair = [Usage; 2];
 
 impl Window {
-    /// Makes the window for so many generators.
+    /// Makes the window for `generators` generators.
     pub(crate) fn new(generators: usize) -> Self {
         Self {
             phase: AtomicU8::new(WARM_UP),
@@ -56,7 +56,7 @@ impl Window {
         }
     }
 
-    /// Says what a generator should do now. Asked once per batch.
+    /// Returns what a generator must do now. Called once per batch.
     #[inline]
     pub(crate) fn phase(&self) -> Phase {
         // Nothing is published along with the phase, so no ordering is needed.
@@ -80,7 +80,7 @@ impl Window {
         self.phase.store(STOP, Ordering::Relaxed);
     }
 
-    /// Runs the load through its phases. `usage` reads what is used so far.
+    /// Runs the load through its phases. `usage` reads the usage so far.
     ///
     /// # Errors
     /// If a generator fails or the usage cannot be read; the generators are stopped in any case.

@@ -1,11 +1,13 @@
-//! Decides which groups (tenants) a queue knows, how they hang together and what each may take: the tenant tree. The gate
-//! protects it; elevators keep what they need of it by themselves and are told of every change (`sched`).
+//! Decides which groups (tenants) a queue has, which group is part of which, and what each may take: the
+//! tenant tree. The gate protects it; elevators keep copies of what they need and learn of every change
+//! (`sched`).
 //!
 //! ```text
 //!  Free ──create──► Living ──remove──► Leaving ──retire──► Free
 //! ```
-//! A group that leaves takes no more bios (its parent takes them), but requests of it may be under way. It stays in the
-//! tree until none is, so that elevators, caps and statistics never meet a number that means somebody else by now.
+//! A leaving group takes no more bios (its parent takes them), but requests of it may be under way. It stays
+//! in the tree until none is, so that elevators, caps and statistics never meet a number that another group
+//! has by now.
 
 mod caps;
 mod control;
@@ -29,13 +31,13 @@ pub struct GroupTree {
 /// One group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// The group that it is part of; the root's is the root.
+    /// The group that it is part of; the root is its own parent.
     pub parent: GroupId,
     /// Its share against its siblings, [`WEIGHT_MIN`] to [`WEIGHT_MAX`].
     pub weight: u16,
-    /// What it, with all groups below it, may take at most.
+    /// Caps on what it and all groups below it take together.
     pub caps: Caps,
-    /// What nine of ten of its requests should take at most, queueing included; `target` sees to it.
+    /// The time that nine of ten of its requests should take at most, queueing included; see `target`.
     pub latency_target: Option<Nanos>,
 }
 
@@ -53,7 +55,7 @@ impl Node {
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    /// None while the place is free.
+    /// None while the entry is free.
     node: Option<Node>,
     /// Removed, but requests of it may be under way.
     leaves: bool,
@@ -83,7 +85,7 @@ impl GroupTree {
         tree
     }
 
-    /// How many groups there can be: every id is below.
+    /// Maximum number of groups: every id is below it.
     pub fn capacity(&self) -> usize {
         self.entries.len()
     }
@@ -116,7 +118,7 @@ impl GroupTree {
     /// Adds a group.
     ///
     /// # Errors
-    /// If the parent does not live or is nested too deeply, the weight is out of range, or the table is full.
+    /// If the parent is not living or is nested too deeply, the weight is out of range, or the table is full.
     pub fn create(&mut self, parent: GroupId, weight: u16) -> Result<GroupId, GroupError> {
         self.living(parent)?;
         check_weight(weight)?;
@@ -133,21 +135,21 @@ impl GroupTree {
         Ok(GroupId(free as u32))
     }
 
-    /// Changes a group's share.
+    /// Changes a group's weight.
     ///
     /// # Errors
-    /// If the group does not live or is the root, or the weight is out of range.
+    /// If the group is not living or is the root, or the weight is out of range.
     pub fn set_weight(&mut self, id: GroupId, weight: u16) -> Result<(), GroupError> {
         check_weight(weight)?;
         self.living_below_root(id, "weighted")?.weight = weight;
         Ok(())
     }
 
-    /// Makes a group, with all that is below it, part of another.
+    /// Makes a group, with all groups below it, part of another.
     ///
     /// # Errors
-    /// If one of the two does not live, the group is the root, the other is part of it, or what is below it would be
-    /// nested too deeply.
+    /// If one of the two is not living, the group is the root, the new parent is part of the group, or groups
+    /// below it would be nested too deeply.
     pub fn move_to(&mut self, id: GroupId, parent: GroupId) -> Result<(), GroupError> {
         self.living(parent)?;
         let from = self.living_below_root(id, "moved")?.parent;
@@ -162,30 +164,30 @@ impl GroupTree {
         Ok(())
     }
 
-    /// Bounds what a group, with all that is below it, may take.
+    /// Caps what a group and all groups below it take together.
     ///
     /// # Errors
-    /// If the group does not live. The caller has checked the caps against the drive.
+    /// If the group is not living. The caller has checked the caps against the drive.
     pub fn set_caps(&mut self, id: GroupId, caps: Caps) -> Result<(), GroupError> {
         self.living(id)?;
         self.node_mut(id).caps = caps;
         Ok(())
     }
 
-    /// Says how long a group's requests should take.
+    /// Sets how long a group's requests should take.
     ///
     /// # Errors
-    /// If the group does not live.
+    /// If the group is not living.
     pub fn set_latency_target(&mut self, id: GroupId, target: Option<Nanos>) -> Result<(), GroupError> {
         self.living(id)?;
         self.node_mut(id).latency_target = target;
         Ok(())
     }
 
-    /// Removes a group, without its caps. Its place is free once it has been retired.
+    /// Removes a group and its caps. Its entry is free once it has been retired.
     ///
     /// # Errors
-    /// If it does not live, is the root, or groups that live are part of it.
+    /// If it is not living, is the root, or living groups are part of it.
     pub(crate) fn remove(&mut self, id: GroupId) -> Result<(), GroupError> {
         self.living_below_root(id, "removed")?;
         let is_child = |&(child, node): &(GroupId, &Node)| node.parent == id && self.is_living(child);
@@ -197,7 +199,7 @@ impl GroupTree {
         Ok(())
     }
 
-    /// Frees the place of a removed group of which nothing is under way. Returns what it was part of.
+    /// Frees the entry of a removed group that has nothing under way. Returns its parent.
     pub(crate) fn retire(&mut self, id: GroupId) -> GroupId {
         let place = std::mem::take(&mut self.entries[id.index()]);
         assert!(place.leaves, "group {id} retired before it was removed");
@@ -206,14 +208,14 @@ impl GroupTree {
         place.node.expect("a group that leaves is in use").parent
     }
 
-    /// The nearest group up from `id`, or itself, that takes bios.
+    /// The group itself or its nearest ancestor that takes bios.
     pub(crate) fn nearest_living(&self, id: GroupId) -> GroupId {
         self.chain(id)
             .find(|(id, _)| self.is_living(*id))
             .map_or(ROOT, |(id, _)| id)
     }
 
-    /// How deep a group lies; the root is at 0.
+    /// Depth of a group; the root's is 0.
     fn level(&self, id: GroupId) -> usize {
         self.chain(id).count() - 1
     }
@@ -243,17 +245,17 @@ fn check_weight(weight: u16) -> Result<(), GroupError> {
     Err(GroupError::Weight { weight })
 }
 
-/// The group that all others are part of.
+/// The group that all others are below.
 pub const ROOT: GroupId = GroupId(0);
 /// The smallest weight.
 pub const WEIGHT_MIN: u16 = 1;
-/// The weight of a group that was given none.
+/// The weight of a group that has none set.
 pub const WEIGHT_DEFAULT: u16 = 100;
 /// The largest weight.
 pub const WEIGHT_MAX: u16 = 1000;
 /// How deeply groups can be nested below the root.
 pub const LEVELS_MAX: usize = 16;
-/// The most groups a queue can have room for.
+/// Largest number of groups that a queue can have room for.
 pub const GROUPS_MAX: u32 = 1 << 20;
 
 #[cfg(test)]

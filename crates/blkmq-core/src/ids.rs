@@ -1,5 +1,5 @@
 //! Decides how the engine names its parts: small typed numbers that index tables made at set-up.
-//! Every other module uses them; [`Cookie`] is what a driver hands back on completion.
+//! Every other module uses them; a driver returns the [`Cookie`] on completion.
 
 use std::fmt;
 
@@ -41,12 +41,12 @@ id! {
     GroupId(u32)
 }
 id! {
-    /// The bounded name of a request in flight at one hardware context.
+    /// The bounded number of a request in flight at one hardware context.
     Tag(u32)
 }
 
 /// Names one issue of one request to a driver: the tag and how often that tag's slot has been used.
-/// A completion that carries a cookie of an earlier use (after a timeout, say) touches nothing.
+/// A completion with the cookie of an earlier use (for example, after a timeout) has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cookie(u64);
 
@@ -77,13 +77,13 @@ impl Cookie {
         self.0
     }
 
-    /// Takes back what [`Cookie::raw`] gave.
+    /// Makes a cookie from the number that [`Cookie::raw`] returned.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
 }
 
-/// The most reactors a queue can have.
+/// Largest number of reactors of a queue.
 pub const REACTORS_MAX: usize = 128;
 
 /// A set of reactors, for kicks.
@@ -96,7 +96,7 @@ impl ReactorSet {
         self.0 |= 1 << reactor.0;
     }
 
-    /// Says whether the set has nobody.
+    /// Says whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -112,7 +112,7 @@ impl ReactorSet {
         self.0 &= !(1 << reactor.0);
     }
 
-    /// Those that are in both sets.
+    /// The reactors that are in both sets.
     #[inline]
     #[must_use]
     pub const fn and(self, other: Self) -> Self {

@@ -1,43 +1,44 @@
-//! Decides what a drive can take in one request, and checks bios and configurations against it.
-//! `split` cuts bios to these limits, `merge` stays within them, mappers stack them.
+//! Decides what a drive accepts in one request, and checks bios and configurations against it. `split` splits
+//! bios to these limits, `merge` stays within them, mappers stack them.
 
 use std::fmt;
 
 use crate::bio::{Bio, Flags, Op, Status};
 
-/// What one request to a drive may be. Sizes are in bytes unless said otherwise.
+/// Limits of one request to a drive. Sizes are in bytes unless stated otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Smallest unit of addressing: a power of two from 512 to 65536. Default 512.
     pub logical_block: u32,
     /// Smallest unit the drive writes without reading first: a power of two, at least `logical_block`. Default 4096.
     pub physical_block: u32,
-    /// Requests of this size and alignment cost the drive least, in bytes; 0 if it says nothing of that. Told to clients, who may plan by
-    /// it; nothing here does. Default 0.
+    /// Requests of this size and alignment cost the drive least, in bytes; 0 if it reports none. It is
+    /// reported to clients, who may use it; nothing here does. Default 0.
     pub optimal_io: u32,
     /// Largest read or write. Larger bios are split. Default 1 MiB.
     pub transfer_max: u32,
-    /// Most pieces of memory in one request. Default 128.
+    /// Largest number of memory segments in one request. Default 128.
     pub segments_max: u16,
     /// No read or write crosses a multiple of this; 0 for no such boundary. Default 0.
     pub boundary: u64,
     /// Largest discard; 0 if the drive cannot discard. Default 0.
     pub discard_max: u64,
-    /// Discards are useful from this size and alignment on. Default 4096.
+    /// Smallest size and alignment of a useful discard. Default 4096.
     pub discard_granularity: u32,
-    /// Largest write-zeroes request; 0 if the drive cannot. Default 0.
+    /// Largest write-zeroes request; 0 if the drive has none. Default 0.
     pub zeroes_max: u64,
-    /// The drive zeroes a range by writing zeroes, so that zeroing is charged, and cut, like writing. Default false: it only notes that
-    /// the range is not stored, which costs a request.
+    /// The drive zeroes a range by writing zeroes, so zeroing is charged and split like writing. Default
+    /// false: the drive only notes that the range is not stored, which costs one request.
     pub zeroes_are_written: bool,
-    /// The drive has a volatile write cache, so flushes mean something. Default false.
+    /// The drive has a volatile write cache, so flushes have an effect. Default false.
     pub cache: bool,
-    /// The drive honours FUA itself; else it is emulated by a flush after the write. Default false.
+    /// The drive supports FUA; otherwise it is emulated by a flush after the write. Default false.
     pub fua: bool,
-    /// A read may end well and leave its buffers as they were: whoever lends them sees to it that nothing of others is in them. Default
-    /// false.
+    /// A read may end with success and leave its buffers unchanged: the lender of the buffers makes sure that
+    /// they contain no data of others. Default false.
     pub leaves_buffers: bool,
-    /// Distance costs time: the drive has a head that seeks. Elevators wait for a neighbour there. Default false.
+    /// The drive has a head that seeks, so distance costs time. Elevators wait for a neighbouring request
+    /// there. Default false.
     pub rotational: bool,
 }
 
@@ -62,7 +63,7 @@ impl Default for Limits {
     }
 }
 
-/// A limit that a configuration breaks: its name, the value and what is allowed.
+/// A limit that a configuration violates: its name, the value and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitError {
     /// The field of [`Limits`].
@@ -89,7 +90,7 @@ impl Limits {
     /// Checks the limits against each other.
     ///
     /// # Errors
-    /// The first field that has no valid value.
+    /// The first field with an invalid value.
     pub fn check(&self) -> Result<(), LimitError> {
         let err = |name, value, allowed| Err(LimitError { name, value, allowed });
         let block = self.logical_block;
@@ -119,10 +120,11 @@ impl Limits {
         Ok(())
     }
 
-    /// What two drives can both take: the limits of a disk that stands on both.
+    /// What both of two drives accept: the limits of a disk that lies on both.
     ///
-    /// The smallest maximum, the largest block, the least common multiple of the granularities. A boundary that is a
-    /// multiple of neither drive's is crossed by no request that respects their greatest common divisor.
+    /// The smallest maximum, the largest block, the least common multiple of the granularities. The boundary
+    /// is the greatest common divisor of both: a request that respects it crosses no boundary of either
+    /// drive.
     #[must_use]
     pub fn stack(&self, other: &Self) -> Self {
         let logical_block = self.logical_block.max(other.logical_block);
@@ -150,7 +152,7 @@ impl Limits {
         }
     }
 
-    /// The same with another block size, a larger one.
+    /// The same limits with another, larger block size.
     #[must_use]
     pub(crate) fn with_block(self, block: u32) -> Self {
         let whole = self.transfer_max - self.transfer_max % block;
@@ -162,8 +164,8 @@ impl Limits {
         }
     }
 
-    /// Returns the longest prefix of a bio of `op` at `offset` that one request may carry, in bytes; segments aside.
-    /// 0 if the drive does not support the operation.
+    /// Returns the longest prefix of a bio of `op` at `offset` that fits one request, in bytes, regardless of
+    /// segments. 0 if the drive does not support the operation.
     pub fn length_max(&self, op: Op, offset: u64) -> u64 {
         match op {
             Op::Flush => 0,
@@ -174,7 +176,7 @@ impl Limits {
         }
     }
 
-    /// The same for a bio with these modifiers: zeroing that the drive does by writing is cut like a write.
+    /// The same for a bio with these modifiers: zeroing that the drive does by writing is split like a write.
     pub fn length_max_with(&self, op: Op, flags: Flags, offset: u64) -> u64 {
         match op {
             Op::WriteZeroes if self.writes_zeroes(flags) => self.zeroes_max.min(self.transfer_max.into()),
@@ -182,8 +184,8 @@ impl Limits {
         }
     }
 
-    /// Says whether the drive zeroes a range with these modifiers by writing: it cannot do otherwise, or the range must stay
-    /// allocated. Not if zeroing must be fast: then the drive refuses rather than writes.
+    /// Says whether the drive zeroes a range with these modifiers by writing: if it has no other way, or the
+    /// range must stay allocated. False if zeroing must be fast: then the drive refuses instead of writing.
     pub fn writes_zeroes(&self, flags: Flags) -> bool {
         !flags.has(Flags::FAST_ONLY) && (self.zeroes_are_written || flags.has(Flags::NO_UNMAP))
     }
@@ -191,8 +193,8 @@ impl Limits {
     /// Checks a submitter's bio against a disk of `size` bytes.
     ///
     /// # Errors
-    /// The status with which the bio is to end: `ReadOnly`, `NotSupported`, or `Invalid` for a range that is empty, not
-    /// a multiple of the block size or beyond the end (`NoSpace` for a write beyond the end).
+    /// The status with which the bio must end: `ReadOnly`, `NotSupported`, or `Invalid` for a range that is
+    /// empty, not a multiple of the block size or beyond the end (`NoSpace` for a write beyond the end).
     #[inline]
     pub fn check_bio(&self, bio: &Bio, size: u64, read_only: bool) -> Result<(), Status> {
         if bio.op == Op::Flush {

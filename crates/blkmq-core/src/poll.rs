@@ -1,16 +1,19 @@
-//! Decides how a reactor waits for what is in flight: look, sleep until an instant and then look, or block until it is woken.
-//! One [`Predictor`] for each hardware context learns from completions; the reactor asks all of its contexts, joins their
-//! [`Verdict`]s, does what comes out, and tells what it saw. Time comes in as an argument.
+//! Decides how a reactor waits for requests in flight: poll, sleep until an instant and then poll, or block
+//! until it is woken. One [`Predictor`] for each hardware context learns from completions; the reactor asks
+//! all of its contexts, joins their [`Verdict`]s, acts on the result, and reports how it waited. Time is an
+//! argument.
 //!
 //! ```text
 //!   issue ──────────────── sleep ──────────────►│◄── o ──►│◄───── look ─────►│ end
 //!                                   wake-up asked for   awake              seen at once
 //! ```
-//! A sleeper is woken late, by `o`. An estimate that is fed with what such a sleeper *sees* learns the sleeper: half of the mean
-//! drifts to max(L, 2 o). So a request that ended before its reactor awoke is a censored sample here, and `o` is known by itself.
+//! A sleeper wakes late, by `o`. An estimate from what such a sleeper *sees* includes its lateness: half of
+//! the mean drifts to max(L, 2 o). So a request that ended before its reactor awoke is a censored sample
+//! here, and `o` is measured separately.
 //!
-//! After Axboe's hybrid polling (2016). Different: a low quantile instead of half a mean (`low`), measured lateness (`oversleep`), one
-//! sleeper for all in flight, and no sleep where it would not be safe or not pay.
+//! After Axboe's hybrid polling (2016). Differences: a low quantile instead of half the mean (`low`),
+//! measured lateness (`oversleep`), one sleep for all requests in flight, and no sleep where it is unsafe or
+//! does not pay.
 
 mod in_flight;
 mod low;
@@ -34,19 +37,19 @@ use crate::bio::Op;
 use crate::ids::Tag;
 use crate::time::{Instant, Nanos};
 
-/// What to do until something ends.
+/// What to do until a request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Block until woken.
     Block,
-    /// Sleep until then unless woken before, and look from then on.
+    /// Sleep until then unless woken earlier, then poll.
     SleepUntil(Instant),
-    /// Look.
+    /// Poll.
     Spin,
 }
 
 impl Verdict {
-    /// What serves both: looking before sleeping, the earlier sleep, sleeping before blocking.
+    /// A verdict that serves both: polling before sleeping, the earlier sleep, sleeping before blocking.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -57,57 +60,57 @@ impl Verdict {
     }
 }
 
-/// How a reactor spent the time before it looks for completions again.
+/// How a reactor spent the time before it polls for completions again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// It looked until now, and saw nothing before.
+    /// It polled until now, and saw nothing before.
     Looking,
-    /// It slept until a time of its choice.
+    /// It slept until a time that it had chosen.
     Asleep,
-    /// It was blocked until something that happened woke it. A sleeper wakes late by so much.
+    /// It was blocked until an event woke it. A sleeper wakes late by this much.
     Woken(Nanos),
 }
 
-/// How a context's requests are to be waited for.
+/// The settings that decide how a context's requests are waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// The reactor's way to wait.
+    /// The reactor's way of waiting.
     pub wait: Wait,
-    /// The queue's way to sleep, if its driver is polled.
+    /// The queue's policy for sleeping, if its driver is polled.
     pub policy: Policy,
-    /// The end of a request is found by looking alone: nothing wakes the reactor.
+    /// The end of a request is found by polling only: nothing wakes the reactor.
     pub is_polled: bool,
 }
 
-/// What one hardware context knows of its requests in flight and of those before them.
+/// What one hardware context records of its requests in flight and of earlier ones.
 #[derive(Clone, Debug)]
 pub struct Predictor {
     in_flight: InFlight,
     buckets: [Of; BUCKETS],
-    /// When completions were looked for last.
+    /// When the latest poll for completions was.
     last_look: Instant,
     waited: Option<Waited>,
-    /// When the latest sleep ended: what was issued before was in flight meanwhile.
+    /// When the latest sleep ended: requests issued before were in flight during it.
     awoke_at: Option<Instant>,
-    /// The shortest time that was ever seen.
+    /// The shortest time ever seen.
     shortest: Option<Nanos>,
-    /// Buckets of which there is something new to show.
+    /// Buckets with unpublished changes, a bit each.
     news: u16,
 }
 
-/// What is known of one bucket.
+/// The records of one bucket.
 #[derive(Clone, Debug)]
 struct Of {
     low: Low,
     windows: Windows,
     slept: u64,
     overslept: u64,
-    /// Requests issued up to then have been slept for, or will not be: none is twice.
+    /// For requests issued up to then, sleeping is already decided: none is slept for twice.
     decided_until: Option<Instant>,
-    /// When the request was issued, and seen to end, that was last seen without a sleep: those
-    /// issued and seen together with it took as long, and tell nothing new of the device.
+    /// When the latest request that was seen without a sleep was issued, and when its end was seen: requests
+    /// issued and seen together with it took equally long, and add no information about the device.
     latest: (Instant, Instant),
-    /// The request that the latest verdict wants to sleep for, by its issue, and until when.
+    /// The request that the latest verdict sleeps for, by its time of issue, and until when.
     aim: Option<(Instant, Instant)>,
 }
 
@@ -125,18 +128,18 @@ impl Predictor {
         }
     }
 
-    /// A request is with the driver.
+    /// Records that a request was issued to the driver.
     #[inline]
     pub fn issued(&mut self, tag: Tag, op: Op, len: u64, now: Instant) {
         self.in_flight.add(tag, Bucket::of(op, len), now);
     }
 
-    /// A request has left the driver other than by a completion: it says nothing of the device.
+    /// Removes a request that has left the driver without a completion: it says nothing about the device.
     pub fn forget(&mut self, tag: Tag) {
         let _ = self.in_flight.remove(tag);
     }
 
-    /// Says how the time until the next look was spent. `until` is the end of it.
+    /// Records how the time until the next poll was spent. `until` is its end.
     pub fn waited(&mut self, how: Waited, until: Instant) {
         match how {
             Waited::Looking => self.last_look = until,
@@ -153,7 +156,7 @@ impl Predictor {
         }
     }
 
-    /// A completion of a request is seen.
+    /// Records that a request's completion was seen.
     #[inline]
     pub fn completed(&mut self, tag: Tag, now: Instant) {
         let Some((bucket, issued)) = self.in_flight.remove(tag) else {
@@ -190,14 +193,14 @@ impl Predictor {
         self.news |= u16::from(is_news) << bucket.index();
     }
 
-    /// Completions have been looked for, and taken.
+    /// Records that completions were polled for, and taken.
     #[inline]
     pub fn looked(&mut self, now: Instant) {
         self.last_look = now;
         self.waited = None;
     }
 
-    /// What was seen of a bucket.
+    /// The statistics of a bucket.
     pub fn stats(&self, bucket: Bucket) -> BucketStats {
         let of = &self.buckets[bucket.index()];
         BucketStats {
@@ -208,7 +211,7 @@ impl Predictor {
         }
     }
 
-    /// Shows readers what is new.
+    /// Publishes changes to readers.
     #[inline]
     pub(crate) fn show(&mut self, to: &PollShard) {
         if self.news != 0 {
@@ -218,7 +221,7 @@ impl Predictor {
         }
     }
 
-    /// Decides how to wait for what is in flight; something is.
+    /// Decides how to wait for the requests in flight; there is at least one.
     pub fn verdict(&mut self, setting: Setting, host: &mut WakeLatency, now: Instant) -> Verdict {
         match (setting.wait, setting.is_polled) {
             (Wait::Poll, _) => return Verdict::Spin,
@@ -322,7 +325,7 @@ impl Of {
         if let Verdict::SleepUntil(wake) = verdict {
             self.aim = Some((issued, wake));
         } else if wake.is_none() && !is_decided {
-            // Later will be no better. Once for each request, although a reactor that looks asks again and again.
+            // A later time will be no better. Once per request, although a reactor that polls asks again and again.
             self.decided_until = self.decided_until.max(Some(issued));
             if expected.low - host.typical() > now {
                 host.refuse();
@@ -332,19 +335,19 @@ impl Of {
     }
 }
 
-/// When something is expected to happen.
+/// When an event is expected.
 #[derive(Clone, Copy, Debug)]
 struct Expected {
-    /// Hardly before that.
+    /// The event hardly comes before this.
     low: Instant,
     mean: Instant,
 }
 
 impl Expected {
-    /// Decides how to wait for it; `wake` is when to wake if one sleeps.
+    /// Decides how to wait for the event; `wake` is when a sleep for it would end.
     fn verdict(self, wake: Option<Instant>, setting: Setting, host: &WakeLatency, now: Instant) -> Verdict {
         let by_cost = setting.wait == Wait::Auto && !setting.is_polled;
-        // What blocking costs more than having slept for it: the wake-up's latency.
+        // The cost of blocking over that of a sleep: the wake-up's latency.
         let worth = Nanos(host.typical().0 * LATENCY_WORTH);
         match wake {
             Some(wake) => {
@@ -355,7 +358,8 @@ impl Expected {
                 Verdict::SleepUntil(wake)
             }
             None => {
-                // Near, or overdue: whoever has looked in vain for as long as blocking would have cost, blocks.
+                // Near, or overdue: a reactor that has polled in vain for as long as blocking would have
+                // cost, blocks.
                 let limit = host.cost() + worth;
                 if by_cost && (self.mean.since(now) > limit || now.since(self.low) > limit) {
                     return Verdict::Block;
@@ -366,7 +370,7 @@ impl Expected {
     }
 }
 
-/// Decides how to wait for something of which the time is known: a timer, or a drive that says when.
+/// Decides how to wait for an event at a known time: a timer, or a drive that predicts its completions.
 pub fn verdict_at(at: Instant, wait: Wait, host: &WakeLatency, now: Instant) -> Verdict {
     match wait {
         Wait::Block => Verdict::Block,
@@ -383,7 +387,8 @@ pub fn verdict_at(at: Instant, wait: Wait, host: &WakeLatency, now: Instant) -> 
     }
 }
 
-/// What a nanosecond of latency is worth, in nanoseconds of processor time. More looks longer for what cannot be predicted well.
+/// What a nanosecond of latency is worth, in nanoseconds of processor time. A larger value polls longer for
+/// unpredictable requests.
 const LATENCY_WORTH: u64 = 2;
-/// A completion is seen at once if looks are no further apart than that, or than an eighth of its time.
+/// A completion is seen at once if polls are no further apart than this, or than an eighth of the request's time.
 const UNSEEN_MAX: Nanos = Nanos::from_micros(1);

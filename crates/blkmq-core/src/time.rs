@@ -1,4 +1,4 @@
-//! Decides what time is here: a number that comes in as an argument. Core never reads a clock.
+//! Decides what time is in core: a number that is an argument. Core never reads a clock.
 //! The host counts from its start, the simulator from zero.
 
 use std::fmt;
@@ -8,25 +8,25 @@ use std::ops::{Add, AddAssign, Sub};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
-/// A point in time: nanoseconds since an origin of the caller's choice.
+/// A point in time: nanoseconds since an origin that the caller chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(pub u64);
 
 impl Nanos {
-    /// No time at all.
+    /// A length of zero.
     pub const ZERO: Self = Self(0);
 
-    /// So many microseconds.
+    /// `us` microseconds.
     pub const fn from_micros(us: u64) -> Self {
         Self(us * 1_000)
     }
 
-    /// So many milliseconds.
+    /// `ms` milliseconds.
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms * 1_000_000)
     }
 
-    /// So many seconds.
+    /// `s` seconds.
     pub const fn from_secs(s: u64) -> Self {
         Self(s * 1_000_000_000)
     }

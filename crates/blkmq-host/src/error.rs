@@ -1,4 +1,4 @@
-//! Decides how set-up and control say what went wrong: the object, the value, the limit and the next step.
+//! Decides how errors of set-up and control are reported: the object, the value, the limit and the next step.
 //! The request path has `blkmq_core::bio::Status` instead.
 
 use std::io;
@@ -13,20 +13,20 @@ use blkmq_core::time::Nanos;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// io_uring is not to be had.
+    /// io_uring is not available.
     #[error("reactor {reactor}: no io_uring: {source}; {}", ring_hint(source))]
     Ring {
-        /// Whose.
+        /// The reactor.
         reactor: ReactorId,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The operating system refused something that set-up needs.
     #[error("{what}: {source}")]
     Os {
-        /// What was attempted.
+        /// The operation that was attempted.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A drive could not be opened.
@@ -34,46 +34,46 @@ pub enum Error {
     Device {
         /// The queue's name.
         queue: String,
-        /// What the drive or the operating system said.
+        /// The error of the drive or the operating system.
         source: io::Error,
     },
-    /// A queue that cannot be.
+    /// The queue cannot be configured so.
     #[error(transparent)]
     Queue(#[from] ConfigError),
-    /// A disk, or a set of disks, that cannot be. The text says it all.
+    /// The disk, or set of disks, cannot be configured so. The text has the details.
     #[error("{0}")]
     Disk(String),
-    /// Something that one at a time may do is being done. The text says what.
+    /// An exclusive operation is already running. The text says which.
     #[error("{0}")]
     Busy(String),
-    /// A number out of its range.
+    /// A number is out of range.
     #[error("{name} {value} rejected: must be from {min} to {max}")]
     Range {
-        /// What it is.
+        /// Name of the number.
         name: &'static str,
         /// Its value.
         value: u64,
-        /// The smallest allowed.
+        /// Smallest value allowed.
         min: u64,
-        /// The largest allowed.
+        /// Largest value allowed.
         max: u64,
     },
-    /// No queue of that name.
+    /// There is no queue of that name.
     #[error("no queue is named {name}; there are: {known}")]
     NoQueue {
-        /// As asked for.
+        /// The name that was given.
         name: String,
-        /// The names there are.
+        /// The existing names.
         known: String,
     },
-    /// No queue of that number. Mapped disks have numbers behind the queues'.
+    /// There is no queue of that number. Mapped disks have a number above those of all queues.
     #[error(
         "there is no queue {number}, there are {queues}: a mapped disk has none of its own; ask for those of its members"
     )]
     NoQueueNumber {
-        /// As asked for.
+        /// The number that was given.
         number: u16,
-        /// How many there are.
+        /// Number of queues.
         queues: usize,
     },
     /// All handles for attached threads are taken.
@@ -81,10 +81,10 @@ pub enum Error {
         "all {max} handles for attached threads are taken; raise attached_max, or drop an Attached first"
     )]
     NoQueueHandle {
-        /// How many there are.
+        /// Number of handles.
         max: usize,
     },
-    /// What was under way on a queue has not ended in time.
+    /// Requests under way on a queue have not ended in time.
     #[error(
         "queue {queue}: {outstanding} requests are still under way after {waited}; is the device answering? \
          A thread that holds unended I/O must poll meanwhile"
@@ -94,63 +94,63 @@ pub enum Error {
         queue: String,
         /// Requests started and not ended.
         outstanding: u64,
-        /// How long it was waited for.
+        /// How long they were waited for.
         waited: Nanos,
     },
-    /// A control operation that blocks was called on a reactor, which it would wait for.
+    /// A control operation that blocks was called on a reactor, for which the operation would wait.
     #[error("queue {queue}: control operations block: call them on another thread than a reactor's")]
     OnReactor {
         /// The queue's name.
         queue: String,
     },
-    /// The elevator refuses a tunable.
+    /// The elevator rejects a tunable.
     #[error("queue {queue}: {cause}")]
     Tunable {
         /// The queue's name.
         queue: String,
-        /// What it says.
+        /// The elevator's reason.
         cause: TunableError,
     },
-    /// An attribute cannot have a value.
+    /// The value is not valid for the attribute.
     #[error("queue {queue}: {name} {value} rejected: {limit}")]
     Attribute {
         /// The queue's name.
         queue: String,
         /// The attribute.
         name: &'static str,
-        /// What it was to be.
+        /// The value that was given.
         value: String,
-        /// What it can be.
+        /// The values allowed.
         limit: String,
     },
-    /// No group of that path on a queue.
+    /// There is no group of that path on a queue.
     #[error("queue {queue}: there is no group {path}; there are: {known}")]
     NoGroup {
         /// The queue's name.
         queue: String,
-        /// As asked for.
+        /// The path that was given.
         path: String,
-        /// The paths there are, a few of them.
+        /// A few of the existing paths.
         known: String,
     },
-    /// Not the path of a group.
+    /// The text is not a group's path.
     #[error(
         "group {path:?} rejected: must be /, or names of 1 to 128 letters, digits, dots, dashes and underscores with / \
          before each, at most 16, as in /customers/a"
     )]
     GroupPath {
-        /// As asked for.
+        /// The path that was given.
         path: String,
     },
-    /// A path that a group cannot be moved to, since there is one.
+    /// A group cannot be moved to a path that another group has.
     #[error("queue {queue}: there is a group {path} already: remove or move it first")]
     GroupExists {
         /// The queue's name.
         queue: String,
-        /// Where one was to go.
+        /// The path that was given.
         path: String,
     },
-    /// A group that disks are accounted to is to be removed.
+    /// A group cannot be removed while disks are accounted to it.
     #[error("queue {queue}: group {path} cannot be removed: disk {disk} is accounted to it")]
     GroupInUse {
         /// The queue's name.
@@ -160,12 +160,12 @@ pub enum Error {
         /// One of its disks.
         disk: String,
     },
-    /// A group cannot be as it was to be.
+    /// A group cannot be configured so.
     #[error("group {path}: {cause}")]
     Group {
         /// Its path.
         path: String,
-        /// What the core says.
+        /// The core's reason.
         cause: GroupError,
     },
     /// The engine could not be shut down cleanly in time.
@@ -174,7 +174,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A drive that cannot be polled was to be.
+    /// The error for a drive that cannot be polled although this was asked for.
     pub(crate) fn not_polled(queue: &str, name: &'static str, value: &str) -> Self {
         Self::Attribute {
             queue: queue.to_owned(),

@@ -1,5 +1,5 @@
-//! Decides how groups are named outside the core: by a path such as `/customers/a/vm1`. `control` changes the groups of a queue
-//! while they are in use; `blkmq-config` makes those that queues begin with.
+//! Decides how groups are named outside the core: by a path such as `/customers/a/vm1`. `control` changes the
+//! groups of a running queue; `blkmq-config` makes the initial groups of queues.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ impl Paths {
         self.0.iter()
     }
 
-    /// Gives a group, and all below it, another path.
+    /// Gives a group, and all groups below it, another path.
     pub(crate) fn rename(&mut self, from: &str, to: &str) {
         let moved = |path: &str| {
             let rest = path.strip_prefix(from)?;
@@ -55,7 +55,7 @@ impl Paths {
     }
 }
 
-/// The path of the group that a group is part of.
+/// The path of a group's parent.
 pub fn parent_of(path: &str) -> &str {
     match path.rfind('/') {
         Some(0) | None => "/",
@@ -63,7 +63,7 @@ pub fn parent_of(path: &str) -> &str {
     }
 }
 
-/// Joins a group's path and the name of one that is part of it.
+/// Joins the path of a group and the name of a child.
 pub(crate) fn join(parent: &str, name: &str) -> String {
     if parent == "/" {
         format!("/{name}")

@@ -1,5 +1,5 @@
-//! The engine in the real world: reactors on io_uring, the clock, and what it needs of a drive. The drives there are lie in
-//! `blkmq-drivers`; `blkmq-config` makes the queues of an engine from what is configured.
+//! The engine in the real world: reactors on io_uring, the clock, and the interface of drives. The drives are
+//! in `blkmq-drivers`; `blkmq-config` makes the queues of an engine from a configuration.
 //!
 //! | folder | decides |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `reactor` | what one thread does with one place to wait: run the queues, call doors ([`service`]), [`sleep`] or [`mod@wait`] |
 //! | `uring` | how a thread's io_uring is shared among drivers and doors ([`ring`]) |
 //!
-//! [`device`] is what the engine needs of a drive, [`value`] how the values of keys are written.
+//! [`device`] is the interface that a drive implements, [`value`] defines how the values of keys are written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod clock;

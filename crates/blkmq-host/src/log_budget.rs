@@ -1,16 +1,17 @@
-//! Decides how many lines one source may write to the log: neither a disk that fails and succeeds in turns, nor a client that
-//! connects again and again and breaks the rules each time, may fill what the log is on. Drivers ask before they write about
-//! single requests, doors before they write about connections; what is withheld is counted, and told with the next line.
+//! Decides how many lines one source may write to the log: neither a disk that alternately fails and
+//! succeeds, nor a client that connects repeatedly and violates the protocol each time, may fill the log's
+//! disk. Drivers ask before they log single requests, front doors before they log connections; withheld lines
+//! are counted, and the next line states their number.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use blkmq_core::time::{Instant, Nanos};
 
-/// The lines that one source may still write: `LINES_MAX` at once, and one more each `LINE_EVERY`.
+/// The lines that one source may still write: `LINES_MAX` at once, and one more every `LINE_EVERY`.
 #[derive(Debug)]
 pub struct LogBudget {
-    /// What the lines are about, for people.
+    /// The subject of the lines, for people.
     about: &'static str,
     bucket: Mutex<Bucket>,
 }
@@ -19,12 +20,12 @@ pub struct LogBudget {
 #[derive(Debug)]
 struct Bucket {
     lines: u32,
-    /// When lines were added last.
+    /// When lines were last added.
     filled_at: Instant,
     withheld: u64,
 }
 
-/// How many lines were not written; shown behind the next one that is.
+/// How many lines were not written; shown after the next one that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Withheld {
     about: &'static str,
@@ -32,7 +33,8 @@ pub struct Withheld {
 }
 
 impl LogBudget {
-    /// Makes the budget of one source, whose lines are about this: `other connections of this address`, say.
+    /// Makes the budget of one source whose lines have this subject: for example, `other connections of this
+    /// address`.
     pub fn new(about: &'static str) -> Self {
         let bucket = Mutex::new(Bucket {
             lines: LINES_MAX,
@@ -42,9 +44,9 @@ impl LogBudget {
         Self { about, bucket }
     }
 
-    /// Takes one line. Returns how many were withheld since the last one, or nothing if this one has to be.
+    /// Takes one line. Returns how many were withheld since the last one, or none if this one must be withheld.
     pub fn take(&self, now: Instant) -> Option<Withheld> {
-        // What a thread that panicked left behind is as good as any other count.
+        // The count that a panicked thread left is as good as any other.
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = bucket.take(now)?;
         let about = self.about;
@@ -54,7 +56,7 @@ impl LogBudget {
 
 impl Bucket {
     fn take(&mut self, now: Instant) -> Option<u64> {
-        // Time that has not earned a line yet is kept.
+        // Time that is not enough for a line yet is kept.
         let earned = now.since(self.filled_at).0 / LINE_EVERY.0;
         if earned > 0 {
             self.lines = earned.saturating_add(self.lines.into()).min(LINES_MAX.into()) as u32;
@@ -78,9 +80,9 @@ impl fmt::Display for Withheld {
     }
 }
 
-/// Lines that are written at once.
+/// Number of lines that may be written at once.
 const LINES_MAX: u32 = 64;
-/// How often one more may be.
+/// How often one more line may be written.
 const LINE_EVERY: Nanos = Nanos::from_secs(1);
 
 #[cfg(test)]

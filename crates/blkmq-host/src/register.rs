@@ -1,21 +1,23 @@
-//! Decides which number a tenant has: one for each group's path, whichever queue its disks lie on, and never given to another path.
-//! `engine` asks when disks come; doors share their places and their memory by it.
+//! Decides which number a tenant has: one for each group's path, on whichever queue its disks lie, and never
+//! reused for another path. `engine` calls it when disks are added; front doors share their places and their
+//! memory by this number.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use blkmq_core::ids::GroupId;
 
-/// Whose a disk is: a group by its path, over all queues. The number of a group ([`GroupId`]) is one of a queue's own.
+/// The owner of a disk: a group by its path, over all queues. The number of a group ([`GroupId`]) belongs to
+/// one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant(pub u32);
 
-/// The tenants that there are or were.
+/// All present and past tenants.
 #[derive(Debug, Default)]
 pub(crate) struct Register(Mutex<BTreeMap<String, Tenant>>);
 
 impl Register {
-    /// The tenant of a group of a queue; one without a path is known by its number there.
+    /// The tenant of a queue's group; a group without a path is identified by its number there.
     pub(crate) fn tenant(&self, queue: &str, group: GroupId, path: Option<&str>) -> Tenant {
         match path {
             Some(path) => self.of_path(path.to_owned()),
@@ -24,7 +26,7 @@ impl Register {
     }
 
     fn of_path(&self, path: String) -> Tenant {
-        // Nothing that can panic is done under the lock.
+        // Nothing under the lock can panic.
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let next = Tenant(known.len() as u32);
         *known.entry(path).or_insert(next)

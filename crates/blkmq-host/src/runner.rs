@@ -1,5 +1,6 @@
-//! Decides how a device has one of its hardware contexts run from outside the reactors: by a thread of its own, or because an
-//! operator has changed something. `engine` gives a device its runner; `device` says what else it is told.
+//! Decides how a device makes one of its hardware contexts run from outside the reactors: from a thread of
+//! its own, or because an operator has changed a setting. `engine` gives a device its runner; `device` has
+//! the other calls of a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use blkmq_core::ids::HctxId;
 
 use crate::size_news::SizeNews;
 
-/// Has hardware contexts of one queue run, from any thread.
+/// Makes hardware contexts of one queue run, from any thread.
 #[derive(Clone)]
 pub struct Runner {
     run: Arc<dyn Fn(HctxId) + Send + Sync>,
@@ -16,7 +17,7 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Makes one of what it calls.
+    /// Makes a runner that calls `run`.
     pub(crate) fn new(run: impl Fn(HctxId) + Send + Sync + 'static, size_news: Arc<SizeNews>) -> Self {
         Self {
             run: Arc::new(run),
@@ -24,13 +25,13 @@ impl Runner {
         }
     }
 
-    /// Has the reactor that owns a context run it: its driver is asked for ends, and what was pushed back is issued. What was
-    /// published before this call is seen by that run.
+    /// Makes the reactor that owns a context run it: the driver is polled for ends, and requests that were
+    /// pushed back are issued. The run sees everything that was published before this call.
     pub fn run(&self, hctx: HctxId) {
         (self.run)(hctx);
     }
 
-    /// Says that a disk of the device may be of another size now: whoever resizes disks will look
+    /// Reports that a disk of the device may have a new size: the thread that resizes disks will check
     /// ([`crate::device::Device::resize`]). Does not block.
     pub fn resized(&self) {
         self.size_news.tell();

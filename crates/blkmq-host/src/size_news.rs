@@ -1,9 +1,9 @@
-//! Decides how it becomes known that a disk may be of another size than it was: a device that hears so tells, from any thread, and
-//! whoever resizes disks waits for it. Who tells is `runner`'s holder.
+//! Decides how the news spreads that a disk may have a new size: a device reports it, from any thread, and
+//! the thread that resizes disks waits for it. The device reports through its `runner`.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Says that disks are to be looked at. However often that is told before somebody looks, it is one look.
+/// A flag that disks must be checked. Several reports before a check result in one check.
 #[derive(Debug, Default)]
 pub struct SizeNews {
     state: Mutex<State>,
@@ -17,13 +17,13 @@ struct State {
 }
 
 impl SizeNews {
-    /// Has whoever waits look. Does not block.
+    /// Makes the waiting thread check. Does not block.
     pub(crate) fn tell(&self) {
         self.lock().is_new = true;
         self.changed.notify_all();
     }
 
-    /// Waits until a disk may be of another size. False if nobody is to look any more.
+    /// Waits until a disk may have a new size. Returns false if no more checks are needed.
     pub fn wait(&self) -> bool {
         let mut state = self.lock();
         loop {

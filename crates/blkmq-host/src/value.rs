@@ -1,12 +1,13 @@
 //! Decides how the values of a driver's keys are written: sizes, times, numbers, switches and ranges.
-//! The drivers' configurations call it for each `key=value` of a disk string or a table of the configuration file.
-//! By hand and not by `bytesize` and `humantime`: 64K is 65536 here, as for QEMU and fio, and an error names the key and its bounds.
+//! The drivers' configurations call it for each `key=value` of a disk string or a table of the configuration
+//! file. It does not use `bytesize` and `humantime`: 64K is 65536 here, as for QEMU and fio, and an error
+//! names the key and its bounds.
 
 use std::ops::Range;
 
 use blkmq_core::time::Nanos;
 
-/// A driver's key that cannot be taken. Says what is wrong and what is allowed; the caller adds the disk's name.
+/// Why a driver's key is rejected. States what is wrong and what is allowed; the caller adds the disk's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The driver has no such key.
@@ -14,9 +15,9 @@ pub enum ConfigError {
     UnknownKey {
         /// The driver.
         driver: &'static str,
-        /// What was asked for.
+        /// The key that was given.
         key: String,
-        /// The keys it has, with commas between.
+        /// The keys that the driver has, separated by commas.
         known: &'static str,
     },
     /// The value is not one of those that the key takes.
@@ -29,30 +30,30 @@ pub enum ConfigError {
         /// What is allowed.
         allowed: &'static str,
     },
-    /// The value has a form of its own, which this one breaks.
+    /// The value has a syntax of its own, and violates it.
     #[error("{key}={value} rejected: {why}")]
     Refused {
         /// The key.
         key: String,
         /// The value.
         value: String,
-        /// What is wrong with it, and what to do.
+        /// What is wrong with the value, and what to do.
         why: String,
     },
-    /// A key that can be given once is there twice.
+    /// A key that may be given once is given twice.
     #[error("{key}= is given twice: keep one")]
     Twice {
         /// The key.
         key: String,
     },
-    /// Two keys do not go together.
+    /// Two keys exclude each other.
     #[error("{one} does not go together with {other}: {advice}")]
     Conflict {
         /// One setting.
         one: &'static str,
         /// The other.
         other: &'static str,
-        /// What to do about it.
+        /// The next step.
         advice: &'static str,
     },
 }
@@ -60,7 +61,7 @@ pub enum ConfigError {
 /// Parses a size in bytes: a whole number with an optional suffix K, M, G, T (powers of 1024; KiB and KB mean the same).
 ///
 /// # Errors
-/// `BadValue` if it is no such number or needs more than 64 bits.
+/// `BadValue` if it is not such a number or needs more than 64 bits.
 pub fn size(key: &str, value: &str) -> Result<u64, ConfigError> {
     let (digits, suffix) = split_suffix(value);
     let shift = match suffix.to_ascii_lowercase().as_str() {
@@ -91,7 +92,7 @@ pub fn size_from(key: &str, value: &str, least: u64, allowed: &'static str) -> R
 /// Parses a time: a number, fractions allowed, with a suffix ns, us, ms or s. At most one day.
 ///
 /// # Errors
-/// `BadValue` if it is no such time.
+/// `BadValue` if it is not such a time.
 pub fn time(key: &str, value: &str) -> Result<Nanos, ConfigError> {
     let (digits, suffix) = split_suffix(value);
     let unit_ns = match suffix {
@@ -120,7 +121,7 @@ pub fn switch(key: &str, value: &str) -> Result<bool, ConfigError> {
     }
 }
 
-/// Parses a whole number between two others.
+/// Parses a whole number within bounds.
 ///
 /// # Errors
 /// `BadValue`, which repeats `allowed`, for anything else.
@@ -139,7 +140,7 @@ pub fn whole<N: TryFrom<u64>>(
 /// Parses a range of bytes, `START-END`, both sizes; END is the first byte after the range.
 ///
 /// # Errors
-/// `BadValue` if it is no such range or has no bytes.
+/// `BadValue` if it is not such a range or is empty.
 pub fn range(key: &str, value: &str) -> Result<Range<u64>, ConfigError> {
     let ends = value.split_once('-').and_then(|(start, end)| {
         let start = size(key, start).ok()?;
@@ -151,7 +152,7 @@ pub fn range(key: &str, value: &str) -> Result<Range<u64>, ConfigError> {
     }
 }
 
-/// Answers with a `BadValue`.
+/// Returns a `BadValue`.
 ///
 /// # Errors
 /// Always.

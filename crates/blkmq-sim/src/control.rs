@@ -1,5 +1,5 @@
-//! Decides what the control thread does to the queue while it is in use: freeze, quiesce, switch the elevator, change
-//! the depth, or groups (`tenants`). `world` calls it at the times that it asks for.
+//! Decides what the control thread does to the running queue: freeze, quiesce, switch the elevator, change
+//! the depth, or change groups (`tenants`). `world` calls it at the times that it returns.
 //!
 //! ```text
 //!   Rest ─► begin ─► Waiting until it is so ─► (switch) ─► Holding ─► end ─► Rest
@@ -22,9 +22,9 @@ pub(crate) struct Control {
     depth_max: u32,
     rng: Rng,
     state: State,
-    /// How often frozen or quiesced at the moment.
+    /// How often the queue is frozen or quiesced at the moment.
     nested: u32,
-    /// It only says that it quiesces the queue: for a test of the oracle.
+    /// It claims to quiesce the queue, but does not: for a test of the oracle.
     pretends: bool,
     waiting_since: Instant,
     tenants: Tenants,
@@ -44,7 +44,7 @@ enum State {
 pub(crate) struct Next {
     /// When the next step is, if there is one.
     pub(crate) at: Option<Instant>,
-    /// Everybody has to be kicked.
+    /// All reactors must be kicked.
     pub(crate) kick: bool,
 }
 
@@ -69,12 +69,12 @@ impl Control {
         Some(now + Nanos(self.rng.from_to(least.0, most.0)))
     }
 
-    /// Says whether it holds the queue still, or is about to.
+    /// Says whether it stops the queue, or is about to.
     pub(crate) fn is_holding(&self) -> bool {
         self.state != State::Rest
     }
 
-    /// Does the next step. `last` asks to begin nothing new.
+    /// Does the next step. With `last` it begins nothing new.
     pub(crate) fn step(&mut self, queue: &Queue, stage: &Stage, last: bool) -> Next {
         let now = stage.now.get();
         match self.state {
@@ -181,7 +181,7 @@ impl Control {
         self.later(stage.now.get())
     }
 
-    /// Ends one level of what is nested; the queue may go on after the last.
+    /// Ends one nested freeze or quiesce; the queue may continue after the last.
     fn end(&mut self, queue: &Queue, stage: &Stage) -> Next {
         self.nested -= 1;
         if self.nested == 0 {
@@ -210,7 +210,7 @@ impl Control {
         self.soon(now, false)
     }
 
-    /// Returns for how long it has waited for the queue to become still.
+    /// Returns since when it has waited for the queue to stop.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         matches!(self.state, State::Draining { .. } | State::Quieting).then_some(self.waiting_since)
     }
@@ -226,5 +226,5 @@ impl Control {
     }
 }
 
-/// Which of the queues it acts on, if there are several.
+/// Which of several queues it acts on.
 pub(crate) const CONTROLLED: usize = 0;

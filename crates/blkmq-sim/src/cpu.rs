@@ -1,4 +1,4 @@
-//! Decides how long a modelled CPU takes for what a reactor does, from the figures measured on our machines.
+//! Decides how long a modelled CPU takes for a reactor's steps, from the figures measured on our machines.
 //! `world` charges each step of a reactor; the gate's serial part is charged to its holder.
 
 use blkmq_core::time::{Instant, Nanos};
@@ -6,43 +6,44 @@ use blkmq_core::time::{Instant, Nanos};
 use crate::rng::{Ppm, Rng};
 use crate::stage::Work;
 
-/// What things cost, in nanoseconds of one CPU.
+/// The costs of steps, in nanoseconds of one CPU.
 #[derive(Clone, Debug)]
 pub struct Costs {
     /// One bio through the plug.
     pub submit: u64,
-    /// One turn of the loop with nothing to do.
+    /// One turn of the loop without work.
     pub turn: u64,
-    /// One request given to the driver.
+    /// One request issued to the driver.
     pub issue: u64,
-    /// One end taken from the driver and given to its submitter.
+    /// One completion taken from the driver and delivered to its submitter.
     pub end: u64,
     /// One request through the elevator, inside the gate.
     pub elevate: u64,
-    /// Who finds the elevator busy waits for it and does its work itself, as with a spin lock; else it leaves the work to
-    /// the holder.
+    /// A reactor that finds the elevator busy waits for it and does its work itself, as with a spin lock;
+    /// otherwise it leaves the work to the holder.
     pub lock: bool,
     /// Entering the gate when the last holder was this CPU.
     pub gate: u64,
     /// A cache line fetched from another core.
     pub line: u64,
-    /// A system call to wake somebody.
+    /// A system call that wakes a reactor.
     pub kick: u64,
     /// From the wake-up call until a halted core runs.
     pub wake: u64,
     /// How late a timer is.
     pub timer: u64,
-    /// Up to so many percent are added to everything.
+    /// Up to this many percent are added to all costs.
     pub jitter: u32,
-    /// How often a step is interrupted by something else that runs on the CPU.
+    /// How often a step is interrupted by another task on the CPU.
     pub preempt: Ppm,
-    /// How long that takes at most.
+    /// How long the interruption takes at most.
     pub preempt_max: Nanos,
 }
 
 impl Costs {
-    /// What was measured: an uncontended lock 4, a line from the other core 250 to 330 one way, a wake-up of a halted core
-    /// 15 000, 7 100 of them on the waker's side, a timer 14 000 to 28 000 late; per bio about 30 in all.
+    /// The measured costs: an uncontended lock 4, a line from the other core 250 to 330 one way, a wake-up of
+    /// a halted core 15 000, 7 100 of them on the waker's side, a timer 14 000 to 28 000 late; per bio about
+    /// 30 in all.
     pub fn lab() -> Self {
         Self {
             submit: 12,
@@ -62,7 +63,7 @@ impl Costs {
         }
     }
 
-    /// The same without chance, for measuring.
+    /// The same without randomness, for measurements.
     pub fn exact() -> Self {
         Self {
             jitter: 0,
@@ -71,7 +72,7 @@ impl Costs {
         }
     }
 
-    /// Returns the time of a step: `base`, with chance.
+    /// Returns the time of a step: `base`, varied at random.
     pub fn time(&self, base: u64, rng: &mut Rng) -> Nanos {
         let mut time = rng.spread(base, self.jitter);
         if rng.chance(self.preempt) {
@@ -94,8 +95,8 @@ pub struct Done {
     pub driver: Work,
 }
 
-/// The gate as a serial resource. In the simulator a call into the core is one moment, so nobody ever finds the gate held;
-/// what a holder would do for others while it holds it is charged to it here instead.
+/// The gate as a serial resource. In the simulator a call into the core takes no time, so no reactor ever
+/// finds the gate held; the work that a holder would do for others is charged to it here instead.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gate {
     holder: usize,
@@ -103,7 +104,7 @@ pub struct Gate {
 }
 
 impl Costs {
-    /// Returns the time of a step on CPU `cpu` that starts now, the elevator aside.
+    /// Returns the time of a step on CPU `cpu` that starts now, without the elevator.
     pub fn step(&self, done: &Done) -> u64 {
         self.turn
             + done.submitted * self.submit
@@ -114,8 +115,9 @@ impl Costs {
 }
 
 impl Gate {
-    /// Charges the `entries` of a step of `cpu`, and `requests` that went through the elevator in it. Returns for how long `cpu` is busy with it:
-    /// as the holder, or only with publishing them, if another CPU holds the gate at that moment.
+    /// Charges the `entries` of a step of `cpu`, and its `requests` that went through the elevator. Returns
+    /// how long `cpu` is busy with them: as the holder, or only with publishing them, if another CPU holds
+    /// the gate at that moment.
     pub fn charge(&mut self, costs: &Costs, cpu: usize, entries: u64, requests: u64, now: Instant) -> u64 {
         if entries == 0 {
             return 0;
@@ -134,7 +136,7 @@ impl Gate {
         self.busy_until.since(now).0
     }
 
-    /// Returns until when `cpu` is kept busy by what others gave it to do as the holder.
+    /// Returns until when `cpu` is busy, as the holder, with the work of others.
     pub fn kept(&self, cpu: usize) -> Instant {
         if self.holder == cpu {
             self.busy_until

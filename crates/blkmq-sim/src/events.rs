@@ -1,5 +1,5 @@
-//! Decides what happens next: a queue of future events in the order of their times.
-//! Events of one time come out in the order in which they went in, so that a seed replays exactly.
+//! Decides which event is next: a queue of future events in the order of their times. Events of one time are
+//! taken in the order in which they were added, so that a seed replays exactly.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -45,13 +45,13 @@ impl<E> EventQueue<E> {
         self.heap.pop().map(|entry| (entry.at, entry.event))
     }
 
-    /// Forgets all events.
+    /// Drops all events.
     pub fn clear(&mut self) {
         self.heap.clear();
     }
 }
 
-// The heap gives out its greatest entry: the comparison is turned round.
+// The heap returns its greatest entry, so the comparison is inverted.
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.order).cmp(&(self.at, self.order))

@@ -1,5 +1,5 @@
-//! Decides what of a run is its history: a list of facts, folded into one digest by which two runs are compared.
-//! The last facts are kept for the report of a failure; `--trace` prints all.
+//! Decides which facts of a run are its history: they are folded into one digest by which two runs are
+//! compared. The last facts are kept for the report of a failure; `--trace` prints all.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};
@@ -9,7 +9,7 @@ use blkmq_core::ids::{DiskId, GroupId, HctxId, ReactorId, Tag};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Instant;
 
-/// Something that happened.
+/// One fact of a history.
 #[derive(Clone, Copy, Debug, Hash)]
 #[expect(
     missing_docs,
@@ -26,7 +26,7 @@ pub enum Fact {
         offset: u64,
         len: u64,
     },
-    /// The core did not take the bio: too many wait.
+    /// The core refused the bio: too many wait.
     Refused { reactor: ReactorId, token: u64 },
     /// A bio came back.
     End {
@@ -54,15 +54,15 @@ pub enum Fact {
     },
     /// The core told the drive that a request has timed out.
     TimedOut { hctx: HctxId, tag: Tag, ended: bool },
-    /// A reactor went to sleep, until the time if there is one.
+    /// A reactor went to sleep, until `until` if there is one.
     Sleep { reactor: ReactorId, until: Option<u64> },
     /// A reactor was woken.
     Wake { reactor: ReactorId },
     /// An attached thread stopped looking.
     Away { reactor: ReactorId, until: u64 },
-    /// The control thread froze the queue, or ended that.
+    /// The control thread froze the queue, or ended the freeze.
     Freeze { begin: bool },
-    /// The control thread quiesced the queue, or ended that.
+    /// The control thread quiesced the queue, or ended the quiesce.
     Quiesce { begin: bool },
     /// The queue was seen to be drained, or quiesced.
     Still { frozen: bool },
@@ -70,7 +70,7 @@ pub enum Fact {
     Switch { to: Kind },
     /// The depth was changed.
     Depth { to: u32 },
-    /// A group was made, weighted, capped, moved or removed, or that was refused.
+    /// A group was made, weighted, capped, moved or removed, or that change was refused.
     Group {
         change: GroupChange,
         group: GroupId,
@@ -80,7 +80,7 @@ pub enum Fact {
     PowerCut,
 }
 
-/// What was done to a group.
+/// A change of a group.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum GroupChange {
     /// Made below the named one.
@@ -120,7 +120,7 @@ pub struct History {
 }
 
 impl History {
-    /// Starts a history; `trace` prints every fact as it happens.
+    /// Starts a history; `trace` prints every fact as it is added.
     pub fn new(trace: bool) -> Self {
         Self {
             trace,
@@ -142,7 +142,7 @@ impl History {
         self.last.push_back((now, fact));
     }
 
-    /// Returns the number that stands for all facts so far.
+    /// Returns the digest of all facts so far.
     pub fn digest(&self) -> u64 {
         self.digest.finish()
     }
@@ -152,7 +152,7 @@ impl History {
         self.facts
     }
 
-    /// Says whether nothing has happened.
+    /// Says whether there are no facts.
     pub fn is_empty(&self) -> bool {
         self.facts == 0
     }

@@ -1,5 +1,6 @@
-//! Decides what a modelled drive holds, block by block: the live image (what reads return), the volatile cache, and the
-//! durable image (what survives a power cut). The drive writes them; the oracle looks at the durable one.
+//! Decides the content of a modelled drive, block by block: the live image (what reads return), the volatile
+//! cache, and the durable image (what survives a power cut). The drive writes them; the oracle examines the
+//! durable one.
 //!
 //! ```text
 //!   write ───► live + cache ──── flush, destaging, luck at a power cut ───► durable
@@ -14,20 +15,20 @@ use crate::rng::{Ppm, Rng};
 /// The three images of one drive. A block's content is one number; all are 0 at first.
 #[derive(Debug)]
 pub struct Images {
-    /// The number of its first block: those of several drives are numbered through.
+    /// The number of its first block: blocks are numbered across all drives.
     first: u32,
     live: Vec<Cell>,
     durable: Vec<Cell>,
     /// Blocks whose live content is not durable.
     dirty: BTreeSet<u32>,
-    /// Blocks of which a write has been reported as done since they were last clean: what a flush owes.
+    /// Blocks with a write that was reported as done since they were last clean: a flush owes them.
     owed: BTreeSet<u32>,
-    /// Blocks whose durable content was written since the oracle last asked.
+    /// Blocks whose durable content was written since the oracle last checked.
     changed: Vec<u32>,
     writes: u64,
 }
 
-/// A block's content, and which write of the drive's life put it there.
+/// A block's content, and the number of the write that put it there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     /// The content.
@@ -35,7 +36,7 @@ pub struct Cell {
     write: u64,
 }
 
-/// Draws which blocks are written. Those of one physical block share their fate.
+/// Draws which blocks are written. All blocks of one physical block have the same result.
 #[derive(Debug)]
 pub struct Lot {
     share: Ppm,
@@ -44,7 +45,7 @@ pub struct Lot {
 }
 
 impl Lot {
-    /// Takes such a share of physical blocks, of so many blocks each.
+    /// Takes this share of physical blocks, of `physical` blocks each.
     pub fn new(share: Ppm, physical: u32) -> Self {
         Self {
             share,
@@ -53,7 +54,7 @@ impl Lot {
         }
     }
 
-    /// Says whether it takes a block, given by its place on the drive; ask for blocks in their order.
+    /// Says whether it takes a block, given by its place on the drive; call it for blocks in ascending order.
     pub fn takes(&mut self, block: u32, rng: &mut Rng) -> bool {
         let number = block / self.physical;
         match self.last {
@@ -77,7 +78,7 @@ impl Images {
         }
     }
 
-    /// Returns the numbers of its blocks.
+    /// Returns the numbers of the drive's blocks.
     pub fn blocks(&self) -> Range<u32> {
         self.first..self.first + self.live.len() as u32
     }
@@ -87,12 +88,12 @@ impl Images {
         self.live[self.index(block)].value
     }
 
-    /// Returns what `block` holds after a power cut at which nothing of the cache is saved.
+    /// Returns the content of `block` after a power cut at which nothing of the cache is saved.
     pub fn durable(&self, block: u32) -> u64 {
         self.durable[self.index(block)].value
     }
 
-    /// Writes a block; `through` the cache if it is to be durable at once.
+    /// Writes a block; `through` the cache if it must be durable at once.
     pub fn write(&mut self, block: u32, value: u64, through: bool) {
         self.writes += 1;
         let cell = Cell {
@@ -114,7 +115,7 @@ impl Images {
         }
     }
 
-    /// Returns what a flush of the blocks `range` that starts now has to make durable.
+    /// Returns what a flush of the blocks `range` that starts now must make durable.
     pub fn owed(&self, range: Range<u32>) -> Vec<(u32, Cell)> {
         self.owed
             .range(range)
@@ -137,7 +138,7 @@ impl Images {
         }
     }
 
-    /// Writes some of the cache back, of the drive's own accord.
+    /// Writes some of the cache back, without a flush.
     pub fn destage(&mut self, lot: &mut Lot, rng: &mut Rng) {
         let dirty = self.dirty.iter().copied();
         let chosen: Vec<u32> = dirty.filter(|block| lot.takes(block - self.first, rng)).collect();
@@ -146,7 +147,7 @@ impl Images {
         }
     }
 
-    /// Cuts the power: what is not durable is lost. Returns how many blocks that are.
+    /// Cuts the power: what is not durable is lost. Returns the number of lost blocks.
     pub fn power_cut(&mut self) -> usize {
         let lost = self.dirty.len();
         self.live.copy_from_slice(&self.durable);

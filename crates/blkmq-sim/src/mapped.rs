@@ -1,6 +1,6 @@
-//! Decides which mapped disks lie over the drives of a history, and where their bytes must be: worked out block by block from the
-//! description, in another way than the core's tables do it, so that the oracle can hold these against it.
-//! `world` has the core make its tables of the same description.
+//! Decides which mapped disks lie over the drives of a history, and where their bytes must be: computed block
+//! by block from the specification, differently from the core's tables, so that the oracle can compare the
+//! two. `world` makes the core's tables from the same specification.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +14,12 @@ use crate::setup::{Sabotage, Setup};
 /// The mapped disks of a history, which its clients use.
 #[derive(Clone, Debug)]
 pub struct Mapped {
-    /// In the order of their numbers. A leaf is numbered through all disks of the first drive, then those of the next. All have one
-    /// block size, and say it.
+    /// In the order of their numbers. Leaves are numbered through all disks of the first drive, then those of
+    /// the next. All have one block size, which is stated.
     pub disks: Vec<MapSpec>,
-    /// How many bios each reactor may have under way that went to a member as they are.
+    /// How many bios each reactor may have under way that were passed whole to a member.
     pub passed_max: u32,
-    /// How many in parts.
+    /// How many bios each reactor may have under way in parts.
     pub divided_max: u32,
 }
 
@@ -28,15 +28,15 @@ pub struct Mapped {
 pub struct Layout {
     /// The drives' blocks, in the disk's order.
     pub blocks: Vec<u32>,
-    /// At which of them a new part of a bio begins.
+    /// The indices of the blocks at which a new part of a bio begins.
     pub cuts: BTreeSet<usize>,
-    /// The drives' disks below it, by their first blocks: also those of which a member has a part that this disk does not use, for a
-    /// flush goes to all of a member.
+    /// The drives' disks below it, by their first blocks. Disks below a member that this disk's part of the
+    /// member does not use are included, because a flush goes to all of a member.
     pub leaves: BTreeSet<u32>,
 }
 
 impl Layout {
-    /// A disk that lies on neighbouring blocks.
+    /// A disk that lies on contiguous blocks.
     pub fn plain(blocks: std::ops::Range<u32>) -> Self {
         Self {
             leaves: BTreeSet::from([blocks.start]),
@@ -141,7 +141,7 @@ pub(crate) fn table(setup: &Setup, sabotage: Option<Sabotage>) -> Table {
     let block = u64::from(setup.block());
     let leaf = |queue: usize, disk: usize, limits: &blkmq_core::limits::Limits| {
         let mut limits = limits.clone();
-        // A drive without a cache is flushed by nobody.
+        // No flush is sent to a drive without a cache.
         limits.cache &= sabotage != Some(Sabotage::FlushLeavesOutMember) || queue > 0;
         Leaf {
             queue: queue as u16,

@@ -1,6 +1,6 @@
-//! Decides how bios of the caller's choice run in virtual time: the real queue on one reactor, before one modelled drive, without
-//! faults. Calls cost nothing, so it shows decisions and the drive's time alone. `blkmq replay --simulate` plays recordings on it;
-//! `drive::model` says how long each command takes.
+//! Decides how the caller's bios run in virtual time: the real queue on one reactor, before one modelled
+//! drive, without faults. Calls cost nothing, so only decisions and the drive's time are shown. `blkmq replay
+//! --simulate` plays recordings on it; `drive::model` decides how long each command takes.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -21,16 +21,16 @@ use blkmq_core::time::Instant;
 use crate::drive::model::{Arm, Model, Work};
 use crate::rng::Rng;
 
-/// A drive, as the queue before it needs to know it.
+/// A drive, as its queue must know it.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// How long its commands take. It takes them up in the order in which they come.
+    /// How long its commands take. It starts them in the order in which they arrive.
     pub model: Model,
-    /// How many commands it takes, 1 to 65536; those that it does not serve yet wait inside it.
+    /// How many commands it takes, 1 to 65536; commands that it does not serve yet wait inside it.
     pub tags: u32,
 }
 
-/// A queue with its disks and its drive, and the time there.
+/// A queue with its disks, its drive and its time.
 pub struct ModelledQueue {
     queue: LocalQueue,
     drive: Rc<RefCell<Drive>>,
@@ -39,10 +39,10 @@ pub struct ModelledQueue {
 }
 
 impl ModelledQueue {
-    /// Makes disks of these sizes in bytes behind each other on one drive, each with a group of its own.
+    /// Makes disks of these sizes in bytes one after the other on one drive, each with a group of its own.
     ///
     /// # Errors
-    /// If there can be no such queue: too many disks, or too large ones together.
+    /// If there can be no such queue: too many disks, or their sum is too large.
     pub fn new(spec: &Spec, sched: Kind, sizes: &[u64], seed: u64) -> Result<Self, ConfigError> {
         let mut config = QueueConfig::new("modelled", 1);
         config.tags = TagMode::PerHctx(spec.tags);
@@ -80,23 +80,23 @@ impl ModelledQueue {
         (DiskId(number as u32), GroupId(number as u32 + 1))
     }
 
-    /// The time, which begins at 0.
+    /// The present time, which begins at 0.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Submits a bio. What is submitted before the next wait goes together, and is merged.
+    /// Submits a bio. Bios submitted before the next wait form a batch, and are merged.
     ///
     /// # Errors
-    /// Gives the bio back if too many wait: it has to come again after one has ended.
+    /// Returns the bio if too many wait: submit it again after another one has ended.
     pub fn submit(&mut self, bio: Bio) -> Result<(), Bio> {
         self.queue.submit(bio, self.now, &mut self.fx)
     }
 
-    /// Lets time pass until something has ended, which is added to `ended`, or until then.
+    /// Advances the time until a bio has ended, which is added to `ended`, or until the given time.
     ///
     /// # Panics
-    /// If nothing is under way and no time is given: it would never be over.
+    /// If no bio is under way and no time is given: it would never return.
     pub fn wait(&mut self, until: Option<Instant>, ended: &mut Vec<Bio>) {
         loop {
             self.turn(ended);

@@ -1,8 +1,10 @@
-//! Decides what the paths to the drive of a multipath history do: each works, is cut, or hangs, and all lead to the same medium.
-//! `world` changes the weather and passes messages on; `drive::modelled_hctx` shows the oracle what the core sees above the paths.
+//! Decides what the paths to the drive of a multipath history do: each works, is cut, or hangs, and all lead
+//! to the same medium. `world` has their states changed and messages sent; `drive::modelled_hctx` shows the
+//! oracle the core's view above the paths.
 //!
-//! A path that is cut has the drive let go of what it was given there, and reports that the transport failed; new requests fail
-//! at once. A path that hangs swallows requests and shows no ends; when it works again, what it has swallowed has failed.
+//! When a path is cut, the drive drops the requests from it, and the path reports that the transport failed;
+//! new requests fail at once. A path that hangs takes requests and reports no ends; when it works again, the
+//! requests that it took have failed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,23 +26,23 @@ use crate::stage::Stage;
 /// The paths of a history.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// The priority group of each.
+    /// The priority group of each path.
     pub groups: Vec<u8>,
-    /// How one is chosen at the start.
+    /// The selector at the start.
     pub selector: Selector,
     /// When a higher group is returned to.
     pub failback: Failback,
-    /// What becomes of requests without a path.
+    /// What happens to requests without a path.
     pub no_path: NoPath,
     /// Time between two probes.
     pub check_interval: Nanos,
-    /// Time between two changes of the weather, at least and at most.
+    /// Time between two changes of a path's state, at least and at most.
     pub every: (Nanos, Nanos),
-    /// How often a change is a message of an operator instead.
+    /// How often a message of an operator replaces such a change.
     pub messages: Ppm,
 }
 
-/// How a path is.
+/// The state of a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Weather {
     #[default]
@@ -49,7 +51,7 @@ enum Weather {
     Hung,
 }
 
-/// The paths, as all reactors see them.
+/// The paths, shared by all reactors.
 #[derive(Debug)]
 pub struct Paths {
     pub(crate) multipath: Arc<Multipath>,
@@ -63,7 +65,7 @@ pub struct Paths {
     names: Cell<u32>,
 }
 
-/// Hardware contexts that are to be run.
+/// Hardware contexts that must be run.
 #[derive(Debug, Default)]
 struct Kicks(Mutex<Vec<HctxId>>);
 
@@ -134,8 +136,8 @@ impl Paths {
         path.set((next, changes + 1));
     }
 
-    /// Says what an end that the core is told must not be. With a path, or while requests are held, only errors that are the
-    /// medium's may show.
+    /// Says what is wrong with an end that the core gets. With a path, or while requests are held, only
+    /// errors of the medium may appear.
     pub(crate) fn fault_of(&self, status: Status) -> Option<String> {
         if matches!(status, Status::Ok | Status::Requeue | Status::Medium) {
             return None;
@@ -151,7 +153,7 @@ impl Paths {
         self.weather.iter().any(|path| path.get().0 == Weather::Hung)
     }
 
-    /// Takes the contexts that are to be run.
+    /// Takes the contexts that must be run.
     pub(crate) fn take_kicks(&self) -> Vec<HctxId> {
         std::mem::take(&mut *self.kicks.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

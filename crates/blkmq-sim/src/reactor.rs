@@ -1,5 +1,5 @@
-//! Decides what a modelled reactor does next: one step of the loop that the host's reactors run, at a time.
-//! `world` gives it its turns; the core's `LocalQueue` does the work.
+//! Decides what a modelled reactor does next: one step of the loop that the host's reactors run. `world`
+//! gives it its turns; the core's `LocalQueue` does the work.
 //!
 //! ```text
 //!   Run ─► Submit (some bios a step) ─► Unplug ─┬─ did something ──► Run
@@ -8,7 +8,7 @@
 //!    └────────────────────────────── kick, interrupt, timer, client ────────────────────────┘
 //!   An attached thread goes Away instead of announcing, now and then, and hears nothing until it is back.
 //! ```
-//! A kick that comes before the announcement is dropped, as the host's wake flag drops it: the check must find the work.
+//! A kick before the announcement is dropped, as by the host's wake flag: the check must find the work.
 
 use blkmq_core::bio::Status;
 use blkmq_core::group::ROOT;

@@ -1,7 +1,7 @@
 //! Decides every random choice of a history: one small seeded generator, split into independent streams.
-//! The drives, the CPUs, the clients and the control thread each draw from their own stream, so that a change to one
-//! leaves the choices of the others alone.
-//! By hand and not by `rand`: a history is named by its seed, so no upgrade may change the stream.
+//! The drives, the CPUs, the clients and the control thread each draw from their own stream, so that a change
+//! to one does not change the choices of the others. It does not use `rand`: a history is named by its seed,
+//! so no upgrade may change the stream.
 
 /// A probability in parts per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,7 +11,7 @@ impl Ppm {
     /// Never.
     pub const NEVER: Self = Self(0);
 
-    /// So many percent.
+    /// A probability in percent.
     pub const fn percent(percent: u32) -> Self {
         Self(percent * 10_000)
     }
@@ -58,7 +58,8 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// Says yes with probability `p`. Draws even if `p` is 0, so that switching a fault off moves nothing else.
+    /// Returns true with probability `p`. Draws even if `p` is 0, so that switching a fault off changes no
+    /// other choice.
     pub fn chance(&mut self, p: Ppm) -> bool {
         self.below(1_000_000) < u64::from(p.0)
     }
@@ -66,12 +67,12 @@ impl Rng {
     /// Returns one of `items`.
     ///
     /// # Panics
-    /// If there are none.
+    /// If there are no items.
     pub fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len() as u64) as usize]
     }
 
-    /// Returns an index with a probability in proportion to its weight.
+    /// Returns an index with a probability proportional to its weight.
     ///
     /// # Panics
     /// If all weights are 0.

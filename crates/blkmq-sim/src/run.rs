@@ -1,4 +1,4 @@
-//! Decides how a scenario is run: one seed or many, and what a failure says, so that one command replays it.
+//! Decides how a scenario is run: one seed or many, and how a failure is reported, so that one command replays it.
 
 use std::panic::{self, AssertUnwindSafe};
 
@@ -9,16 +9,16 @@ use crate::world::{self, Summary};
 /// Runs one seed of a scenario; `trace` prints every fact.
 ///
 /// # Errors
-/// What went wrong, and the command that replays it. A panic of the core is such a failure, too.
+/// The failure, and the command that replays it. A panic of the core is such a failure, too.
 pub fn one(scenario: &Scenario, seed: u64, trace: bool) -> Result<Summary, String> {
     with_setup(&scenario.setup_of(seed), seed, trace)
         .map_err(|fault| format!("{fault}\nreplay: {}", replay(scenario, seed)))
 }
 
-/// Runs one seed of a setup of the caller's.
+/// Runs one seed of the caller's setup.
 ///
 /// # Errors
-/// What went wrong.
+/// The failure.
 pub fn with_setup(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, String> {
     let run = AssertUnwindSafe(|| world::run(setup, seed, trace));
     match panic::catch_unwind(run) {

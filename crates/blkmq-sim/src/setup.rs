@@ -1,4 +1,4 @@
-//! Decides what one history is made of: the queue, the drive, the reactors, the clients and the control thread.
+//! Decides the components of one history: the queue, the drive, the reactors, the clients and the control thread.
 //! Scenarios fill it in, partly by chance; `world` runs it.
 
 use blkmq_core::limits::Limits;
@@ -15,24 +15,24 @@ use crate::paths;
 use crate::rng::{Ppm, Rng};
 use crate::workload::Workload;
 
-/// Everything that a history starts from.
+/// The initial state of a history.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// One per reactor: it always comes back to its place of waiting.
+    /// One per reactor: it always returns to its place of waiting.
     pub is_event_loop: Vec<bool>,
     /// How many reactors own a hardware context.
     pub hctxs: u16,
     /// Tags of each hardware context, or of all if shared.
     pub depth: u32,
-    /// One tag set for all.
+    /// All hardware contexts share one tag set.
     pub shared_tags: bool,
-    /// Requests that each reactor has.
+    /// Number of requests of each reactor.
     pub requests_per_reactor: u32,
-    /// What the drive can take.
+    /// The drive's limits.
     pub limits: Limits,
     /// The elevator at the start.
     pub elevator: Kind,
-    /// Who takes requests out of it.
+    /// Which contexts dispatch from it.
     pub dispatch: Dispatch,
     /// The queue's time limit.
     pub timeout: Nanos,
@@ -40,11 +40,11 @@ pub struct Setup {
     pub merges: bool,
     /// Size of each disk in blocks.
     pub disk_blocks: Vec<u32>,
-    /// Disks that refuse changes.
+    /// Disks that refuse writes.
     pub read_only: Vec<bool>,
     /// The drive.
     pub drive: Spec,
-    /// Further drives, with what they can take: each has a queue of its own, and disks, like the first.
+    /// Further drives, with their limits: each has a queue of its own, and disks, like the first.
     pub more_drives: Vec<(Limits, Spec)>,
     /// Mapped disks over the drives' disks, which the clients use instead of these.
     pub mapped: Option<Mapped>,
@@ -54,23 +54,23 @@ pub struct Setup {
     pub clients: Vec<Workload>,
     /// The control thread.
     pub control: Control,
-    /// What steps cost.
+    /// The costs of steps.
     pub costs: Costs,
-    /// The drive writes some of its cache back so often.
+    /// Interval at which the drive writes some of its cache back.
     pub destage_every: Option<Nanos>,
-    /// How often the power is cut.
+    /// Number of power cuts.
     pub power_cuts: u32,
-    /// How often an attached thread stops looking, each time that it has nothing to do.
+    /// How often an attached thread stops polling, each time that it has no work.
     pub away: Ppm,
     /// How long it stays away at most.
     pub away_max: Nanos,
-    /// How often another reactor does a step in the middle of a driver's call, and then one more. Below 100 %.
+    /// How often another reactor takes a step in the middle of a driver's call, and then one more. Below 100 %.
     pub interleave: Ppm,
-    /// Failing: nothing has ended for so long although bios are under way.
+    /// Time without any end, although bios are under way, after which the history fails.
     pub patience: Nanos,
-    /// `check_invariants` is called after one step in so many.
+    /// `check_invariants` is called after one of this many steps.
     pub check_every: u64,
-    /// The harness loses or repeats something, for tests of the oracle.
+    /// A fault of the harness itself, for tests of the oracle.
     pub sabotage: Option<Sabotage>,
 }
 
@@ -91,34 +91,34 @@ pub struct Control {
     pub groups: u32,
 }
 
-/// What the world around the core does wrong on purpose.
+/// Deliberate faults of the world around the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// A bio that has ended is not given back.
+    /// A bio that has ended is not returned.
     LosesEnd,
-    /// A bio that has ended is given back twice.
+    /// A bio that has ended is returned twice.
     RepeatsEnd,
     /// An interrupt of the drive is lost.
     LosesInterrupt,
     /// A kick from one reactor to another is lost.
     LosesKick,
-    /// The queue is said to be quiesced, but nobody has asked it to be.
+    /// The queue is reported as quiesced, but was not asked to quiesce.
     QuiescesNothing,
-    /// A flush of a mapped disk leaves out the first drive.
+    /// A flush of a mapped disk omits the first drive.
     FlushLeavesOutMember,
-    /// A mapped disk takes each chunk for the one beside it.
+    /// A mapped disk addresses the next chunk instead of each chunk.
     AddressesNextChunk,
-    /// A bio is given back when some of its parts are done.
+    /// A bio is returned when some of its parts are done.
     EndsBeforeLastPart,
-    /// A bio of which a part failed is given back without its error.
+    /// A bio with a failed part is returned without the error.
     LosesError,
-    /// A bio of which parts failed in more than one way is given back with another of their errors than the first.
+    /// A bio whose parts failed in more than one way is returned with another of their errors than the first.
     EndsWithAnotherError,
 }
 
 impl Setup {
-    /// A modest history that others are made from: up to four reactors with a hardware context each, flash with a cache,
-    /// three disks of which one is read-only, all operations.
+    /// A modest history as a basis for others: up to four reactors with a hardware context each, flash with a
+    /// cache, three disks of which one is read-only, all operations.
     pub fn base(rng: &mut Rng) -> Self {
         Self {
             is_event_loop: vec![true; rng.from_to(1, 4) as usize],
@@ -152,7 +152,7 @@ impl Setup {
         }
     }
 
-    /// Returns all drives, with what they can take.
+    /// Returns all drives, with their limits.
     pub fn drives(&self) -> impl Iterator<Item = (&Limits, &Spec)> {
         let more = self.more_drives.iter().map(|(limits, drive)| (limits, drive));
         std::iter::once((&self.limits, &self.drive)).chain(more)
@@ -164,7 +164,7 @@ impl Setup {
         blocks.min().expect("there is a drive")
     }
 
-    /// Returns where each disk of a drive lies, one behind the other.
+    /// Returns where each disk of a drive lies, one after the other.
     pub fn places(&self, drive: usize) -> Vec<Span> {
         let mut first = drive as u32 * self.disk_blocks.iter().sum::<u32>();
         let place = |&blocks: &u32| {
@@ -180,7 +180,7 @@ impl Setup {
         self.hctxs.min(self.is_event_loop.len() as u16)
     }
 
-    /// Returns within how many events of a life the power is cut: somewhere in the clients' work.
+    /// Returns within how many events of a life the power is cut: while the clients work.
     pub fn events_before_cut(&self) -> u64 {
         let bios: u64 = (0..self.is_event_loop.len())
             .map(|id| self.clients[id % self.clients.len()].bios)
@@ -197,7 +197,7 @@ impl Setup {
 }
 
 impl Control {
-    /// No control action.
+    /// No control actions.
     pub fn none() -> Self {
         Self {
             every: None,
@@ -209,7 +209,7 @@ impl Control {
         }
     }
 
-    /// An action every so many microseconds on average.
+    /// An action every `us` microseconds on average.
     pub fn every_us(us: u64) -> Self {
         Self {
             every: Some((Nanos::from_micros(us / 2), Nanos::from_micros(us * 3 / 2))),
@@ -218,7 +218,7 @@ impl Control {
     }
 }
 
-/// The limits of a drive with a cache: small transfers, so that bios are split; FUA by chance.
+/// The limits of a drive with a cache: small transfers, so that bios are split; FUA at random.
 pub fn limits(rng: &mut Rng) -> Limits {
     Limits {
         logical_block: 4096,

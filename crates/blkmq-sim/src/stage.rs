@@ -12,7 +12,7 @@ use crate::history::{Fact, History};
 use crate::oracle::Oracle;
 use crate::paths::Paths;
 
-/// What all parts of one history share. It outlives a power cut; the queue and its reactors do not.
+/// The state that all parts of one history share. It outlives a power cut; the queue and its reactors do not.
 #[derive(Debug)]
 pub struct Stage {
     /// The time.
@@ -21,21 +21,21 @@ pub struct Stage {
     pub drives: Vec<RefCell<Drive>>,
     /// The oracle.
     pub oracle: RefCell<Oracle>,
-    /// What has happened.
+    /// The history.
     pub history: RefCell<History>,
     /// The highest token given to a bio.
     pub tokens: Cell<u64>,
-    /// What the drivers have been asked to do, for the cost of it.
+    /// The drivers' work, for its cost.
     pub work: Cell<Work>,
-    /// Groups that bios may be submitted to: those that live, and those that were removed and are not quite gone.
+    /// Groups that bios may be submitted to: living ones, and removed ones that are not retired.
     pub groups: RefCell<Vec<GroupId>>,
     /// The paths to the drive, if there are several.
     pub paths: Option<Rc<Paths>>,
-    /// Who lets another reactor run in the middle of a driver's call.
+    /// Lets another reactor run in the middle of a driver's call.
     pub others: RefCell<Option<Weak<dyn Others>>>,
 }
 
-/// How often drivers were called, since the world last looked.
+/// How often drivers were called since the world last took the counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     /// Requests issued.
@@ -46,7 +46,7 @@ pub struct Work {
 
 /// The reactors that run on other CPUs.
 pub trait Others: std::fmt::Debug {
-    /// Maybe lets others do some steps now, although one reactor is in the middle of its own.
+    /// May let others take some steps now, although one reactor is in the middle of its own.
     fn run_meanwhile(&self);
 }
 
@@ -56,7 +56,7 @@ impl Stage {
         self.history.borrow_mut().note(self.now.get(), fact);
     }
 
-    /// Lets the drives do what they do by themselves until now.
+    /// Lets the drives handle their own events until now.
     pub fn advance_drives(&self) {
         let mut oracle = self.oracle.borrow_mut();
         for drive in &self.drives {
@@ -64,7 +64,7 @@ impl Stage {
         }
     }
 
-    /// Says whether that is so for any drive.
+    /// Says whether the condition holds for any drive.
     pub fn any_drive(&self, is_so: impl Fn(&Drive) -> bool) -> bool {
         self.drives.iter().any(|drive| is_so(&drive.borrow()))
     }

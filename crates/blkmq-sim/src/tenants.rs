@@ -1,5 +1,5 @@
-//! Decides what happens to groups while the queue is in use: they are made, weighted, capped, moved and removed at random,
-//! and what the core says of it is held against a model of the tree. `control` calls it.
+//! Decides how groups change while the queue is in use: they are made, weighted, capped, moved and removed at
+//! random, and the core's answers are compared with a model of the tree. `control` calls it.
 
 use blkmq_core::group::{Cap, CapKind, Caps, Change, GroupError, ROOT};
 use blkmq_core::ids::GroupId;
@@ -15,7 +15,7 @@ use crate::stage::Stage;
 pub(crate) struct Tenants {
     /// Living groups with their parents.
     living: Vec<(GroupId, GroupId)>,
-    /// Removed ones that were not seen to be gone, in order.
+    /// Removed groups that were not seen to be retired, in order.
     leaving: Vec<GroupId>,
 }
 
@@ -88,7 +88,7 @@ impl Tenants {
         stage: &Stage,
     ) {
         let Ok(result) = result else {
-            // Somebody was inside the gate: as if nobody had asked.
+            // The gate was held: nothing has changed.
             return;
         };
         let done = result.is_ok();
@@ -118,7 +118,7 @@ impl Tenants {
         self.living.push((id, parent));
     }
 
-    /// From now on, nothing is submitted to groups that are gone: their places may be given away.
+    /// From now on, no bio is submitted to retired groups: their numbers may be reused.
     fn see_who_is_gone(&mut self, queue: &Queue, stage: &Stage) {
         let Ok(left) = queue.retire_groups() else {
             return;

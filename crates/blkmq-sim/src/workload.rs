@@ -1,5 +1,5 @@
-//! Decides what a client asks for: the mix of operations, the sizes and places, how many at a time, bursts and pauses.
-//! One client lives on each reactor; `world` asks it for bios and tells it of their ends.
+//! Decides what a client submits: the mix of operations, the sizes and places, the depth, bursts and pauses.
+//! Each reactor has one client; `world` takes bios from it and reports their ends.
 
 use blkmq_core::bio::{Bio, Class, Data, Flags, Op, Prio};
 use blkmq_core::ids::{DiskId, GroupId};
@@ -7,10 +7,10 @@ use blkmq_core::time::{Instant, Nanos};
 
 use crate::rng::{Ppm, Rng};
 
-/// What a client does.
+/// The behaviour of a client.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// How many bios it submits in all.
+    /// Number of bios that it submits.
     pub bios: u64,
     /// How many it has under way at a time: drawn for each burst, at least and at most.
     pub depth: (u64, u64),
@@ -22,7 +22,7 @@ pub struct Workload {
     pub preflush: Ppm,
     /// How often a bio forbids merging.
     pub no_merge: Ppm,
-    /// How often a bio goes on where the last one ended, with the same operation, group and priority.
+    /// How often a bio continues where the last one ended, with the same operation, group and priority.
     pub sequential: Ppm,
     /// Longest bio in blocks.
     pub blocks_max: u64,
@@ -80,7 +80,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Makes a client of a queue whose disks have so many blocks of so many bytes.
+    /// Makes a client of a queue whose disks have these numbers of blocks, of `block` bytes each.
     pub fn new(workload: Workload, disk_blocks: Vec<u32>, block: u32, rng: Rng) -> Self {
         let left = workload.bios;
         let mut client = Self {
@@ -130,20 +130,20 @@ impl Client {
         bio
     }
 
-    /// Its bio was not taken: it has to wait for an end.
+    /// Takes back a bio that was refused: the client must wait for an end.
     pub fn refused(&mut self, bio: Bio) {
         self.under_way -= 1;
         self.refused = Some(bio);
     }
 
-    /// Takes back the bio that was refused, to try again.
+    /// Returns the bio that was refused, to try again.
     pub fn retry(&mut self) -> Option<Bio> {
         let bio = self.refused.take()?;
         self.under_way += 1;
         Some(bio)
     }
 
-    /// One of its bios has ended.
+    /// Notes that one of its bios has ended.
     pub fn ended(&mut self) {
         self.under_way -= 1;
     }
@@ -164,7 +164,7 @@ impl Client {
         self.burst = self.rng.from_to(least, most);
     }
 
-    /// The host has lost its power and comes up again: nothing is under way.
+    /// Notes that the host has lost its power and starts again: nothing is under way.
     pub fn reboot(&mut self) {
         self.under_way = 0;
         self.refused = None;

@@ -1,5 +1,6 @@
-//! Decides the course of one history: takes the next event, moves the time, lets a reactor, the drive or the control thread
-//! do its part, and shows the result to the oracle. A power cut ends one life of the queue and begins the next.
+//! Decides the course of one history: takes the next event, moves the time, lets a reactor, the drive or the
+//! control thread act, and reports the result to the oracle. A power cut ends one life of the queue and
+//! begins the next.
 
 mod alive;
 mod boot;
@@ -459,7 +460,7 @@ impl World {
         }
     }
 
-    /// Says whether this one is to be lost on purpose.
+    /// Says whether this one must be lost on purpose.
     fn loses(&self, what: Sabotage) -> bool {
         self.setup.sabotage == Some(what) && self.rng.borrow_mut().below(20) == 0
     }

@@ -1,7 +1,7 @@
 //! Decides where atomics come from: the standard library, or loom while a model runs (`--cfg loom`).
 //!
-//! Every other module takes its atomics, cells, fences and `Arc` from here, so the code that is modelled is
-//! the code that ships. Two fences are cheaper than the models assume: [`fence_after_rmw`], and those of
+//! Every other module takes its atomics, cells, fences and `Arc` from here, so the modelled code is the
+//! shipped code. Two fences are cheaper than the models assume: [`fence_after_rmw`], and the fences of
 //! [`crate::barrier`].
 
 #[cfg(loom)]
@@ -19,7 +19,7 @@ pub(crate) use std::sync::{
 };
 
 /// A cell with loom's interface over the standard library's cell: access through closures, so that loom can
-/// watch it.
+/// observe it.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -50,7 +50,7 @@ pub(crate) fn full_fence() {
     faults::fence_unless(faults::Fault::NoFullFence);
 }
 
-/// A full fence: the often passed one of a pair, see [`crate::barrier`].
+/// A full fence: the frequent one of a pair, see [`crate::barrier`].
 #[inline(always)]
 pub(crate) fn light_fence() {
     #[cfg(not(loom))]
@@ -59,7 +59,7 @@ pub(crate) fn light_fence() {
     faults::fence_unless(faults::Fault::NoLightFence);
 }
 
-/// A full fence: the seldom passed one of a pair, see [`crate::barrier`].
+/// A full fence: the rare one of a pair, see [`crate::barrier`].
 pub(crate) fn heavy_fence() {
     #[cfg(not(loom))]
     fence(Ordering::SeqCst);
@@ -67,10 +67,10 @@ pub(crate) fn heavy_fence() {
     faults::fence_unless(faults::Fault::NoHeavyFence);
 }
 
-/// A full fence for a thread whose access before it, that is to be ordered, was a read-modify-write.
+/// A full fence for a thread whose preceding access, which must be ordered, was a read-modify-write.
 ///
-/// On x86-64 that read-modify-write carried a `lock` prefix: later loads already wait for it, and only the
-/// compiler must be held back. Elsewhere, and in the models, this is `fence(SeqCst)`.
+/// On x86-64 that read-modify-write has a `lock` prefix: later loads already wait for it, and only the
+/// compiler must be restrained. Elsewhere, and in the models, this is `fence(SeqCst)`.
 #[inline(always)]
 pub(crate) fn fence_after_rmw() {
     #[cfg(all(not(loom), target_arch = "x86_64", not(miri)))]
@@ -81,7 +81,7 @@ pub(crate) fn fence_after_rmw() {
     faults::fence_unless(faults::Fault::NoFenceAfterRmw);
 }
 
-/// Passes some nanoseconds of a wait that has been looped for `spins` times, or lets another thread run.
+/// Waits some nanoseconds in a loop that has run `spins` times, or lets another thread run.
 pub(crate) fn wait_a_little(spins: u32) {
     #[cfg(loom)]
     let _ = spins;
@@ -99,14 +99,14 @@ pub(crate) fn wait_a_little(spins: u32) {
 #[cfg(not(loom))]
 const SPINS_PER_YIELD: u32 = 100;
 
-/// Faults that a model can put into the code it checks, to show that it would find them.
+/// Faults that a model can inject into the code it checks, to show that it would find them.
 #[cfg(loom)]
 pub(crate) mod faults {
     use std::cell::Cell;
 
     use super::{Ordering, fence};
 
-    /// What is left out.
+    /// The fence that is left out.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[cfg_attr(not(test), allow(dead_code))] // Only models inject faults.
     pub(crate) enum Fault {
@@ -118,7 +118,7 @@ pub(crate) mod faults {
     }
 
     std::thread_local! {
-        /// All threads of a model run on the thread of its test, so this reaches them all and no other test.
+        /// All threads of a model run on the thread of its test, so this affects all of them and no other test.
         pub(crate) static INJECTED: Cell<Fault> = const { Cell::new(Fault::None) };
     }
 

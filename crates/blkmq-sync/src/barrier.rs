@@ -1,36 +1,35 @@
-//! Decides who pays for a full fence between a thread that comes often and one that comes seldom: the latter.
+//! Decides which of two threads, a frequent and a rare one, pays for a full fence between them: the rare one.
 //!
 //! [`crate::epoch_count`] needs such a pair: a user of a queue enters millions of times a second, a freezer
-//! comes when an operator changes something. A full fence on each side costs the user 7 to 10 ns each time.
-//! Linux's `membarrier` lets the seldom one pay for both: between its call and its return, every running
-//! thread of the process passes a full fence somewhere in its program, so the often one needs only to keep
-//! the compiler from moving its accesses.
+//! runs when an operator changes something. A full fence on each side costs the user 7 to 10 ns each time.
+//! Linux's `membarrier` lets the rare thread pay for both: between its call and its return, every running
+//! thread of the process passes a full fence somewhere in its program, so the frequent thread only needs to
+//! keep the compiler from moving its accesses.
 //!
-//! Where that fence falls for a user that stores and then loads: before the store (then the load comes after
-//! the heavy fence began, and sees what was stored before it), or after the store (then whoever loads after
-//! the heavy fence sees the store). A full fence on both sides promises the same, and that is what the models
-//! check.
+//! If a user stores and then loads, that fence is either before the store (then the load comes after the
+//! heavy fence began, and sees what was stored before it), or after the store (then a load after the heavy
+//! fence sees the store). A full fence on both sides guarantees the same, and the models check that.
 
 use std::sync::atomic::compiler_fence;
 
 use crate::atomic::{Ordering, heavy_fence, light_fence};
 
-/// A pair of fences: whichever of two threads passes its own first, the other one sees its stores.
+/// A pair of fences: of two threads, the one that passes its fence second sees the stores before the other's fence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Barrier {
-    /// Whether the kernel fences the other threads for us. False also where it may not (some sandboxes).
+    /// Whether the kernel fences the other threads for us. False also if it may not (some sandboxes).
     is_one_sided: bool,
 }
 
 impl Barrier {
-    /// Asks the kernel for its side, once per process.
+    /// Asks the kernel for its support, once per process.
     pub(crate) fn new() -> Self {
         Self {
             is_one_sided: kernel::is_ready(),
         }
     }
 
-    /// The fence of who comes often.
+    /// The fence of the frequent thread.
     #[inline(always)]
     pub(crate) fn light(self) {
         if self.is_one_sided {
@@ -40,8 +39,8 @@ impl Barrier {
         }
     }
 
-    /// The fence of who comes seldom: about a microsecond, and an interrupt to each processor that runs this
-    /// process.
+    /// The fence of the rare thread: costs about a microsecond, and an interrupt to each processor that runs
+    /// this process.
     pub(crate) fn heavy(self) {
         if self.is_one_sided {
             kernel::fence_everybody();
@@ -57,7 +56,7 @@ mod kernel {
 
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    /// Registers the process for the call below, the first time. A child of `fork` inherits that.
+    /// Registers the process for the call below, the first time. A child of `fork` inherits the registration.
     pub(super) fn is_ready() -> bool {
         static IS_READY: OnceLock<bool> = OnceLock::new();
         *IS_READY.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())

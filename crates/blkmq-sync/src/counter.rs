@@ -1,14 +1,15 @@
 //! Decides how one thread counts and any thread reads, without a read-modify-write.
 //!
-//! Each reactor keeps its own counters (a statistics shard); a reader folds the shards of all reactors.
+//! Each reactor keeps its own counters (a statistics shard); a reader adds up the shards of all reactors.
 
 use crate::atomic::{AtomicU64, Ordering};
 
 /// A number that one thread writes and any thread reads whole.
 ///
 /// The owner adds with a plain load and a plain store, so counting costs no locked instruction. Two threads
-/// that write the same counter lose additions (nothing worse): give each its own and fold. All accesses are
-/// relaxed, because a statistic orders nothing; a reader sees each counter only grow if the owner only adds.
+/// that write the same counter lose additions (nothing worse): give each its own and add them up. All
+/// accesses are relaxed, because a statistic orders nothing; a reader sees each counter only grow if the
+/// owner only adds.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -19,20 +20,20 @@ impl Counter {
         Self::default()
     }
 
-    /// Adds `n`, wrapping. For the owning thread only.
+    /// Adds `n`, wrapping. Called by the owning thread only.
     #[inline]
     pub fn add(&self, n: u64) {
         let now = self.0.load(Ordering::Relaxed).wrapping_add(n);
         self.0.store(now, Ordering::Relaxed);
     }
 
-    /// Replaces the value (a gauge). For the owning thread only.
+    /// Replaces the value (a gauge). Called by the owning thread only.
     #[inline]
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// The value as this thread sees it now. Any thread may ask.
+    /// The value as this thread sees it now. Any thread may call it.
     #[inline]
     #[must_use]
     pub fn get(&self) -> u64 {

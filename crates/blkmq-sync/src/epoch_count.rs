@@ -1,30 +1,30 @@
-//! Decides whether a frozen queue has drained: nobody is inside, and all that was started has finished.
+//! Decides whether a frozen queue has drained: no user is inside, and all requests that were started have finished.
 //!
 //! Freezing comes before a switch of elevator, depth or target. Users never write a shared line for it: each
-//! reactor has a shard, and the one who freezes reads them all.
+//! reactor has a shard, and the freezer reads all shards.
 //!
-//! A user enters its shard, submits, counts what it started, and exits. A request that has started may
-//! outlive the stay; `finished` counts its end, on the shard of whoever ends it.
+//! A user enters its shard, submits, counts the requests that it started, and exits. A request may outlive
+//! the stay in which it was started; `finished` counts its end, on the shard of the reactor that ends it.
 //!
 //! Pairings: `enter` writes `inside`, passes a fence, then reads the depth; the freezer writes the depth,
-//! passes a fence, then reads `inside`. Whoever passes first is seen by the other: either the user sees the
-//! freeze and goes away, or the freezer sees the user inside. The two fences are a pair of `barrier`, in
-//! which the freezer pays for both. `exit` clears `inside` with Release, seen by the Acquire in `is_vacant`,
-//! so `started` is complete once nobody is inside. `finished` is stored with Release, seen by the Acquire in
-//! `is_drained`, so what the request did happened before the drain ended.
+//! passes a fence, then reads `inside`. The thread that passes its fence second sees the other's store:
+//! either the user sees the freeze and leaves, or the freezer sees the user inside. The two fences are a pair
+//! of `barrier`, in which the freezer pays for both. `exit` clears `inside` with Release, seen by the Acquire
+//! in `is_vacant`, so `started` is complete once no user is inside. `finished` is stored with Release, seen
+//! by the Acquire in `is_drained`, so the effects of the requests happened before the drain ended.
 
 use crate::CachePadded;
 use crate::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::barrier::Barrier;
 
-/// One reactor's part of the count. Only its reactor writes it; it lies on a cache line of its own.
+/// One reactor's part of the count. Only its reactor writes it; it has a cache line of its own.
 #[derive(Debug, Default)]
 pub struct UsageShard(CachePadded<Usage>);
 
-/// Whether a queue is frozen, and who uses it.
+/// Whether a queue is frozen, and which users are inside.
 #[derive(Debug)]
 pub struct FreezeState {
-    /// How many freezes are nested; users stay out unless it is 0.
+    /// How many freezes are nested; users may enter only at 0.
     depth: CachePadded<AtomicU32>,
     shards: Box<[UsageShard]>,
     /// Between `inside` and `depth`: users pass the light side, freezers the heavy one.
@@ -52,8 +52,8 @@ impl FreezeState {
     }
 
     /// Enters unless the queue is frozen. On true the caller may start requests until it calls
-    /// [`FreezeState::exit`]. For the shard's reactor; a stay does not nest. Cost: one store to the reactor's
-    /// own line and one load.
+    /// [`FreezeState::exit`]. Called by the shard's reactor; stays do not nest. Cost: one store to the
+    /// reactor's own line and one load.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -70,7 +70,7 @@ impl FreezeState {
         usage.inside.store(1, Ordering::Relaxed);
         // Pairs with the heavy fences in `start_freeze` and `is_vacant`.
         self.barrier.light();
-        // Acquire: pairs with the Release in `end_freeze`: what was changed while frozen is visible.
+        // Acquire: pairs with the Release in `end_freeze`: changes made while frozen are visible.
         if self.depth.load(Ordering::Acquire) == 0 {
             return true;
         }
@@ -78,7 +78,7 @@ impl FreezeState {
         false
     }
 
-    /// Ends a stay. For the shard's reactor.
+    /// Ends a stay. Called by the shard's reactor.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -90,11 +90,11 @@ impl FreezeState {
             1,
             "shard {shard} is not inside"
         );
-        // Release: pairs with the Acquire in `is_drained`; what was started is counted.
+        // Release: pairs with the Acquire in `is_vacant`; the started requests are counted.
         usage.inside.store(0, Ordering::Release);
     }
 
-    /// Counts `n` requests that the shard's reactor started. For that reactor, while it is inside.
+    /// Counts `n` requests that the shard's reactor started. Called by that reactor, while it is inside.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -105,8 +105,8 @@ impl FreezeState {
         started.store(started.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Counts `n` requests that the shard's reactor finished, whoever started them. For that reactor, inside
-    /// or not.
+    /// Counts `n` requests that the shard's reactor finished, whichever reactor started them. Called by that
+    /// reactor, inside or not.
     ///
     /// # Panics
     /// If there is no such shard.
@@ -120,14 +120,14 @@ impl FreezeState {
         );
     }
 
-    /// Whether somebody has frozen the queue, at this moment. A hint: only `enter` decides.
+    /// Whether the queue is frozen at this moment. A hint: only `enter` decides.
     #[inline]
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.depth.load(Ordering::Relaxed) != 0
     }
 
-    /// Keeps users out from now on; those inside may stay until they exit. Freezes nest. Any thread.
+    /// Keeps users out from now on; users inside may stay until they exit. Freezes nest. Any thread.
     ///
     /// # Panics
     /// If 2^32 freezes are nested.
@@ -143,18 +143,17 @@ impl FreezeState {
     /// # Panics
     /// If the queue is not frozen.
     pub fn end_freeze(&self) -> bool {
-        // Release: pairs with the Acquire in `enter`. Acquire: the last one sees what the other freezers
-        // changed.
+        // Release: pairs with the Acquire in `enter`. Acquire: the last freezer sees what the others changed.
         let before = self.depth.fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "end_freeze without start_freeze");
         before == 1
     }
 
-    /// Whether nobody is inside and everything that was started has finished. Once true on a queue that the
+    /// Whether no user is inside and everything that was started has finished. Once true on a queue that the
     /// caller has frozen, it stays true until the last freeze ends. Any thread that knows of the freeze.
     ///
-    /// The order of reading: *inside* first. When all are seen outside, each last stay under the old depth
-    /// has ended and is visible with its count (Acquire), and later ones turn away without counting:
+    /// The order of reading: *inside* first. When all users are seen outside, each last stay under the old
+    /// depth has ended and is visible with its count (Acquire), and later users leave without counting:
     /// `started` does not change any more. Then *finished*, then *started*. Both only grow and nothing
     /// finishes before it starts, so reading `finished` first can only make the answer "not yet" (this
     /// matters on a queue that is not frozen, where `started` still grows: true then means that nothing was
@@ -164,20 +163,20 @@ impl FreezeState {
         self.is_vacant() && self.outstanding() == 0
     }
 
-    /// Whether nobody is inside at this moment. Once true on a queue that the caller has frozen, whoever
-    /// enters later turns away (or, on a queue that is not frozen, it says little). Any thread that knows of
-    /// the freeze. Contains the heavy fence, about a microsecond: poll it, but not in a tight loop.
+    /// Whether no user is inside at this moment. Once true on a queue that the caller has frozen, any user
+    /// that enters later leaves again (on a queue that is not frozen, it says little). Any thread that knows
+    /// of the freeze. Contains the heavy fence, about a microsecond: poll it, but not in a tight loop.
     #[must_use]
     pub fn is_vacant(&self) -> bool {
         // Pairs with the light fence in `enter`. The thread that called `start_freeze` has passed one;
-        // another one that merely learned of the freeze needs its own between that and the loads below.
+        // another thread that only learned of the freeze needs its own between that and the loads below.
         self.barrier.heavy();
         self.shards
             .iter()
             .all(|shard| shard.0.inside.load(Ordering::Acquire) == 0)
     }
 
-    /// Requests started and not finished: exact when drained or at rest, else near it and never negative.
+    /// Requests started and not finished: exact when drained or at rest, otherwise approximate and never negative.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         let finished = self.sum(|usage| &usage.finished);

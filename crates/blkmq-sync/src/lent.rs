@@ -1,6 +1,6 @@
-//! Decides who may say that a piece of memory can be read or written by a driver: only who promises, in an
-//! `unsafe` constructor, that it stays valid until the bio ends. Its neighbours are `blkmq_core::bio`, which
-//! carries it, and the drivers, which hand its address to the kernel.
+//! Decides who may declare that a driver can read or write a piece of memory: only a caller that promises, in
+//! an `unsafe` constructor, that the memory stays valid until the bio ends. Its neighbours are
+//! `blkmq_core::bio`, which carries it, and the drivers, which pass its address to the kernel.
 
 use std::ptr::NonNull;
 
@@ -18,7 +18,7 @@ impl Lent {
     ///
     /// # Safety
     /// From now until the bio that carries this value has ended, the whole range must be valid for reads (a
-    /// write bio) or for writes (a read bio) from any thread, and nobody else may write to it or, for a read
+    /// write bio) or for writes (a read bio) from any thread, and nothing else may write to it or, for a read
     /// bio, read it.
     pub const unsafe fn new(start: NonNull<u8>, len: u32) -> Self {
         Self { start, len }
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_part_stays_inside_its_piece() {
         let mut bytes = [0u8; 16];
-        // SAFETY: `bytes` outlives `lent`, and nobody uses it meanwhile.
+        // SAFETY: `bytes` outlives `lent`, and nothing uses it meanwhile.
         let lent = unsafe { Lent::new(NonNull::from(&mut bytes).cast(), 16) };
         let part = lent.part(10, 100);
         assert_eq!(part.len(), 6);

@@ -1,15 +1,15 @@
-//! Decides how far the models go: every interleaving with at most two preemptions, unless
-//! `LOOM_MAX_PREEMPTIONS` says otherwise, and how they inject faults.
+//! Decides the extent of the models: every interleaving with at most two preemptions, unless
+//! `LOOM_MAX_PREEMPTIONS` sets another limit, and how they inject faults.
 //!
-//! Whoever acts in a scenario is a thread of its own; the first thread only spawns, joins and looks at the end.
-//! When it acted too, loom left out orders in which the others act first, and after a `yield_now` it lets no
-//! load return a value that its thread has seen before. Both hid faults. So threads do not repeat until they
-//! see something; they look once or twice, and what must hold is asserted at the end.
+//! Every actor in a scenario is a thread of its own; the first thread only spawns, joins and checks at the
+//! end. When it acted too, loom left out orders in which the others act first, and after a `yield_now` it
+//! lets no load return a value that its thread has seen before. Both hid faults. So threads do not loop until
+//! they see something; they look once or twice, and invariants are asserted at the end.
 //!
-//! The models were tried on 29 weakened copies of the code (an ordering made relaxed, a step left out), beside
-//! the faults that the tests inject. They find 25. Of the other four, two drop an Acquire that the fence after
-//! it makes redundant, one drops an Acquire that no reader of the run state relies on, and one is a `start` of
-//! run work that queues nothing when nobody asked, which a unit test finds.
+//! The models were tried on 29 weakened copies of the code (an ordering made relaxed, a step left out), in
+//! addition to the faults that the tests inject. They find 25. Of the other four, two drop an Acquire that
+//! the fence after it makes redundant, one drops an Acquire that no reader of the run state relies on, and
+//! one is a `start` of run work that queues nothing when no run was requested, which a unit test finds.
 
 use crate::atomic::faults::{Fault, INJECTED};
 

@@ -1,10 +1,10 @@
 //! Decides how many threads hand items to one: the mailbox of a reactor.
 //!
-//! One producer only: [`crate::spsc`], which needs no read-modify-write. Whether the receiver must be woken
-//! after a push is [`crate::wake_flag`]'s question.
+//! For one producer, [`crate::spsc`] needs no read-modify-write. Whether the receiver must be woken after a
+//! push is decided by [`crate::wake_flag`].
 //!
-//! Every push draws a ticket; tickets number the positions of an endless row that is folded onto the slots.
-//! Ticket `t` goes to slot `t mod capacity` in lap `t / capacity`. Each slot says whose turn it is:
+//! Every push draws a ticket; tickets number the positions of an endless row that is mapped onto the slots.
+//! Ticket `t` goes to slot `t mod capacity` in lap `t / capacity`. Each slot has a turn:
 //!
 //! ```text
 //!   turn = 2 * lap       free, waits for the item of this lap      (the producer with the ticket may write)
@@ -13,12 +13,12 @@
 //!
 //! Pairings: the producer's Release store of `turn` is seen by the receiver's Acquire load, so the item is
 //! written; the receiver's Release store of `turn` is seen by the Acquire load of the next lap's producer, so
-//! the item has been moved out. The ticket counter itself orders nothing (relaxed): a turn is given away only
-//! to the winner of its ticket.
+//! the item has been moved out. The ticket counter itself orders nothing (relaxed): a turn belongs only to
+//! the winner of its ticket.
 //!
 //! A producer that is descheduled between drawing its ticket and writing its item holds back the items behind
-//! it until it goes on. Nothing is lost by that: it wakes the receiver after its own push, and the receiver
-//! then finds all of them.
+//! it until it continues. Nothing is lost: it wakes the receiver after its own push, and the receiver then
+//! finds all items.
 
 use std::mem::MaybeUninit;
 
@@ -33,18 +33,17 @@ pub struct Sender<T>(Arc<Mpsc<T>>);
 #[derive(Debug)]
 pub struct Receiver<T> {
     ring: Arc<Mpsc<T>>,
-    /// The ticket of the next item to take. Only this half knows it; producers learn of free slots from their
-    /// turns.
+    /// The ticket of the next item to take. Only this half knows it; producers find free slots by their turns.
     head: u64,
 }
 
 /// Makes a ring that holds at least `capacity_min` items (rounded up to a power of two, at least 1).
 ///
-/// Everything is allocated here; pushing and popping allocate nothing. Items left over are dropped with the
+/// Everything is allocated here; pushing and popping allocate nothing. Remaining items are dropped with the
 /// last handle.
 ///
 /// # Panics
-/// If the rounded capacity does not fit in half of `usize`, or memory for it cannot be had.
+/// If the rounded capacity does not fit in half of `usize`, or memory for it is not available.
 #[must_use]
 pub fn channel<T: Send>(capacity_min: usize) -> (Sender<T>, Receiver<T>) {
     assert!(
@@ -67,23 +66,23 @@ impl<T> Clone for Sender<T> {
 }
 
 impl<T> Sender<T> {
-    /// Appends an item. Lock-free: a push repeats only when another one got ahead.
+    /// Appends an item. Lock-free: a push repeats only if another one came first.
     ///
     /// # Errors
-    /// Gives the item back when the ring is full.
+    /// Returns the item if the ring is full.
     #[inline]
     pub fn push(&self, item: T) -> Result<(), T> {
         self.0.push(item)
     }
 
-    /// Appends all items, next to each other, at the price of one; what is left in `items` on return did not fit: all, or
-    /// none.
+    /// Appends all items, next to each other, at the cost of one; items left in `items` on return did not
+    /// fit: all, or none.
     #[inline]
     pub fn push_all(&self, items: &mut Vec<T>) {
         self.0.push_all(items);
     }
 
-    /// How many items fit.
+    /// Number of items that fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.0.slots.len()
@@ -102,10 +101,9 @@ impl<T> Receiver<T> {
         Some(item)
     }
 
-    /// Calls `f` for each item that is there, oldest first, at most one ring full of them, and returns how
-    /// many.
+    /// Calls `f` for each item that is there, oldest first, for at most a full ring of items, and returns how many.
     ///
-    /// If `f` panics, the items it was called for are gone and the rest stay in the ring.
+    /// If `f` panics, the items it was called for are gone and the others stay in the ring.
     #[inline]
     pub fn drain(&mut self, mut f: impl FnMut(T)) -> usize {
         for taken in 0..self.ring.slots.len() {
@@ -129,7 +127,7 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// Whether nothing is there to take. One load of a line that only a push writes.
+    /// Whether there is nothing to take. One load of a line that only a push writes.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -138,19 +136,19 @@ impl<T> Receiver<T> {
         slot.turn.load(Ordering::Acquire) != full_in(lap)
     }
 
-    /// How many items fit.
+    /// Number of items that fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.ring.slots.len()
     }
 }
 
-/// What senders and the receiver share.
+/// The state that senders and the receiver share.
 #[derive(Debug)]
 struct Mpsc<T> {
     /// The next ticket. 64 bits do not wrap in the life of a process.
     tickets: CachePadded<AtomicU64>,
-    /// A power of two of them.
+    /// Their number is a power of two.
     slots: Box<[Slot<T>]>,
 }
 
@@ -174,15 +172,14 @@ impl<T> Mpsc<T> {
         let mut ticket = self.tickets.load(Ordering::Relaxed);
         loop {
             let (slot, lap) = self.place(ticket);
-            // Acquire: pairs with the receiver's Release store; the item of the lap before has been moved
-            // out.
+            // Acquire: pairs with the receiver's Release store; the item of the previous lap has been moved out.
             let turn = slot.turn.load(Ordering::Acquire);
             if turn < free_in(lap) {
-                return Err(item); // The item of the lap before is still there.
+                return Err(item); // The item of the previous lap is still there.
             }
             if turn > free_in(lap) {
-                // Somebody took this ticket. The load above saw a store that came after its exchange, so this
-                // sees more.
+                // Another producer took this ticket. The load above saw a store that came after its exchange,
+                // so this load sees a newer ticket.
                 ticket = self.tickets.load(Ordering::Relaxed);
                 continue;
             }
@@ -209,7 +206,7 @@ impl<T> Mpsc<T> {
         loop {
             // Slots become free in the order of their tickets: if the last one is free, all are.
             let (slot, lap) = self.place(first + count - 1);
-            // Acquire: pairs with the receiver's Release store; the items of the lap before have been moved out.
+            // Acquire: pairs with the receiver's Release store; the items of the previous lap have been moved out.
             let turn = slot.turn.load(Ordering::Acquire);
             if turn < free_in(lap) {
                 return;
@@ -222,7 +219,7 @@ impl<T> Mpsc<T> {
             if won {
                 break;
             }
-            // Somebody took a ticket of these.
+            // Another producer took one of these tickets.
             first = tickets.load(Ordering::Relaxed);
         }
         for (ticket, item) in (first..).zip(items.drain(..)) {
@@ -231,7 +228,7 @@ impl<T> Mpsc<T> {
         }
     }
 
-    /// Moves the item of `ticket` out and frees its slot. For the receiver, once, after it saw the turn.
+    /// Moves the item of `ticket` out and frees its slot. Called once by the receiver, after it saw the turn.
     #[inline]
     fn take(&self, ticket: u64) -> T {
         let (slot, lap) = self.place(ticket);
@@ -263,7 +260,7 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Writes the item of `lap`. For the producer that won the ticket of this slot in this lap.
+    /// Writes the item of `lap`. Called by the producer that won the ticket of this slot in this lap.
     #[inline(always)]
     fn put(&self, item: T, lap: u64) {
         self.item.with_mut(|slot| {
@@ -277,7 +274,7 @@ impl<T> Slot<T> {
 }
 
 impl<T> Drop for Receiver<T> {
-    /// Items nobody will take are dropped now; what is pushed later is dropped with the ring.
+    /// Items that will never be taken are dropped now; items pushed later are dropped with the ring.
     fn drop(&mut self) {
         while self.pop().is_some() {}
     }
@@ -287,7 +284,7 @@ impl<T> Drop for Mpsc<T> {
     fn drop(&mut self) {
         for slot in &mut self.slots {
             // Relaxed: all handles are gone, and the `Arc` ordered their last accesses before this. An odd
-            // turn is full.
+            // turn means full.
             if slot.turn.load(Ordering::Relaxed) % 2 == 1 {
                 slot.item.with_mut(|item| {
                     // SAFETY: the turn says that an item is here, and `&mut self` that nobody else can move

@@ -1,7 +1,7 @@
-//! Decides how far apart two things lie that different threads write: 128 bytes.
+//! Decides the distance between two values that different threads write: 128 bytes.
 //!
 //! A cache line is 64 bytes on x86-64, but the prefetcher fetches lines in pairs; on aarch64 servers lines of
-//! 128 bytes exist. 128 keeps apart what must be apart on both.
+//! 128 bytes exist. A distance of 128 is enough on both.
 
 use std::ops::{Deref, DerefMut};
 
@@ -16,7 +16,7 @@ impl<T> CachePadded<T> {
         Self(value)
     }
 
-    /// Gives the value back.
+    /// Returns the value.
     pub fn into_inner(self) -> T {
         self.0
     }

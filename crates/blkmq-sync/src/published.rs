@@ -1,7 +1,7 @@
-//! Decides how one fence serves many looks: who has published once may then ask many others whether they have
-//! to be told.
+//! Decides how one fence serves many checks: a thread that has published once may then check for many others
+//! whether they must be notified.
 //!
-//! [`crate::run_work`] and [`crate::wake_flag`] both need a full fence between a publication and the look at
+//! [`crate::run_work`] and [`crate::wake_flag`] both need a full fence between a publication and the check of
 //! their word. A completion that runs many contexts, or a batch that wakes many reactors, pays for one fence
 //! and passes the proof on.
 
@@ -9,9 +9,8 @@ use std::marker::PhantomData;
 
 use crate::atomic::{fence_after_rmw, full_fence};
 
-/// The proof that what this thread has published is ordered before what it looks at from now on. It stays
-/// with its thread and is spent where the next publication begins: what is published after it was made is not
-/// covered.
+/// The proof that what this thread has published is ordered before its later loads. It stays with its thread
+/// and is used up where the next publication begins: it does not cover what is published after it was made.
 #[derive(Debug)]
 pub struct Published(PhantomData<*const ()>);
 
@@ -25,8 +24,8 @@ impl Published {
     }
 
     /// Like [`Published::now`], for a thread that has passed a read-modify-write of this crate after, or as,
-    /// its last publication: a tag given back ([`crate::TagBitmap::free`]) is both. A push into a ring is
-    /// not: it ends with a plain store. On x86-64 this costs nothing.
+    /// its last publication: freeing a tag ([`crate::TagBitmap::free`]) is both. A push into a ring is not:
+    /// it ends with a plain store. On x86-64 this costs nothing.
     #[inline]
     #[must_use]
     pub fn by_rmw() -> Self {

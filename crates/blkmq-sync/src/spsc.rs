@@ -1,7 +1,7 @@
 //! Decides how one thread hands items to one other thread, in order, without a lock or a read-modify-write.
 //!
-//! The staging lists between a submitter and the holder of a [`crate::gate`] are such rings. Many producers
-//! for one consumer: [`crate::mpsc`].
+//! The staging lists between a submitter and the holder of a [`crate::gate`] are such rings. For many
+//! producers and one consumer, see [`crate::mpsc`].
 //!
 //! ```text
 //!             head (consumer writes)      tail (producer writes)
@@ -12,12 +12,12 @@
 //!
 //! Pairings: the producer's Release store of `tail` is seen by the consumer's Acquire load, so the items
 //! below it are written. The consumer's Release store of `head` is seen by the producer's Acquire load, so
-//! the slots below it have been read and may be written again. Each half remembers the other's index as it
-//! last saw it and looks at the shared one only when that memory says full, or empty.
+//! the slots below it have been read and may be written again. Each half remembers the other's index as last
+//! seen and loads the shared one only when the remembered index means full, or empty.
 //!
-//! A push alone wakes nobody and orders nothing against a later load of another variable: who pushes and then
-//! asks whether the consumer looks must use a full fence or a read-modify-write in between, as
-//! [`crate::wake_flag`], [`crate::run_work`] and [`crate::gate`] do.
+//! A push alone wakes no thread and orders nothing against a later load of another variable: a producer that
+//! pushes and then checks whether the consumer is looking must use a full fence or a read-modify-write in
+//! between, as [`crate::wake_flag`], [`crate::run_work`] and [`crate::gate`] do.
 
 use std::mem::MaybeUninit;
 
@@ -46,11 +46,11 @@ pub struct Consumer<T> {
 
 /// Makes a ring that holds at least `capacity_min` items (rounded up to a power of two, at least 1).
 ///
-/// Everything is allocated here; pushing and popping allocate nothing. Items left over are dropped with the
+/// Everything is allocated here; pushing and popping allocate nothing. Remaining items are dropped with the
 /// second half.
 ///
 /// # Panics
-/// If the rounded capacity does not fit in half of `usize`, or memory for it cannot be had.
+/// If the rounded capacity does not fit in half of `usize`, or memory for it is not available.
 #[must_use]
 pub fn ring<T: Send>(capacity_min: usize) -> (Producer<T>, Consumer<T>) {
     assert!(
@@ -82,10 +82,10 @@ pub fn ring<T: Send>(capacity_min: usize) -> (Producer<T>, Consumer<T>) {
 }
 
 impl<T> Producer<T> {
-    /// Appends an item, visible to the consumer at once. Never blocks.
+    /// Appends an item, which the consumer sees at once. Never blocks.
     ///
     /// # Errors
-    /// Gives the item back when the ring is full.
+    /// Returns the item if the ring is full.
     #[inline]
     pub fn push(&mut self, item: T) -> Result<(), T> {
         if self.tail.wrapping_sub(self.head_seen) == self.ring.slots.len() && !self.has_room() {
@@ -104,19 +104,19 @@ impl<T> Producer<T> {
         Ok(())
     }
 
-    /// Items pushed and not yet taken; the consumer may lower it at any moment.
+    /// Items pushed and not yet taken; the consumer may lower the number at any moment.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tail.wrapping_sub(self.ring.head.load(Ordering::Relaxed))
     }
 
-    /// Whether everything pushed has been taken.
+    /// Whether all pushed items have been taken.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many items fit.
+    /// Number of items that fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.ring.slots.len()
@@ -144,17 +144,17 @@ impl<T> Consumer<T> {
         Some(item)
     }
 
-    /// Calls `f` for each item that is there now, oldest first, and returns how many. Room for new items is
-    /// given back once, at the end. Items pushed meanwhile wait for the next call.
+    /// Calls `f` for each item that is there now, oldest first, and returns how many. Slots are freed for new
+    /// items once, at the end. Items pushed meanwhile wait for the next call.
     ///
-    /// If `f` panics, the items it was called for are gone and the rest stay in the ring.
+    /// If `f` panics, the items it was called for are gone and the others stay in the ring.
     #[inline]
     pub fn drain(&mut self, f: impl FnMut(T)) -> usize {
         self.drain_announced(|_| {}, f)
     }
 
-    /// Like [`Consumer::drain`], but shows each item but the first few to `coming` some items ahead, so that what it
-    /// points to can be fetched in time.
+    /// Like [`Consumer::drain`], but shows each item except the first few to `coming` some items ahead, so
+    /// that the data it points to can be fetched in time.
     #[inline]
     pub fn drain_announced(&mut self, coming: impl Fn(&T), mut f: impl FnMut(T)) -> usize {
         let count = self.look();
@@ -176,32 +176,32 @@ impl<T> Consumer<T> {
             f(item);
         }
         if count == 0 {
-            std::mem::forget(taking); // Nothing moved: leave the shared line alone.
+            std::mem::forget(taking); // Nothing moved: do not write the shared line.
         }
         count
     }
 
-    /// Whether nothing is there to take. One load when it is so.
+    /// Whether there is nothing to take. One load if so.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        // Acquire: a caller told "not empty" may look at what the producer wrote before its push.
+        // Acquire: a caller that gets "not empty" may look at what the producer wrote before its push.
         self.head == self.tail_seen && self.ring.tail.load(Ordering::Acquire) == self.head
     }
 
-    /// Items there to take; the producer may raise it at any moment.
+    /// Items there to take; the producer may raise the number at any moment.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ring.tail.load(Ordering::Acquire).wrapping_sub(self.head)
     }
 
-    /// How many items fit.
+    /// Number of items that fit.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.ring.slots.len()
     }
 
-    /// Looks at the shared tail and returns how many items are there.
+    /// Loads the shared tail and returns how many items are there.
     #[inline]
     fn look(&mut self) -> usize {
         // Acquire: pairs with the producer's Release store of `tail`; the items below it are written.
@@ -210,10 +210,10 @@ impl<T> Consumer<T> {
     }
 }
 
-/// How far ahead of its turn an item is announced: about as many as lines can be on their way at once.
+/// How far ahead of its turn an item is announced: about as many as cache lines can be in flight at once.
 const AHEAD: usize = 6;
 
-/// Publishes the consumer's head when a drain ends, be it by a panic.
+/// Publishes the consumer's head when a drain ends, even by a panic.
 struct Taking<'a, T>(&'a mut Consumer<T>);
 
 impl<T> Drop for Taking<'_, T> {
@@ -225,11 +225,11 @@ impl<T> Drop for Taking<'_, T> {
 
 #[derive(Debug)]
 struct Ring<T> {
-    /// Position of the oldest item; written by the consumer alone.
+    /// Position of the oldest item; written by the consumer only.
     head: CachePadded<AtomicUsize>,
-    /// Position of the next push; written by the producer alone.
+    /// Position of the next push; written by the producer only.
     tail: CachePadded<AtomicUsize>,
-    /// A power of two of them.
+    /// Their number is a power of two.
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
 }
 
@@ -247,8 +247,7 @@ impl<T> Ring<T> {
         &self.slots[position & (self.slots.len() - 1)]
     }
 
-    /// Moves the item at `position` out. For the consumer, and for positions in `head..tail` as it has seen
-    /// them.
+    /// Moves the item at `position` out. Called by the consumer, for positions in `head..tail` as it has seen them.
     #[inline(always)]
     fn take(&self, position: usize) -> T {
         self.slot(position).with(|slot| {

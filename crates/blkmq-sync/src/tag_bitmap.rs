@@ -1,13 +1,13 @@
-//! Decides who owns which tag of a tag set, and remembers who waits for one.
+//! Decides who owns which tag of a tag set, and records who waits for one.
 //!
-//! A tag is taken for a request before it is issued and given back when it completes. Waiters are hardware
-//! contexts that found no tag; what they are woken with is [`crate::run_work`].
+//! A tag is taken for a request before the request is issued, and freed when it completes. Waiters are
+//! hardware contexts that found no tag; [`crate::run_work`] wakes them.
 //!
 //! The bits lie in words of 4 to 64 tags, each on a cache line of its own: even a small set has several
 //! words, so that allocators whose hints differ rarely write the same line.
 //!
 //! Pairings: `free` clears its bit with Release, `alloc` sets it with Acquire: what the last owner did with
-//! the tag's request happened before what the next one does.
+//! the tag's request happened before what the next owner does.
 //!
 //! **No lost wake-up.** The waiter: `alloc` fails, register, full fence, `alloc` once more. The freer:
 //! `free`, full fence, look for waiters. One of the two fences comes first: either the freer sees the waiter,
@@ -17,7 +17,7 @@
 use crate::CachePadded;
 use crate::atomic::{AtomicU64, Ordering, fence_after_rmw};
 
-/// A set of tags `0..depth`, each free or owned, and the set of those who wait.
+/// A set of tags `0..depth`, each free or owned, and the set of waiters.
 #[derive(Debug)]
 pub struct TagBitmap {
     depth: u32,
@@ -62,24 +62,24 @@ impl TagBitmap {
         }
     }
 
-    /// How many tags there are.
+    /// Number of tags.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Takes a free tag, or returns None when none was seen. Any thread; never blocks.
+    /// Takes a free tag, or returns None if none was found. Any thread; never blocks.
     ///
-    /// `hint` says where to look first and is set to the tag that was found. Each allocator keeps its own,
-    /// and begins with one spread over `0..depth`; the lowest free tag of the hint's word is taken, so hot
-    /// tags are used again.
+    /// The search starts at `hint`, which is set to the tag that was found. Each allocator keeps its own, and
+    /// begins with one spread over `0..depth`; the lowest free tag of the hint's word is taken, so hot tags
+    /// are used again.
     #[inline]
     pub fn alloc(&self, hint: &mut u32) -> Option<u32> {
         self.alloc_limited(hint, self.depth)
     }
 
-    /// Like [`TagBitmap::alloc`], for tags below `limit` alone: the set's depth can be lowered while tags are
-    /// out. A limit above the depth means the depth.
+    /// Like [`TagBitmap::alloc`], for tags below `limit` only: the set's depth can be lowered while tags are
+    /// owned. A limit above the depth means the depth.
     #[inline]
     pub fn alloc_limited(&self, hint: &mut u32, limit: u32) -> Option<u32> {
         let limit = limit.min(self.depth);
@@ -99,7 +99,7 @@ impl TagBitmap {
         None
     }
 
-    /// Gives a tag back. Who frees then calls [`TagBitmap::take_waiters`], once for a batch. Any thread.
+    /// Frees a tag. The caller then calls [`TagBitmap::take_waiters`], once for a batch. Any thread.
     ///
     /// # Panics
     /// If `tag` is not a tag of this set, or is free.
@@ -116,7 +116,7 @@ impl TagBitmap {
         assert!(before & bit != 0, "tag {tag} was freed twice");
     }
 
-    /// Tags owned now: exact when nobody allocates or frees meanwhile, else near it.
+    /// Tags owned now: exact if none is allocated or freed meanwhile, otherwise approximate.
     #[must_use]
     pub fn in_use(&self) -> u32 {
         self.words
@@ -132,7 +132,7 @@ impl TagBitmap {
         word >> (tag & ((1 << self.word_shift) - 1)) & 1 != 0
     }
 
-    /// Takes a tag below `limit`, or leaves `waiter` registered: whoever frees a tag later then finds it.
+    /// Takes a tag below `limit`, or leaves `waiter` registered: a thread that frees a tag later then finds it.
     ///
     /// # Panics
     /// If `waiter` is not below [`WAITERS_MAX`].
@@ -148,20 +148,20 @@ impl TagBitmap {
     }
 
     /// Registers a waiter after a failed `alloc`. The caller must try `alloc` once more afterwards, and
-    /// deregister if it succeeds. The full fence between the two is in here. Any thread; registering twice is
-    /// registering once.
+    /// deregister if it succeeds. This call contains the full fence between the two. Any thread; registering
+    /// twice is registering once.
     ///
     /// # Panics
     /// If `waiter` is not below [`WAITERS_MAX`].
     pub fn register_waiter(&self, waiter: u32) {
         let (word, bit) = self.waiter(waiter);
-        // Release: pairs with the Acquire in `take_waiters`: what the waiter published comes along.
+        // Release: pairs with the Acquire in `take_waiters`: it also publishes what the waiter wrote before.
         word.fetch_or(bit, Ordering::AcqRel);
-        // Pairs with the fence in `take_waiters`: registered before the last look for a tag.
+        // Pairs with the fence in `take_waiters`: registered before the last try for a tag.
         fence_after_rmw();
     }
 
-    /// Takes a registration back. False if a freer has taken it already (and is going to run the waiter).
+    /// Removes a registration. False if a freer has taken it already (and is going to run the waiter).
     ///
     /// # Panics
     /// If `waiter` is not below [`WAITERS_MAX`].
@@ -170,21 +170,21 @@ impl TagBitmap {
         word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// Takes all registrations, as a bit for each waiter; the caller must run each of them. To be called
-    /// after [`TagBitmap::free`], by the same thread, once for a batch. When nobody waits this is two loads
-    /// of a line that is written only when somebody begins to wait.
+    /// Takes all registrations, as a bit for each waiter; the caller must run each of them. Called after
+    /// [`TagBitmap::free`], by the same thread, once for a batch. Without waiters, this is two loads of a
+    /// line that is written only when a waiter registers.
     #[inline]
     #[must_use = "waiters that nobody runs wait for ever"]
     pub fn take_waiters(&self) -> u128 {
-        // Pairs with the fence in `register_waiter`: freed before the look for waiters. `free` was the access
-        // before it that must be ordered, and is a read-modify-write.
+        // Pairs with the fence in `register_waiter`: freed before the check for waiters. `free` was the
+        // access before it that must be ordered, and is a read-modify-write.
         fence_after_rmw();
         let low = take_all(&self.waiters[0]);
         let high = take_all(&self.waiters[1]);
         u128::from(high) << 64 | u128::from(low)
     }
 
-    /// Whether anybody is registered, at this moment.
+    /// Whether a waiter is registered at this moment.
     #[must_use]
     pub fn has_waiters(&self) -> bool {
         self.waiters.iter().any(|word| word.load(Ordering::Relaxed) != 0)

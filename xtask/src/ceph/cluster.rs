@@ -1,5 +1,5 @@
-//! Decides what a cluster for tests is made of: one monitor, one OSD, a pool, a user for disks; where its files lie; and how it ends.
-//! All of it is in one directory, and listens on the loopback alone.
+//! Decides the components of a cluster for tests: one monitor, one OSD, a pool, a user for disks; where its
+//! files are; and how it ends. All of it is in one directory, and listens only on the loopback.
 
 use std::fmt;
 use std::fs;
@@ -78,7 +78,7 @@ impl Cluster {
         directory.join(CONF)
     }
 
-    /// Makes an image of so many MiB, with something in every block of it.
+    /// Makes an image of `mib` MiB, with data in every block of it.
     pub(super) fn fill_image(&self, name: &str, mib: u64) -> Result<()> {
         self.run("rbd", &format!("create --size {mib}M {name}"), &[])?;
         let pattern = "--io-size 1M --io-threads 4 --io-pattern seq";
@@ -144,7 +144,7 @@ impl Cluster {
         self.run("ceph-osd", "-i 0", &[])
     }
 
-    /// A pool `rbd`, and the user `client.blkmq`, who may use it and nothing else.
+    /// A pool `rbd`, and the user `client.blkmq`, who may use only this pool.
     fn make_pool(&self, kind: Kind) -> Result<()> {
         self.run("ceph", "osd pool create rbd 8", &[])?;
         self.run("rbd", "pool init rbd", &[])?;
@@ -169,7 +169,7 @@ impl Cluster {
         let mut command = Command::new(path);
         command.args(words.split_whitespace()).args(more);
         command.arg("-c").arg(self.directory.join(CONF));
-        // Else the daemons, which stay, would hold the pipes of whoever reads what we print.
+        // Otherwise the daemons, which stay, would hold the pipes of the reader of our output.
         let mut log = fs::File::options();
         let log = log
             .create(true)
@@ -230,7 +230,7 @@ pub(super) fn stop(directory: &Path) -> Result<usize> {
     Ok(ended)
 }
 
-/// Ends them by their pid files, the OSD first; one that is stopped goes on for that.
+/// Ends the daemons by their pid files, the OSD first; a stopped one is continued for that.
 fn end_daemons(directory: &Path) -> Result<usize> {
     let pids = pids(directory);
     for pid in &pids {
@@ -251,7 +251,8 @@ fn end_daemons(directory: &Path) -> Result<usize> {
     Ok(pids.len())
 }
 
-/// The daemons that run, by their pid files. A file may have outlived its daemon, and the number be somebody else's.
+/// The running daemons, by their pid files. A file may have outlived its daemon, and another process may have
+/// the number.
 fn pids(directory: &Path) -> Vec<u32> {
     let pid = |name| {
         let text = fs::read_to_string(directory.join(name)).ok()?;
@@ -297,10 +298,11 @@ const CONF: &str = "ceph.conf";
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
-/// No manager: nothing here needs one. Watchers that have died are forgotten after 10 s, not 30, so that tests with a daemon that was
-/// killed need not wait. An OSD that is alone, and was stopped for longer than the grace of heartbeats, would serve nobody
-/// afterwards, since its right to answer reads had run out meanwhile; so that is long. A monitor refuses a disk of which less than
-/// 5 % is free, however much that is; it needs some MiB, so it is told not to look.
+/// No manager: nothing here needs one. Dead watchers are forgotten after 10 s, not 30, so that tests with a
+/// killed daemon need not wait. A single OSD that was stopped for longer than the grace of heartbeats would
+/// serve no client afterwards, since its lease for reads would have expired; so the grace is long. A monitor
+/// refuses a disk of which less than 5 % is free, however much that is; it needs some MiB, so it is
+/// configured not to check.
 const CONFIGURATION: &str = "\
 [global]
 fsid = IDENTITY

@@ -1,5 +1,5 @@
-//! Decides what many images cost a daemon: threads, memory and descriptors of one that serves images of two clusters, idle and after
-//! each of them was written and read.
+//! Decides how the cost of many images is measured: threads, memory and descriptors of a daemon that serves
+//! images of two clusters, idle and after each of them was written and read.
 
 use std::fs;
 use std::path::{Path, PathBuf};

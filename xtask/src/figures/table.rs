@@ -1,5 +1,4 @@
-//! Decides how figures look in a document: one to a cell, with three digits and a unit, losses
-//! beside wins.
+//! Decides how figures look in a document: one to a cell, with three digits and a unit, losses next to wins.
 
 use std::collections::BTreeMap;
 
@@ -192,7 +191,7 @@ pub(super) fn report(report: &Report, keys: &[&str]) -> Result<String> {
     Ok(table)
 }
 
-/// The slowest and the fastest round, apart by so much of the median, in IOPS.
+/// How far apart the slowest and the fastest round are, as a percentage of the median IOPS.
 fn spread(row: &serde_json::Value) -> String {
     let rounds: Vec<f64> = row["rounds"]
         .as_array()

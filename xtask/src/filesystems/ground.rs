@@ -1,4 +1,4 @@
-//! Decides what filesystems are tested on: two loop devices, with direct I/O, on two files, and where they are mounted.
+//! Decides what filesystems are tested on: two loop devices, with direct I/O, on two files, and their mount points.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::place::target_dir;
 
-/// A directory of its own, gone at the end.
+/// A directory of its own, removed at the end.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -24,7 +24,7 @@ impl Scratch {
         self.0.join(name)
     }
 
-    /// Makes a file of zeroes that takes up nothing.
+    /// Makes a file of zeroes that uses no space.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -53,10 +53,10 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// Has loop devices on the files `NAME.test` and `NAME.scratch`, with XFS on the first.
+    /// Makes loop devices on the files `NAME.test` and `NAME.scratch`, with XFS on the first.
     ///
     /// # Errors
-    /// If one cannot be had.
+    /// If one cannot be made.
     pub(crate) fn new(dir: &Scratch, name: &str) -> Result<Self> {
         let device = |what: &str| Loop::attach(&dir.path(&format!("{name}.{what}")));
         let ground = Self {
@@ -72,10 +72,10 @@ impl Ground {
         Ok(ground)
     }
 
-    /// Mounts XFS on the one, and ext4 on the other.
+    /// Mounts XFS on the first device, and ext4 on the second.
     ///
     /// # Errors
-    /// If that cannot be.
+    /// If that fails.
     pub(crate) fn mount_both(&self) -> Result<[Mounted; 2]> {
         run("mkfs.ext4", &["-q", "-F", &self.scratch.0])?;
         let mount = |device: &Loop, what: &str| -> Result<Mounted> {
@@ -86,16 +86,16 @@ impl Ground {
         Ok([mount(&self.test, "test")?, mount(&self.scratch, "scratch")?])
     }
 
-    /// Says that both filesystems are whole.
+    /// Checks that both filesystems are undamaged.
     ///
     /// # Errors
-    /// What is wrong with one.
+    /// The damage that was found.
     pub(crate) fn check_both(&self) -> Result<()> {
         run("xfs_repair", &["-n", &self.test.0])?;
         run("e2fsck", &["-fn", &self.scratch.0])
     }
 
-    /// Writes what xfstests has to know, and returns its place.
+    /// Writes the configuration of xfstests, and returns its path.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -128,7 +128,7 @@ impl Drop for Ground {
     }
 }
 
-/// A filesystem, until this is dropped.
+/// A mounted filesystem; dropping it unmounts it.
 pub(crate) struct Mounted(PathBuf);
 
 impl Mounted {

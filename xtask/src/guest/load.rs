@@ -1,6 +1,6 @@
-//! Decides what a guest does to its disk while shares and latencies are measured, and how it reports them.
+//! Decides the guest's load on its disk while shares and latencies are measured, and how it is reported.
 //!
-//! This program runs in the guest; [`weights`](super::weights) starts it there and reads what it says.
+//! This program runs in the guest; [`weights`](super::weights) starts it there and reads its output.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-/// Reads 4 KiB at random places of the guest's disk past the page cache, `depth` at a time, for so
-/// many seconds. Says how many reads have ended every [`PERIOD`], and their latencies at the end.
+/// Reads 4 KiB at random places of the guest's disk past the page cache, `depth` at a time, for `seconds`
+/// seconds. Prints how many reads have ended every [`PERIOD`], and their latencies at the end.
 ///
 /// # Errors
 /// If a read fails.
@@ -71,7 +71,7 @@ fn blocks() -> Result<u64> {
 pub(super) const ENDED: &str = "reads ended: ";
 /// What stands before the median and the 99th percentile, in µs.
 pub(super) const LATENCIES: &str = "latencies: ";
-/// How often the number of reads is said.
+/// Interval at which the number of reads is printed.
 const PERIOD: Duration = Duration::from_millis(250);
 const BLOCK: usize = 4096;
 const DISK: &str = "/dev/vda";

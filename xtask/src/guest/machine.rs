@@ -1,5 +1,4 @@
-//! Decides how a guest is booted, and what it said: emulated, since no machine of ours lends its
-//! processor to guests.
+//! Decides how a guest is booted, and what its output is: emulated, since none of our machines offers virtualization.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -10,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::packages::{EMULATOR, Place};
 
-/// A guest that is to be booted.
+/// A guest to boot.
 pub(super) struct Machine<'a> {
     pub(super) place: &'a Place,
     /// Its file system.
@@ -36,7 +35,7 @@ pub(super) fn boot(machine: Machine<'_>) -> Result<String> {
         heard,
     } = machine;
     let kernel = place.find_file("boot", "vmlinuz-")?;
-    // Nobody waits for ever for a guest that hangs.
+    // A guest that hangs is not waited for without limit.
     let mut emulator = Command::new("timeout");
     emulator
         .arg(limit.as_secs().to_string())

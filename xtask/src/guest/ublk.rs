@@ -1,5 +1,6 @@
-//! Decides how the block device that ublk gives a disk is tested, in a guest whose kernel has it: with fio and file systems, while the
-//! daemon is killed and started again, stopped, replaced, and run by a user; and while replacing and recovering it fail.
+//! Decides how ublk's block device of a disk is tested, in a guest whose kernel has it: with fio and file
+//! systems, while the daemon is killed and started again, stopped, replaced, and run by a user; and while
+//! replacing and recovering it fail.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::place::find_tool;
 /// What a run does.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Test {
-    /// All that a device does, with so many kills of the daemon under load.
+    /// All functions of a device, with this many kills of the daemon under load.
     Devices { kills: u32 },
     /// Upgrades and recoveries that fail, and little memory.
     Failures,

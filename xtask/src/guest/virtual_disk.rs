@@ -1,5 +1,6 @@
-//! Decides how a guest has its disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator, is killed and
-//! started again while the guest writes and verifies, and the guest must not notice more than a pause; then the disk grows.
+//! Decides how a guest gets its disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator,
+//! is killed and started again while the guest writes and verifies, and the guest must notice only a pause;
+//! then the disk grows.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -187,9 +188,9 @@ const QUEUES: u32 = 2;
 const MEMORY: &str = "1024M";
 const DISK_BYTES: u64 = 512 << 20;
 const TIME_MAX: Duration = Duration::from_secs(150);
-/// What the guest says when the daemon is to be killed.
+/// What the guest prints when the daemon must be killed.
 const KILL: &str = "kill the daemon";
-/// What it says when its disk is to grow; and to which size.
+/// What it prints when its disk must grow; and the new size.
 const GROW: &str = "make the disk larger";
 const GROWN_BYTES: u64 = 640 << 20;
 /// Both processors write and verify, so both queues are used; one file is verified by what the disk holds, not the cache.

@@ -1,7 +1,7 @@
-//! Decides how two guests share one drive by weight, as they see it themselves: what each reads while both flood, and
-//! how long the light one's reads take beside the other's flood.
+//! Decides how two guests share one drive by weight, as seen in the guests: how much each reads while both
+//! flood, and how long the light one's reads take during the other's flood.
 //!
-//! The drive is modelled and slow enough to be what everybody waits for, not the emulated processors.
+//! The drive is modelled and slow enough to be the bottleneck, not the emulated processors.
 
 use std::fs;
 use std::path::{Path, PathBuf};

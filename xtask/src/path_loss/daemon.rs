@@ -1,4 +1,4 @@
-//! Decides how a `blkmq serve` on one of the hosts is held, and how its report is read.
+//! Decides how a `blkmq serve` on one of the hosts is controlled, and how its report is read.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,7 @@ pub(crate) struct Daemon {
     said: Arc<Mutex<Vec<String>>>,
 }
 
-/// A path as the report has it.
+/// A path as the report shows it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PathLine {
     pub(crate) name: String,
@@ -28,7 +28,7 @@ impl Daemon {
     /// Starts it, and waits until it serves.
     ///
     /// # Errors
-    /// If it ends instead, or takes too long; with what it said.
+    /// If it ends instead, or takes too long; with its output.
     pub(crate) fn start(name: &'static str, command: &mut Command) -> Result<Self> {
         let child = command
             .stdin(Stdio::null())
@@ -58,20 +58,20 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// What it has said so far, without its reports.
+    /// Its output so far, without its reports.
     pub(crate) fn log(&self) -> Vec<String> {
         let lines = self.lines();
         let is_log = |line: &&String| LEVELS.iter().any(|level| line.contains(level));
         lines.iter().filter(is_log).cloned().collect()
     }
 
-    /// Puts a line among those that it says.
+    /// Adds a line to its output.
     pub(crate) fn note(&self, line: String) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         said.push(line);
     }
 
-    /// Asks for the statistics, and reads what they say of paths. It has `queues` queues.
+    /// Requests the statistics, and reads the paths from them. The daemon has `queues` queues.
     ///
     /// # Errors
     /// If it does not answer.
@@ -109,7 +109,7 @@ impl Daemon {
         }
     }
 
-    /// What it has logged last.
+    /// The last lines of its log.
     pub(crate) fn last_words(&self) -> String {
         let log = self.log();
         let last = &log[log.len().saturating_sub(SHOWN)..];

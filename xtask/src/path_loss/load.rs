@@ -1,5 +1,6 @@
-//! Decides what verified load is: each thread writes a part of the disk again and again, knows what must be in each block, and
-//! reads it back. A write that failed may or may not have been carried out; everything else is known for certain.
+//! Decides what verified load is: each thread writes a part of the disk repeatedly, knows what must be in
+//! each block, and reads it back. A write that failed may or may not have been executed; all other content is
+//! known for certain.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::dice::Dice;
 use super::nbd::Client;
 
-/// Threads at work on one disk.
+/// The threads that load one disk.
 pub(crate) struct Load {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<Result<()>>>,
@@ -33,7 +34,7 @@ struct Shared {
     is_over: AtomicBool,
     /// Requests that ended well.
     done: AtomicU64,
-    /// The longest took so many nanoseconds.
+    /// The longest request, in nanoseconds.
     longest: AtomicU64,
     failures: Mutex<Vec<Failure>>,
     /// Flushes that failed: they may tell of writes that went with a server, once all sessions with it were lost.
@@ -83,7 +84,7 @@ impl Load {
     }
 
     /// # Errors
-    /// What a thread has found wrong; else none ends early.
+    /// The fault that a thread has found; without one no thread ends early.
     pub(crate) fn check(&mut self) -> Result<()> {
         match self.threads.iter().position(JoinHandle::is_finished) {
             Some(at) => join(self.threads.swap_remove(at)),
@@ -91,10 +92,10 @@ impl Load {
         }
     }
 
-    /// Has the threads read everything once more, and ends them.
+    /// Makes the threads read everything once more, and ends them.
     ///
     /// # Errors
-    /// The first thing that was not as it must be.
+    /// The first fault.
     pub(crate) fn finish(self) -> Result<()> {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.threads.into_iter().try_for_each(join)
@@ -228,7 +229,7 @@ impl Part {
     }
 }
 
-/// The content of a version of a block: who wrote it, where and when, all over it. Version 0 is zeroes.
+/// The content of a version of a block: its writer, place and version, repeated all over it. Version 0 is zeroes.
 fn fill(data: &mut [u8], thread: usize, block: usize, version: u64) {
     let header = match version {
         UNWRITTEN => [0; 3],

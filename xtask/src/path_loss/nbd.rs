@@ -1,4 +1,4 @@
-//! Decides how the load speaks NBD: a small blocking client over a unix socket that shares no code with the project.
+//! Decides how the load uses NBD: a small blocking client over a unix socket that shares no code with the project.
 
 use std::io::{Error, Read, Result, Write};
 use std::os::unix::net::UnixStream;
@@ -31,20 +31,20 @@ impl Client {
     }
 
     /// # Errors
-    /// The server's, or that it is gone.
+    /// The server's error, or that it is gone.
     pub(crate) fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<()> {
         self.ask(READ, offset, data.len(), &[])?;
         self.stream.read_exact(data)
     }
 
     /// # Errors
-    /// The server's, or that it is gone.
+    /// The server's error, or that it is gone.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         self.ask(WRITE, offset, data.len(), data)
     }
 
     /// # Errors
-    /// The server's, or that it is gone.
+    /// The server's error, or that it is gone.
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.ask(FLUSH, 0, 0, &[])
     }

@@ -1,4 +1,5 @@
-//! Decides what stands between the two hosts of a test: two network namespaces, and links that can be cut in four ways.
+//! Decides the network between the two hosts of a test: two network namespaces, and links that can be cut in
+//! four ways.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,24 +8,24 @@ use anyhow::{Context, Result, ensure};
 
 use crate::place::find_tool;
 
-/// Two hosts and the links between them. Dropping it takes all away.
+/// Two hosts and the links between them. Dropping it removes everything.
 pub(crate) struct Net {
     /// The namespace of the host that uses the disks.
     pub(crate) near: String,
-    /// The namespace of the host that has them.
+    /// The namespace of the host that provides the disks.
     pub(crate) far: String,
 }
 
-/// How a link is cut. TCP notices none of these by itself.
+/// How a link is cut. TCP detects none of these by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// Down at the host that uses the disks: its packets have no way.
+    /// Down at the host that uses the disks: its packets have no route.
     NearDown,
-    /// Down at the host that has them: the near one loses its carrier.
+    /// Down at the host that provides them: the near one loses its carrier.
     FarDown,
-    /// Up on both sides, and what goes to the far host gets lost.
+    /// Up on both sides; packets to the far host are lost.
     RequestsLost,
-    /// Up on both sides, and what comes from there gets lost: requests are carried out, and nobody hears of it.
+    /// Up on both sides; packets from the far host are lost: requests are executed, and no reply arrives.
     RepliesLost,
 }
 
@@ -41,7 +42,7 @@ impl Net {
     /// Sets up the hosts and `links` links.
     ///
     /// # Errors
-    /// What the kernel does not allow or know.
+    /// The kernel's error: an operation that it does not allow or know.
     pub(crate) fn set_up(links: usize) -> Result<Self> {
         clear_leftovers();
         let own = std::process::id();
@@ -105,7 +106,7 @@ impl Drop for Net {
     }
 }
 
-/// The address of the host that has the disks, on one of the links.
+/// The address of the host that provides the disks, on one of the links.
 pub(crate) fn far_address(link: usize) -> String {
     format!("10.77.{}.2", link + 1)
 }

@@ -1,4 +1,5 @@
-//! Decides how fio verifies a disk for as long as others cut links: pass after pass, each writes all of it in random order and reads it back.
+//! Decides how fio verifies a disk for as long as others cut links: in each pass, it writes the whole disk in
+//! random order and reads it back.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-/// fio at work.
+/// A running fio.
 pub(crate) struct Wide {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<u64>>>,
@@ -35,7 +36,7 @@ impl Wide {
     }
 
     /// # Errors
-    /// What fio found, if it has ended already.
+    /// The fault that fio found, if it has ended already.
     pub(crate) fn check(&mut self) -> Result<()> {
         match self.thread.take_if(|thread| thread.is_finished()) {
             Some(thread) => Err(join(thread).map_or_else(|error| error, |_| anyhow!("fio has ended early"))),
@@ -43,10 +44,10 @@ impl Wide {
         }
     }
 
-    /// Lets the pass under way come to its end. Returns how many there were.
+    /// Lets the present pass finish. Returns the number of passes.
     ///
     /// # Errors
-    /// What fio found.
+    /// The fault that fio found.
     pub(crate) fn finish(&mut self) -> Result<u64> {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.take().map_or(Ok(0), join)
@@ -75,6 +76,6 @@ fn pass(uri: &str, scratch: &Path, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Blocks of one size, each written once: only then does fio check who wrote a block, and not its sum alone.
+/// Blocks of one size, each written once: only then does fio check which write a block is from, and not only its sum.
 const WORK: &str = "--rw=randwrite --bs=16k --size=16m --iodepth=16 --fsync=64 --rate_iops=1000 --verify=crc32c --verify_fatal=1 \
                     --verify_state_save=0";

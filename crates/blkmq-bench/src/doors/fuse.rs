@@ -1,4 +1,5 @@
-//! The load on a disk that is a file: a thread for each queue, which has reads under way past the page cache and sleeps until some end.
+//! The load on a disk that is a file: a thread per queue, which keeps reads in flight past the page cache and
+//! sleeps until some end.
 
 mod sys;
 

@@ -1,4 +1,5 @@
-//! The load on a vhost-user-blk server: `blkio` as the driver of a virtual machine, a thread and a part of the memory for each queue.
+//! The load on a vhost-user-blk server: `blkio` as a virtual machine's driver, a thread and a part of the
+//! memory for each queue.
 
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -27,12 +28,12 @@ pub(super) struct Load {
     buffers: usize,
     offsets: Offsets,
     depth: usize,
-    /// It sleeps until it is told of ends.
+    /// It sleeps until it is notified of ends.
     sleeps: bool,
 }
 
 impl Attached {
-    /// Connects with so many queues.
+    /// Connects with `queues` queues.
     ///
     /// # Errors
     /// If the server refuses, or has fewer queues.

@@ -1,4 +1,5 @@
-//! Decides what the engine bench runs on: a null drive that completes inline, memory, a file, or an NBD server; one queue with one disk.
+//! Decides the device of the engine bench: a null drive that completes inline, memory, a file, or an NBD
+//! server; one queue with one disk.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ use super::load::{Job, Load};
 /// A device to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceArg {
-    /// Stores nothing, completes inline, leaves buffers as they are.
+    /// Stores nothing, completes inline, does not change buffers.
     Null,
     /// Memory, every byte of it written before it is read.
     Ram,

@@ -1,12 +1,11 @@
-//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on null
-//! drives, through an attached thread. `examples/in_process.rs` runs each of its ways under
-//! callgrind.
+//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on null drives, through
+//! an attached thread. `examples/in_process.rs` runs each of its ways under callgrind.
 //!
 //! | way | what it is |
 //! |---|---|
 //! | `direct` | no elevator, on a drive that completes inline |
 //! | `depth-1` | the same with one I/O at a time |
-//! | `polled` | the same on a drive whose ends are found by looking |
+//! | `polled` | the same on a drive whose completions are polled for |
 //! | `linear`, `striped` | on a mapped disk over two halves of the inline drive's, in chunks of 64 KiB if striped |
 //! | an elevator's name | through that, on the inline drive |
 //! | a selector's name | on multipath over four inline drives |
@@ -32,8 +31,8 @@ use blkmq_host::ring::RingHandle;
 use super::device::{self, NULL_BYTES, Opened};
 use super::load::{Job, Load};
 
-/// Does `count` I/Os (or up to one batch more) in the way of this name, and returns their number. A
-/// parked thread stays behind.
+/// Does `count` I/Os (or up to one batch more) in the way of this name, and returns their number. A parked
+/// thread remains.
 ///
 /// # Errors
 /// If there is no such way, the engine does not start or an I/O ends with an error.
@@ -98,8 +97,9 @@ fn multipath(selector: Selector) -> Result<Arc<dyn Device>> {
 
 /// A drive whose first hardware context parks its thread for ever.
 ///
-/// The engine's own reactor has nothing to do here, and would block in its ring. Callgrind runs one thread at a time and
-/// does not know that waiting in a ring blocks: the reactor would keep everybody else from running. It knows parking.
+/// The engine's own reactor has no work here, and would block in its ring. Callgrind runs one thread at a
+/// time and does not know that waiting in a ring blocks, so the reactor would keep all other threads from
+/// running. It knows parking.
 pub(super) struct ParkedReactor(pub(super) Arc<dyn Device>);
 
 impl Device for ParkedReactor {

@@ -1,7 +1,9 @@
-//! Decides how I/O is generated in process: a fixed number of bios, each submitted again as soon as it has ended, with
-//! nothing per I/O but its offset; latencies are counted in runs, and the clock is read at most once per batch.
+//! Decides how I/O is generated in process: a fixed number of bios, each submitted again as soon as it has
+//! ended, with no data per I/O but its offset; latencies are counted in runs, and the clock is read at most
+//! once per batch.
 //!
-//! A bio's cookie is the time it was submitted, zero if its latency is not sampled: the bio itself is the whole record.
+//! A bio's cookie is its time of submission, or zero if its latency is not sampled: the bio itself is the
+//! whole record.
 
 use anyhow::{Result, ensure};
 use blkmq_core::bio::{Bio, Op};
@@ -24,7 +26,7 @@ pub(crate) struct Job {
     pub(crate) depth: u32,
     /// Offsets at random, or onwards.
     pub(crate) random: bool,
-    /// One batch in so many is timed.
+    /// One batch of this many is timed.
     pub(crate) sample_every: u32,
 }
 

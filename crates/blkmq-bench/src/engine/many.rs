@@ -1,5 +1,6 @@
-//! Decides how the cost of what does nothing is counted: 4 KiB reads, one at a time on each of 20 disks, among disks, or groups,
-//! that are idle. `examples/many_path.rs` runs it under callgrind, as `direct` is run.
+//! Decides how the cost of idle disks and groups is measured: 4 KiB reads, one at a time on each of 20 disks,
+//! among disks, or groups, that are idle. `examples/many_path.rs` runs it under callgrind, as `direct` is
+//! run.
 
 use std::sync::Arc;
 
@@ -15,21 +16,21 @@ use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use super::device::NULL_BYTES;
 use super::direct::ParkedReactor;
 
-/// What there is.
+/// The disks and groups of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crowd {
-    /// Disks.
+    /// Number of disks.
     pub disks: usize,
-    /// They are all on one queue, as files of one filesystem are; else each has a queue of its own.
+    /// They are all on one queue, as files of one filesystem are; otherwise each has a queue of its own.
     pub share_queue: bool,
-    /// Groups, to which disks belong in turns; 0 for none. With `bfq` a run may get stuck outside of callgrind: a group is waited for
-    /// until a time that the parked reactor should notice.
+    /// Number of groups, to which disks belong in turn; 0 for none. With `bfq` a run may hang outside of
+    /// callgrind: a group is waited for until a time that the parked reactor would have to notice.
     pub groups: usize,
     /// The queues' elevator.
     pub elevator: Kind,
 }
 
-/// Does about `count` reads on the first 20 disks and returns their number. A parked thread stays behind.
+/// Does about `count` reads on the first 20 disks and returns their number. A parked thread remains.
 ///
 /// # Errors
 /// If there are fewer disks, the engine does not start or an I/O ends with an error.

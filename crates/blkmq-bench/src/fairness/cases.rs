@@ -1,5 +1,6 @@
-//! Decides who meets whom: the cases of the bench, one line each where they differ in numbers alone. On the modelled drives
-//! all of them, on a file and beside the kernel those that a file can tell apart, as clients see them those in `of_clients`.
+//! Decides which tenants share a drive: the cases of the bench, one line each if they differ only in numbers.
+//! On the modelled drives all of them; on a file and in comparison with the kernel the cases that a file can
+//! distinguish; as clients see them those in `of_clients`.
 
 use std::time::Duration;
 
@@ -178,7 +179,7 @@ fn many(tenants: u32) -> Scene {
     )
 }
 
-/// A reader of one 4 KiB block at a time beside many who flood the drive, all of the same weight.
+/// A reader of one 4 KiB block at a time, with many tenants that flood the drive, all of the same weight.
 fn isolation(flooders: u32, block_bytes: u32) -> Scene {
     let op = if block_bytes == 4096 { Op::Read } else { Op::Write };
     let what = if op == Op::Read { "r4k" } else { "w256k" };

@@ -1,5 +1,6 @@
-//! Decides how shares are measured as clients see them: a daemon and an fio for each tenant, all processes of their own, for each
-//! visit; and the kernel's schedulers on a loop device over the same files beside it, in the same round.
+//! Decides how shares are measured as clients see them: a daemon and an fio for each tenant, in processes of
+//! their own, for each visit; in comparison with the kernel's schedulers on a loop device over the same
+//! files, in the same round.
 
 mod figures;
 mod server;
@@ -42,7 +43,7 @@ struct Case {
     is_over_nbd: bool,
 }
 
-/// Who serves, and so who schedules.
+/// What serves, and so what schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Family {
     Daemon,

@@ -1,5 +1,6 @@
-//! Decides what tenants' images are: files next to each other in one directory, full of data that no drive can compress, and
-//! unlinked from the start, so that nothing is left behind however the bench ends. Others open them through procfs.
+//! Decides what tenants' images are: files next to each other in one directory, full of incompressible data,
+//! and unlinked from the start, so that no file remains however the bench ends. Other processes open them
+//! through procfs.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -78,7 +79,7 @@ impl Images {
     /// Where the image at a place can be opened by any process of this user, as long as this one lives.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If there are fewer.
     pub(super) fn path(&self, place: usize) -> PathBuf {
         let fd = self.files[place].as_raw_fd();
         format!("/proc/{}/fd/{fd}", std::process::id()).into()

@@ -1,5 +1,5 @@
-//! Decides how the kernel's own schedulers are measured beside ours: a loop device over a file, a control group for each
-//! tenant, and fio in it. Needs root and a kernel that has them, and says what is missing.
+//! Decides how the kernel's own schedulers are compared with ours: a loop device over a file, a control group
+//! for each tenant, and fio in it. Needs root and a kernel that has them, and reports what is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,7 +55,7 @@ impl Loop {
             })
         };
         let mut visit = processes::play(scene, plan, process, Usage::default)?;
-        // Who serves here is the kernel, much of it on behalf of the processes themselves.
+        // The kernel serves here, largely on behalf of the processes themselves.
         for sample in &visit.samples {
             visit.usage.cpu_ns += sample.usage.cpu_ns;
             visit.usage.switches += sample.usage.switches;

@@ -1,5 +1,5 @@
-//! Decides which pictures are drawn of how tenants share a drive: the distribution of the light tenant's latency, a curve for each side; and
-//! each tenant's share over time, a panel for each side.
+//! Decides which pictures show how tenants share a drive: the distribution of the light tenant's latency, a
+//! curve for each side; and each tenant's share over time, a panel for each side.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +23,7 @@ pub(super) struct Pictures {
 /// What is known of latencies.
 enum Distribution {
     Whole(Histogram),
-    /// Of who tells percentiles alone, the latest.
+    /// For sides that report only percentiles, the latest.
     Percentiles(Latency),
 }
 
@@ -62,7 +62,7 @@ impl Pictures {
         of_case.push((side.to_owned(), Distribution::Percentiles(latency)));
     }
 
-    /// Notes who moved how much when, and what is due.
+    /// Records how much each tenant moved over time, and its due.
     pub(super) fn note_shares(&mut self, case: &str, side: &str, due: &[f64], series: &Series) {
         let of_case = self.shares.entry(case.to_owned()).or_default();
         of_case.retain(|known| known.0 != side);

@@ -1,5 +1,6 @@
-//! Decides how a scene is played by processes: an fio for each tenant, started together, which logs every I/O; what ended in
-//! a window in which all of them ran counts. `clients` gives them disks of a daemon, `kernel` a loop device.
+//! Decides how a scene is played by processes: an fio for each tenant, started together, which logs every
+//! I/O; the I/Os that ended in a window in which all of them ran count. `clients` gives them disks of a
+//! daemon, `kernel` a loop device.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -180,10 +181,12 @@ fn read_log(prefix: &Path) -> Result<Vec<Ended>> {
         .collect()
 }
 
-/// From when until when all of them ran, in milliseconds, without the time to settle: they begin together, with the first I/O that
-/// any of them ends. Who ended none until much later was kept waiting.
+/// The range of time in which all of them ran, in milliseconds, without the time to settle: they begin
+/// together, with the first I/O that any of them ends. A process that ended none until much later was kept
+/// waiting.
 ///
-/// Its ends do not depend on when I/Os ended: a tenant that is served in turns would have its own turn at both.
+/// The range does not depend on later ends of I/Os: otherwise a tenant that is served in turns would have its
+/// own turn at both ends.
 fn window(logs: &[Vec<Ended>], plan: &Plan) -> Result<(u64, u64)> {
     let first = logs.iter().filter_map(|log| log.first().map(|ended| ended.at_ms));
     let first = first.min().context("no client ended any I/O")?;
@@ -238,7 +241,7 @@ const WAIT: &str = "wait.sh";
 const READY: &str = "ready.";
 const GO: &str = "go";
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Processes that are told to begin do so within so much time, and run so much longer than they are measured.
+/// Processes begin within this time after the signal, and run this much longer than they are measured.
 const SLACK: Duration = Duration::from_millis(300);
 const STEP_MS: u64 = 10;
 
@@ -254,7 +257,7 @@ mod tests {
         }
     }
 
-    /// An I/O of so many bytes every 10 ms, from `start` on for three seconds.
+    /// An I/O of `bytes` bytes every 10 ms, from `start` on for three seconds.
     fn log(start: u64, bytes: u64) -> Vec<Ended> {
         let ended = |index: u64| Ended {
             at_ms: start + 10 * index,

@@ -1,5 +1,6 @@
-//! Decides what a scene is: tenants with weights and loads on one drive, and what each tenant is due. `cases` lists them,
-//! `spec` reads one from the command line; `stage`, `clients` and `kernel` play it, `score` compares what came with what was due.
+//! Decides what a scene is: tenants with weights and loads on one drive, and what each tenant is due. `cases`
+//! lists them, `spec` reads one from the command line; `stage`, `clients` and `kernel` play it, `score`
+//! compares the results with the dues.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +16,7 @@ pub(super) struct Scene {
     /// Names it in the report.
     pub(super) case: String,
     pub(super) tree: GroupTree,
-    /// Those who want more than they can get.
+    /// Tenants that want more than they can get.
     pub(super) crowd: Vec<Tenant>,
     /// The light one among them, whose latency counts.
     pub(super) victim: Option<Tenant>,
@@ -23,7 +24,7 @@ pub(super) struct Scene {
     pub(super) turn: Turn,
     /// The drive, if none is given on the command line.
     pub(super) model: Model,
-    /// So long, four times a second, the second tenant's thread is away, as if another program had its processor.
+    /// How long, four times a second, the second tenant's thread is away, as if another program had its processor.
     pub(super) away: Duration,
 }
 
@@ -34,7 +35,7 @@ pub(super) struct Tenant {
     pub(super) load: Load,
 }
 
-/// What a tenant asks for: so many I/Os under way at a time, of one kind and size.
+/// A tenant's load: a number of I/Os in flight at a time, of one kind and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) op: Op,
@@ -94,7 +95,7 @@ pub(super) enum Model {
     Flash,
     /// 128 such units.
     Wide,
-    /// So many bytes per second for all together.
+    /// A fixed number of bytes per second for all together.
     Bandwidth,
 }
 
@@ -121,7 +122,7 @@ impl Scene {
         }
     }
 
-    /// Adds a group and a tenant of it, who wants more than its due.
+    /// Adds a group and a tenant of it that wants more than its due.
     pub(super) fn tenant(mut self, parent: GroupId, weight: u16, load: Load) -> Self {
         let group = self.group(parent, weight);
         self.crowd.push(Tenant { group, load });
@@ -190,7 +191,7 @@ impl Scene {
         ios / ios_per_byte.sum::<f64>()
     }
 
-    /// Whether caps at what each tenant is due hold anybody: who is alone is due the whole drive.
+    /// Whether caps at each tenant's due can hold any tenant back: one that is alone is due the whole drive.
     pub(super) fn caps_can_bind(&self) -> bool {
         self.tenants().len() > 1
     }

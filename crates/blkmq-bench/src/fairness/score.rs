@@ -1,5 +1,5 @@
-//! Decides how fair a visit was: shares against what was due over every window of a second, the index of Jain, and how long a
-//! change took to show. It sees only counts over time.
+//! Decides how fair a visit was: shares compared with the dues over every window of a second, Jain's index,
+//! and how long a change took to have an effect. It sees only counts over time.
 
 use std::time::Duration;
 
@@ -137,7 +137,7 @@ fn moved<'a>(before: &'a [u64], after: &'a [u64]) -> impl Iterator<Item = f64> +
         .map(|(after, before)| (after - before) as f64)
 }
 
-/// The largest difference of a share from its due, as a part of the due. Who is due nothing does not count.
+/// The largest difference of a share from its due, as a part of the due. A tenant that is due nothing does not count.
 fn share_error(before: &[u64], after: &[u64], due: &[f64]) -> f64 {
     let total: f64 = moved(before, after).sum();
     if total == 0.0 {

@@ -1,5 +1,5 @@
-//! Decides how `--case` is read: a tenant for each `WEIGHT:DEPTH:SIZE[:OP]`, as in `1:64:64k,2:4:64k:randwrite`. What comes
-//! out is a scene like those of `cases`.
+//! Decides how `--case` is read: a tenant for each `WEIGHT:DEPTH:SIZE[:OP]`, as in
+//! `1:64:64k,2:4:64k:randwrite`. The result is a scene like those of `cases`.
 
 use blkmq_core::bio::Op;
 use blkmq_core::group::{ROOT, WEIGHT_MAX, WEIGHT_MIN};
@@ -77,7 +77,7 @@ fn operation(word: &str) -> Result<(Op, bool), String> {
     }
 }
 
-/// There is room for so many groups, and so many processes can be started at about the same time.
+/// There is room for this many groups, and this many processes can be started at about the same time.
 const TENANTS_MAX: usize = 64;
 const DEPTH_MAX: u32 = 1024;
 /// What every drive of the bench can address, past the page cache.

@@ -1,5 +1,6 @@
-//! Decides how a scene is played: an engine with as many reactors as the product would have, the tenants as services on them,
-//! in turn; and what is read off while it runs. `scene` says who plays, `score` what it was worth.
+//! Decides how a scene is played: an engine with as many reactors as the product would have, the tenants as
+//! services on them, in turn; and which figures are read while it runs. `scene` defines the tenants, `score`
+//! evaluates the result.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -210,8 +211,8 @@ fn path(id: GroupId) -> String {
     }
 }
 
-/// Caps every tenant, the light one included, at its due part of the drive's capacity: what an operator does who knows that
-/// figure, and not who is going to use how much.
+/// Caps every tenant, the light one included, at its due part of the drive's capacity: like an operator who
+/// knows the capacity, but not how much each tenant is going to use.
 fn cap(tree: &mut GroupTree, scene: &Scene, capacity: f64) {
     let tenants = scene.tenants();
     for (tenant, due) in tenants.iter().zip(scene.due(&scene.tree, &tenants)) {
@@ -326,7 +327,7 @@ const MODEL_BYTES: u64 = 1 << 40;
 /// One largest request per second, which no cap may be below.
 const CAP_MIN: f64 = (1 << 20) as f64;
 const LEARNING_MAX: Duration = Duration::from_millis(1500);
-/// After a scene's turn its total counts from here on: so long the others may take to notice.
+/// After a scene's turn its total counts from this time on: the others may need as long to notice.
 const AFTER_TURN: Duration = Duration::from_millis(10);
 const READ_EVERY: Duration = Duration::from_millis(2);
 const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);

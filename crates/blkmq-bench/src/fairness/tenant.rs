@@ -1,5 +1,5 @@
-//! Decides what a tenant does on its reactor: it keeps so many I/Os under way until it is told to be silent or to stop, and
-//! counts. `stage` reads the counters while it runs.
+//! Decides what a tenant does on its reactor: it keeps its I/Os in flight until it is told to be silent or to
+//! stop, and counts. `stage` reads the counters while it runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,7 +33,7 @@ pub(super) struct Stage {
     pub(super) timed: Option<usize>,
     pub(super) latency: Mutex<Histogram>,
     pub(super) phase: AtomicU8,
-    /// So long, every `AWAY_EVERY` looks, the thread of the tenant at place 1 is away.
+    /// How long, every `AWAY_EVERY` checks, the thread of the tenant at place 1 is away.
     pub(super) away: Duration,
 }
 
@@ -151,7 +151,7 @@ impl Service for Source {
         self.idle.push(bio);
     }
 
-    /// Looks whether it is to be silent or to stop, since nothing else tells one who waits for nothing.
+    /// Checks whether it must be silent or stop, since nothing else tells a tenant that waits for no I/O.
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
         self.is_measured =
             self.stage.timed == Some(self.place) && self.stage.phase.load(Ordering::Relaxed) == MEASURE;

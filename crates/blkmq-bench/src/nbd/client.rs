@@ -1,6 +1,6 @@
-//! Decides how the one client that loads every server works: one thread for all connections, requests of a batch in one
-//! send, replies parsed in bulk, nothing allocated and one clock read per batch. It blocks when nothing has arrived, as
-//! real clients do; so a server pays for its wake-ups.
+//! Decides how the one client that loads every server works: one thread for all connections, one send per
+//! batch of requests, replies parsed in bulk, nothing allocated and one clock read per batch. It blocks when
+//! no data has arrived, like real clients; so a server pays for its wake-ups.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ use crate::window::{Phase, Window};
 /// Connects `conns` times and negotiates.
 ///
 /// # Errors
-/// If the server refuses, answers nonsense, or does not grant the style of replies that is wanted.
+/// If the server refuses, its answer is invalid, or it does not grant the requested style of replies.
 pub(crate) fn connect(socket: &Path, conns: usize, style: HeaderStyle) -> Result<Vec<(UnixStream, Agreed)>> {
     let connect = |_| {
         let mut stream =
@@ -65,16 +65,16 @@ fn negotiate(stream: &mut UnixStream, style: HeaderStyle) -> Result<Agreed> {
     }
 }
 
-/// The load: all connections and what is under way on each.
+/// The load: all connections and the requests in flight on each.
 pub(crate) struct Load {
-    /// Apart from the sessions, so that the list of what to wait for is made once.
+    /// Separate from the sessions, so that the list of descriptors to wait for is made once.
     streams: Vec<UnixStream>,
     sessions: Vec<Session>,
     depth: usize,
 }
 
 impl Load {
-    /// Makes a load that keeps `depth` reads of `block_bytes` under way on each connection.
+    /// Makes a load that keeps `depth` reads of `block_bytes` in flight on each connection.
     pub(crate) fn new(connections: Vec<(UnixStream, Agreed)>, depth: usize, block_bytes: u32) -> Self {
         let (streams, agreed): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
         let session = |(index, agreed): (usize, Agreed)| Session {
@@ -90,10 +90,10 @@ impl Load {
         }
     }
 
-    /// Runs until the window says stop and returns the latencies of what ended within it.
+    /// Runs until the window says stop and returns the latencies of the reads that ended within it.
     ///
     /// # Errors
-    /// If a server hangs up, is silent for ten seconds, answers out of form or with an error.
+    /// If a server hangs up, is silent for ten seconds, violates the protocol or answers with an error.
     pub(crate) fn run(mut self, window: &Window) -> Result<Histogram> {
         let latency = self.run_phases(window);
         if latency.is_err() {

@@ -1,5 +1,5 @@
-//! Decides how each server is started, so that the comparison is fair: a null disk that touches no data, one unix socket,
-//! its own defaults else. `server` runs it.
+//! Decides how each server is started, so that the comparison is fair: a null disk that touches no data, one
+//! unix socket, otherwise its own defaults. `server` runs it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub enum Side {
 }
 
 impl Side {
-    /// All of them, in the order they are visited.
+    /// All of them, in the order of visits.
     pub(crate) const ALL: [Self; 5] = [
         Self::Before,
         Self::Ours,
@@ -34,7 +34,7 @@ impl Side {
         Self::NbdkitT1,
     ];
 
-    /// Says whether it is somebody else's server.
+    /// Says whether it is another project's server.
     pub(crate) const fn is_peer(self) -> bool {
         !matches!(self, Self::Before | Self::Ours)
     }
@@ -64,10 +64,10 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Looks for the side's program; `before` is the one of [`Side::Before`].
+    /// Finds the side's program; `before` is the program of [`Side::Before`].
     ///
     /// # Errors
-    /// If the program is not there or does not tell its version.
+    /// If the program does not exist or does not report its version.
     pub(crate) fn find(side: Side, before: Option<&Path>) -> Result<Self> {
         let program = match side {
             Side::Before => before.context("no program named")?.to_owned(),
@@ -88,7 +88,7 @@ impl Server {
         })
     }
 
-    /// The side's name in reports; ours is `after` where there is a `before`.
+    /// The side's name in reports; ours is `after` if there is a `before`.
     pub(crate) fn name(&self, has_before: bool) -> &'static str {
         match self.side {
             Side::Ours if has_before => "after",
@@ -110,7 +110,7 @@ impl Server {
     /// Starts it on a socket of its own and waits until it listens.
     ///
     /// # Errors
-    /// If it ends, or does not listen within a minute; the error holds what it said.
+    /// If it ends, or does not listen within a minute; the error contains its message.
     pub(crate) fn start(&self) -> Result<Running> {
         let dir = Scratch::make()?;
         let socket = dir.join("s");

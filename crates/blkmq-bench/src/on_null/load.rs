@@ -1,5 +1,6 @@
-//! Decides how I/O is generated on a reactor: a service keeps a fixed number of bios under way, each submitted again as soon
-//! as it has ended. So the dispatcher may issue anybody's, as in the daemon.
+//! Decides how I/O is generated on a reactor: a service keeps a fixed number of bios in flight, each
+//! submitted again as soon as it has ended. So the dispatcher may issue any submitter's requests, as in the
+//! daemon.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -132,7 +133,7 @@ impl Service for Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // Nobody listens after an error.
+        // After an error nothing receives.
         let _ = self.results.send(std::mem::take(&mut self.latency));
     }
 }

@@ -1,7 +1,9 @@
-//! Decides what the least processor time is at which a device can be waited for without adding latency, on this host at this time.
+//! Decides the least processor time with which a device can be waited for without added latency, on this host
+//! at this time.
 //!
-//! A sleeper must be awake when the earliest read may end, and so must ask to be woken as much before that as the latest sleepers are
-//! late. It pays for one sleep, and looks for what remains: the spread of its own lateness and that of the device.
+//! A sleeper must be awake when the earliest read may end, and so must ask to be woken earlier by the
+//! lateness of the latest sleepers. It pays for one sleep, and polls for the rest: the spread of its own
+//! lateness and that of the device.
 
 use blkmq_host::sleep::Measured;
 use blkmq_sim::rng::Rng;

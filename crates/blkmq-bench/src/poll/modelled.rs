@@ -1,5 +1,5 @@
-//! Decides when a modelled device ends a read: as the null driver's timer does, with the times of the simulator's devices, which can
-//! change from read to read.
+//! Decides when a modelled device ends a read: like the null driver's timer, with the times of the
+//! simulator's devices, which can change from read to read.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

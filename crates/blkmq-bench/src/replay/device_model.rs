@@ -1,4 +1,5 @@
-//! Decides how a modelled drive is described on the command line: its kind, and keys where it differs from a usual one.
+//! Decides how a modelled drive is described on the command line: its kind, and keys where it differs from
+//! the default one.
 
 use std::str::FromStr;
 

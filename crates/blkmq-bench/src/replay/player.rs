@@ -14,14 +14,14 @@ use crate::sys::Buffers;
 /// How fast a recording is played.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Speed {
-    /// So many times as fast as it was.
+    /// This many times as fast as it was.
     Times(f64),
     /// Without its pauses.
     Max,
 }
 
 impl Speed {
-    /// When an I/O is due that came so long after the first one.
+    /// When an I/O is due that was recorded `at` after the first one.
     pub(super) fn due(self, at: u64) -> Nanos {
         match self {
             Self::Times(times) => Nanos((at as f64 / times) as u64),

@@ -1,5 +1,5 @@
-//! Decides how recorded I/Os are played in virtual time: on a modelled drive, before which the real queue and scheduler run. A seed
-//! gives the same figures each time, on any machine.
+//! Decides how recorded I/Os are replayed in virtual time: on a modelled drive, with the real queue and
+//! scheduler before it. A seed gives the same figures each time, on any machine.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Decides what a recording says: blktrace's files, or an I/O log of fio's, become one list of I/Os in the order of their times.
+//! Decides how a recording is read: blktrace's files, or an I/O log of fio, become one list of I/Os in the
+//! order of their times.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
-//! Decides how the published measurement is made again with its own tool: dbench on XFS on a slow disk, beside the kernel's own
-//! scheduler. `stage` is what lies between them, `disk` the disk.
+//! Decides how the published measurement is repeated with its own tool: dbench on XFS on a slow disk,
+//! compared with the kernel's own scheduler. `stage` has the layers between them, `disk` the disk.
 //!
-//! dbench runs for a time and plays its load file again and again. Here each client plays the beginning of it once, so that the work
-//! is fixed and the time is what is measured, and then sleeps until it is ended; directories that it makes first and last say when.
+//! dbench runs for a time and plays its load file repeatedly. Here each client plays the beginning of it
+//! once, so that the work is fixed and the time is measured, and then sleeps until it is ended; directories
+//! that it makes first and last mark the times.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

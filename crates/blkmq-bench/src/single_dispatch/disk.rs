@@ -1,5 +1,5 @@
-//! Decides when the modelled disk of the simulator ends a command in real time: the disk is a thread, which sleeps as long as the arm
-//! takes and then interrupts the hardware context. What is written is kept in memory.
+//! Decides when the simulator's modelled disk ends a command in real time: the disk is a thread, which sleeps
+//! as long as the arm takes and then interrupts the hardware context. Written data is kept in memory.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,7 +22,7 @@ use blkmq_sim::rng::Rng;
 
 use crate::histogram::Histogram;
 
-/// A rotating disk with one arm, for up to so many hardware contexts.
+/// A rotating disk with one arm, for up to `hctxs` hardware contexts.
 #[derive(Clone)]
 pub(super) struct SlowDisk {
     memory: NullDevice,
@@ -31,7 +31,7 @@ pub(super) struct SlowDisk {
 
 struct Shared {
     state: Mutex<State>,
-    /// A command has come, or the disk is to end.
+    /// A command has arrived, or the disk must end.
     bell: Condvar,
     runner: OnceLock<Runner>,
     began: Clock,
@@ -58,7 +58,7 @@ impl SlowDisk {
     /// Starts a disk of `size` bytes that takes no time yet.
     ///
     /// # Errors
-    /// If the memory or the thread cannot be had.
+    /// If the memory or the thread is not available.
     pub(super) fn start(size: u64, hctxs: u16, depth: u32) -> Result<Self> {
         let config = NullConfig {
             memory: true,

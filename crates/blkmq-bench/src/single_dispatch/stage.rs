@@ -1,5 +1,5 @@
-//! Decides what lies between dbench and the slow disk: an engine of 64 reactors, a FUSE file, a loop device, XFS. All of it is in this
-//! process or the kernel, and goes away when it is dropped.
+//! Decides the layers between dbench and the slow disk: an engine of 64 reactors, a FUSE file, a loop device,
+//! XFS. All of them are in this process or the kernel, and are removed when the stage is dropped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

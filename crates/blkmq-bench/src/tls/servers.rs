@@ -1,4 +1,4 @@
-//! Decides how each server is started, with TLS and without, and how its disk comes to hold noise.
+//! Decides how each server is started, with TLS and without, and how its disk is filled with noise.
 
 use std::fs;
 use std::io::Read;

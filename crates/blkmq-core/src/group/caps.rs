@@ -1,5 +1,5 @@
-//! Decides what can be bounded about a group, and between which limits: bytes and I/Os per second, of reads, of writes
-//! and of both. `throttle` keeps to it.
+//! Decides what a group's caps can limit, and their range: bytes and I/Os per second, of reads, of writes and
+//! of both. `throttle` enforces them.
 
 use std::fmt;
 
@@ -7,13 +7,14 @@ use super::GroupError;
 use crate::bio::Op;
 use crate::limits::Limits;
 
-/// What a cap bounds. Writes are everything that is not a read; a flush is one, of no bytes.
+/// What a cap limits. Writes are all operations except reads; a flush is a write of no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CapKind {
     /// Bytes read per second.
     ReadBps,
-    /// Bytes written per second, as zeroes too ([`Limits::writes_zeroes`]). Discards and other zeroing move none.
+    /// Bytes written per second, written zeroes included ([`Limits::writes_zeroes`]). Discards and other
+    /// zeroing count no bytes.
     WriteBps,
     /// Bytes read and written per second.
     Bps,
@@ -21,17 +22,17 @@ pub enum CapKind {
     ReadIops,
     /// Writes, discards, zeroings and flushes of the drive per second.
     WriteIops,
-    /// All of them per second.
+    /// All I/Os per second.
     Iops,
 }
 
-/// What has passed and is not paid for, in bytes or I/Os, in the order of [`CapKind::ALL`].
+/// What was taken beyond the caps and is not paid for yet, in bytes or I/Os, in the order of [`CapKind::ALL`].
 pub type Debts = [u64; CapKind::COUNT];
 
 impl CapKind {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = 6;
-    /// All of them, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT] = [
         Self::ReadBps,
         Self::WriteBps,
@@ -41,7 +42,7 @@ impl CapKind {
         Self::Iops,
     ];
 
-    /// The name under which users set it; its burst is `NAME_burst`.
+    /// The key under which users set the cap; its burst is `NAME_burst`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ReadBps => "read_bps",
@@ -53,12 +54,13 @@ impl CapKind {
         }
     }
 
-    /// Says whether it bounds bytes; else it bounds bios, as they were submitted (a cut one counts in its parts).
+    /// Says whether the cap limits bytes. If not, it limits bios as they were submitted (the parts of a split
+    /// one count each).
     pub const fn is_bytes(self) -> bool {
         matches!(self, Self::ReadBps | Self::WriteBps | Self::Bps)
     }
 
-    /// Says whether an operation counts. What it counts as is another matter: a discard, say, is no bytes.
+    /// Says whether an operation counts. Its amount is decided elsewhere: a discard, for example, counts no bytes.
     pub const fn counts(self, op: Op) -> bool {
         match (self, op) {
             (Self::ReadBps | Self::ReadIops, op) => matches!(op, Op::Read),
@@ -76,50 +78,50 @@ impl fmt::Display for CapKind {
     }
 }
 
-/// One bound.
+/// One cap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cap {
-    /// So many bytes or I/Os per second.
+    /// Bytes or I/Os per second.
     pub rate: u64,
-    /// So many more at once after a pause. They are earned at the rate, so the average holds.
+    /// Bytes or I/Os allowed at once after a pause. They are earned at the rate, so the average holds.
     pub burst: u64,
 }
 
-/// The bounds of one group; none by default.
+/// The caps of one group; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caps([Option<Cap>; CapKind::COUNT]);
 
 impl Caps {
-    /// Returns one bound.
+    /// Returns one cap.
     pub fn get(&self, kind: CapKind) -> Option<Cap> {
         self.0[kind as usize]
     }
 
-    /// Sets one bound, or takes it off.
+    /// Sets or removes one cap.
     pub fn set(&mut self, kind: CapKind, cap: Option<Cap>) {
         self.0[kind as usize] = cap;
     }
 
-    /// Returns the caps with one more bound without a burst.
+    /// Returns the caps with one more cap, without a burst.
     #[must_use]
     pub fn with(mut self, kind: CapKind, rate: u64) -> Self {
         self.set(kind, Some(Cap { rate, burst: 0 }));
         self
     }
 
-    /// Says whether nothing is bounded.
+    /// Says whether there are no caps.
     pub fn is_none(&self) -> bool {
         self.0.iter().all(Option::is_none)
     }
 
-    /// The bounds there are.
+    /// The caps that are set.
     pub fn iter(&self) -> impl Iterator<Item = (CapKind, Cap)> {
         CapKind::ALL
             .into_iter()
             .filter_map(|kind| Some((kind, self.get(kind)?)))
     }
 
-    /// Checks the bounds against a drive.
+    /// Checks the caps against a drive.
     ///
     /// # Errors
     /// A rate of 0, or of fewer bytes than one largest request per second: its requests would seem to hang. A burst of

@@ -1,9 +1,9 @@
-//! Decides how the tenant tree of a queue in use is changed: each change as a whole, inside the gate, the elevator told;
-//! and when the place of a removed group is free again.
+//! Decides how the tenant tree of a running queue is changed: each change as a whole, inside the gate, and
+//! reported to the elevator; and when the entry of a removed group is free again.
 //!
-//! A removed group's place is given away only when no bio and no request anywhere carries its number. Nobody counts them
-//! for that: each reactor owns a fixed number of requests, and once each of them has been at home since the reactor took
-//! note of the removal, none carries the number (`sw_ctx`, a *grace period*).
+//! A removed group's entry is reused only when no bio and no request carries its number. Nothing counts them
+//! for that: each reactor owns a fixed number of requests, and once each of them has been free since the
+//! reactor noted the removal, none carries the number (`sw_ctx`, a *grace period*).
 
 use super::{Caps, Debts, GroupError};
 use crate::gate::GateState;
@@ -11,15 +11,15 @@ use crate::ids::GroupId;
 use crate::queue::{Busy, Queue};
 use crate::time::{Instant, Nanos};
 
-/// What a change of the tree comes to, unless the gate is in use at this moment.
+/// The result of a change of the tree, unless the gate is in use at this moment.
 pub type Change<T> = Result<Result<T, GroupError>, Busy>;
 
-/// The tenant tree. Any thread; after a change, kick everybody.
+/// The tenant tree. Callable on any thread; after a change, kick all reactors.
 impl Queue {
-    /// Adds a group. Its number may have been that of a group that is long gone.
+    /// Adds a group. Its number may have been that of a retired group.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment; inside, why there can be no such group.
+    /// [`Busy`] if the gate is held at this moment; inside, the reason why the group cannot be added.
     pub fn create_group(&self, parent: GroupId, weight: u16) -> Change<GroupId> {
         self.change_groups(|state| {
             let id = state.groups.create(parent, weight)?;
@@ -29,7 +29,7 @@ impl Queue {
         })
     }
 
-    /// Changes a group's share.
+    /// Changes a group's weight.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -41,7 +41,7 @@ impl Queue {
         })
     }
 
-    /// Makes a group, with all that is below it, part of another.
+    /// Makes a group, with all groups below it, part of another.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -54,7 +54,8 @@ impl Queue {
         })
     }
 
-    /// Says what nine of ten of a group's requests should take at most; groups without a target give way while it is missed.
+    /// Sets the time that nine of ten of a group's requests should take at most; groups without a target are
+    /// held back while it is missed.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -66,8 +67,8 @@ impl Queue {
         })
     }
 
-    /// Bounds what a group, with all that is below it, may take; what waits is timed anew. A debt is kept: what was taken
-    /// under the old bounds is paid at the new rate.
+    /// Caps what a group and all groups below it take together; waiting requests get new times. Debts are
+    /// kept: what was taken under the old caps is paid at the new rate.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -85,15 +86,15 @@ impl Queue {
         })
     }
 
-    /// What a group owes its own caps: a queue that goes on with this one's groups, in another process, is to know it.
+    /// What a group owes its own caps, for a queue in another process that takes over this queue's groups.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
+    /// [`Busy`] if the gate is held at this moment.
     pub fn group_debts(&self, id: GroupId, now: Instant) -> Result<Debts, Busy> {
         self.look(|state| state.throttle.debts(id, now))
     }
 
-    /// Has a group owe its own caps so much more, which it pays for before it goes on.
+    /// Adds to what a group owes its own caps; the group pays for it before it continues.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -105,7 +106,8 @@ impl Queue {
         })
     }
 
-    /// What the elevator has learnt of a group, in numbers of its own: none if there is none, or it learns nothing.
+    /// What the elevator has learnt of a group, in the elevator's own numbers: none without an elevator, or
+    /// if it learns nothing.
     ///
     /// # Errors
     /// As [`Queue::group_debts`].
@@ -116,7 +118,7 @@ impl Queue {
         })
     }
 
-    /// Has the elevator begin with what another one of its name has learnt of a group.
+    /// Gives the elevator what another one of the same name has learnt of a group.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -129,8 +131,9 @@ impl Queue {
         })
     }
 
-    /// Removes a group, with its caps. Its nearest living ancestor takes what is still submitted to it; what waits or is
-    /// under way goes on. Its number is given to no other group while any of that is left.
+    /// Removes a group and its caps. Its nearest living ancestor takes what is still submitted to it;
+    /// requests that wait or are under way continue. Its number is given to no other group before they have
+    /// ended.
     ///
     /// # Errors
     /// As [`Queue::create_group`].
@@ -144,20 +147,20 @@ impl Queue {
         })
     }
 
-    /// Frees the places of removed groups of which nothing is under way, as every other change of the tree does first.
+    /// Frees the entries of removed groups that have nothing under way, as every other change of the tree does first.
     /// Returns how many removed groups are left.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
+    /// [`Busy`] if the gate is held at this moment.
     pub fn retire_groups(&self) -> Result<usize, Busy> {
         let left = self.change_groups(|state| Ok(state.leaving.len()))?;
         Ok(left.expect("looking at the tree does not fail"))
     }
 
-    /// Returns a group's place in the tree, weight, caps and latency target; none if it does not live.
+    /// Returns a group's parent, weight, caps and latency target; none if it is not living.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
+    /// [`Busy`] if the gate is held at this moment.
     pub fn group(&self, id: GroupId) -> Result<Option<super::Node>, Busy> {
         self.look(|state| {
             let node = state.groups.get(id).filter(|_| state.groups.is_living(id));
@@ -168,7 +171,7 @@ impl Queue {
     /// Returns how many requests wait for caps of their groups.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
+    /// [`Busy`] if the gate is held at this moment.
     pub fn held_for_caps(&self) -> Result<usize, Busy> {
         self.look(|state| state.throttle.held_back())
     }
@@ -198,7 +201,7 @@ impl Queue {
             let GateState { targets, groups, .. } = &mut *state;
             let gave_way = targets.keeps_back();
             targets.learn(groups);
-            // What waits for caps, or gives way to a target, may go now, or at another time.
+            // Requests that wait for caps, or are held back for a target, may be ready now, or at another time.
             if !state.throttle.is_empty() || gave_way {
                 self.run_all();
             }
@@ -208,7 +211,7 @@ impl Queue {
     }
 
     fn retire(&self, id: GroupId, state: &mut GateState) {
-        // The ends of its last requests may still lie in the lists of reports.
+        // The ends of its last requests may still be in the lists of reports.
         state.fold_reports(&self.stats);
         let parent = state.groups.retire(id);
         if let Some(elevator) = &mut state.elevator {

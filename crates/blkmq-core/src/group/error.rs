@@ -1,72 +1,72 @@
-//! Decides how a change of the tenant tree that cannot be is answered: the object, the value, the limit, the next step.
+//! Decides how a rejected change of the tenant tree is reported: the object, the value, the limit, the next step.
 
 use std::fmt;
 
 use super::{CapKind, LEVELS_MAX, WEIGHT_MAX, WEIGHT_MIN};
 use crate::ids::GroupId;
 
-/// Why the tenant tree was not changed. Nothing is changed then.
+/// Why the tenant tree was not changed. After an error, nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupError {
-    /// No such group, or it has been removed.
+    /// There is no such group, or it has been removed.
     Unknown {
-        /// The number asked for.
+        /// The number that was given.
         id: GroupId,
     },
-    /// The root is what it is.
+    /// The root cannot be changed so.
     Root {
-        /// What it was to be.
+        /// The change that was asked for.
         to_be: &'static str,
     },
-    /// A weight out of range.
+    /// The weight is out of range.
     Weight {
         /// Its value.
         weight: u16,
     },
-    /// No place is free.
+    /// No entry is free.
     Full {
-        /// How many places there are.
+        /// Number of entries.
         capacity: usize,
-        /// How many of them belong to removed groups whose I/O has not ended.
+        /// How many of the entries belong to removed groups whose I/O has not ended.
         leaving: usize,
     },
-    /// A parent is to be removed.
+    /// A group with children cannot be removed.
     HasChildren {
         /// The parent.
         id: GroupId,
         /// One of its children.
         child: GroupId,
     },
-    /// A group is to be moved below itself.
+    /// A group cannot be moved below itself.
     Loop {
         /// The group.
         id: GroupId,
-        /// Where it was to go.
+        /// The new parent that was given.
         parent: GroupId,
     },
     /// Groups would be nested too deeply.
     Level {
-        /// Where one was to go.
+        /// The parent that was given.
         parent: GroupId,
     },
-    /// A cap out of range.
+    /// The cap is out of range.
     Cap {
-        /// Which one.
+        /// The kind of cap.
         kind: CapKind,
         /// Its value, per second.
         rate: u64,
-        /// The smallest allowed.
+        /// Smallest value allowed.
         min: u64,
-        /// The largest allowed.
+        /// Largest value allowed.
         max: u64,
     },
-    /// A cap's burst out of range.
+    /// The cap's burst is out of range.
     Burst {
-        /// Which cap.
+        /// The kind of cap.
         kind: CapKind,
         /// The burst.
         burst: u64,
-        /// The largest allowed.
+        /// Largest value allowed.
         max: u64,
     },
 }

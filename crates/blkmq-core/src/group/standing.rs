@@ -1,16 +1,17 @@
-//! Decides what becomes of a bio because of its group: it goes its way, or meets caps, or is its ancestor's, or is refused.
-//! The tree behind the gate, as far as submitters need it: one word a group, seldom written, read once for each bio.
+//! Decides what a bio's group means for the bio: no caps, caps, the nearest living ancestor instead, or
+//! refusal. It publishes what submitters need of the tree behind the gate: one word per group, rarely
+//! written, read once for each bio.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::GroupTree;
 use crate::ids::GroupId;
 
-/// The standing of every group of a queue.
+/// The state of every group of a queue.
 #[derive(Debug)]
 pub(crate) struct GroupStates {
     words: Box<[AtomicU32]>,
-    /// All groups below this number live: the look at them that costs no more than a comparison.
+    /// All groups below this number live: a check that costs one comparison.
     living_below: AtomicU32,
 }
 
@@ -25,19 +26,19 @@ impl GroupStates {
         group_states
     }
 
-    /// How many groups there can be.
+    /// Maximum number of groups.
     pub(crate) fn capacity(&self) -> usize {
         self.words.len()
     }
 
-    /// Says whether a group takes bios, for most that do.
+    /// Says whether a group certainly takes bios; false for some that do.
     #[inline]
     pub(crate) fn is_surely_living(&self, id: GroupId) -> bool {
         id.0 < self.living_below.load(Ordering::Relaxed)
     }
 
-    /// Says whether a group takes bios. A moment later it may not: it is its ancestors' then, and its id nobody else's
-    /// until the caller's reactor has taken note (`sw_ctx`).
+    /// Says whether a group takes bios. This can change a moment later: then its ancestor takes them, and no
+    /// other group gets the id until the caller's reactor has noted the removal (`sw_ctx`).
     #[inline]
     pub(crate) fn is_living(&self, id: GroupId) -> bool {
         self.words
@@ -48,23 +49,23 @@ impl GroupStates {
     /// Says whether the group, or one that it is part of, has caps.
     #[inline]
     pub(crate) fn is_capped(&self, id: GroupId) -> bool {
-        // A removed one may have capped ancestors: the gate looks.
+        // A removed group may have capped ancestors: the gate checks.
         self.words[id.index()].load(Ordering::Relaxed) != FREE
     }
 
-    /// The group that takes a group's bios: itself, its nearest living ancestor, or nobody if it is not in use.
+    /// The group that takes a group's bios: itself, its nearest living ancestor, or none if it is not in use.
     pub(crate) fn effective_group(&self, mut id: GroupId) -> Option<GroupId> {
         loop {
             match self.words.get(id.index())?.load(Ordering::Relaxed) {
                 FREE | CAPPED => return Some(id),
                 NOBODY => return None,
-                // Upwards, so this ends.
+                // Each step goes to an ancestor, so the loop ends.
                 word => id = GroupId(word & !LEFT_TO),
             }
         }
     }
 
-    /// Takes over what has changed in the tree. For whoever is inside the gate.
+    /// Copies what has changed in the tree. Called inside the gate.
     pub(crate) fn update(&self, tree: &GroupTree) {
         for (index, word) in self.words.iter().enumerate() {
             let id = GroupId(index as u32);

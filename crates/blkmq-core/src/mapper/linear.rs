@@ -1,9 +1,9 @@
-//! Decides where the bytes of a linear disk lie: in segments of members, one behind the other.
-//! `map` asks; `table` has checked the segments.
+//! Decides where the bytes of a linear disk lie: in segments of members, one after the other. `map` calls it;
+//! `table` has checked the segments.
 
 use super::member::{Located, Member};
 
-/// Segments of members, one behind the other.
+/// Segments of members, one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct Linear {
     members: Box<[Member]>,
@@ -13,7 +13,7 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Joins segments, given with their lengths in bytes; at least one, none empty.
+    /// Joins segments, given with their lengths in bytes; there must be at least one, and none may be empty.
     ///
     /// Returns none if the sum is beyond 2^64.
     pub(super) fn new(segments: Vec<(Member, u64)>) -> Option<Self> {
@@ -38,7 +38,7 @@ impl Linear {
         &self.members
     }
 
-    /// Finds where a byte lies, and how many follow it there.
+    /// Finds where a byte lies, and how many bytes follow it contiguously.
     #[inline]
     pub(super) fn locate(&self, offset: u64) -> Located<'_> {
         let index = self.firsts.partition_point(|first| *first <= offset) - 1;

@@ -1,5 +1,6 @@
-//! Decides nothing itself: the shape of a mapped disk, whichever kind it is, for those who need not know.
-//! [`super::linear`] and [`super::striped`] have the arithmetic, [`super::table`] puts maps on maps.
+//! The mapping of a mapped disk of any kind, for callers that need not know the kind; it decides nothing
+//! itself. [`super::linear`] and [`super::striped`] have the arithmetic, [`super::table`] stacks maps on
+//! maps.
 
 use super::linear::Linear;
 use super::member::{Located, Member};
@@ -36,8 +37,8 @@ impl Map {
         }
     }
 
-    /// Returns the range of member `index`'s disk that holds its share of the bytes from `start` to `end`; one range, since no
-    /// map scatters a member's share. It may be empty.
+    /// Returns the range of member `index`'s disk that holds its share of the bytes from `start` to `end`. It
+    /// is one range, since no map scatters a member's share; it may be empty.
     pub(super) fn share(&self, index: usize, start: u64, end: u64) -> (u64, u64) {
         let before = |offset| match self {
             Self::Linear(map) => map.before(index, offset),

@@ -1,11 +1,11 @@
-//! Decides what a member of a mapped disk is, and how a byte on it is named.
+//! Decides what a member of a mapped disk is, and how the place of a byte on it is stated.
 
-/// What lies under a part of a mapped disk.
+/// The disk under a part of a mapped disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Below {
-    /// A disk of a queue: its place in the table's list of them.
+    /// A disk of a queue, by its index in the table's list of leaves.
     Leaf(u32),
-    /// Another mapped disk of the table, made before.
+    /// Another mapped disk of the table, added before.
     Mapped(u32),
 }
 
@@ -23,6 +23,6 @@ pub(super) struct Located<'a> {
     pub(super) member: &'a Member,
     /// The byte's offset on the member's disk.
     pub(super) at: u64,
-    /// From it on, so many bytes of the mapped disk follow each other on the member too.
+    /// How many bytes from this one on are contiguous both on the mapped disk and on the member.
     pub(super) run: u64,
 }

@@ -1,8 +1,8 @@
-//! Decides what stands on other disks instead of on a drive: mapped disks, whose bytes lie on members.
+//! Decides how disks lie on other disks instead of on a drive: mapped disks, whose bytes lie on members.
 //!
-//! Two kinds: bios of a mapped disk become bios of its members before they meet a queue; a request of a multipath queue
-//! goes on, as it is, to the driver of one of its paths ([`multipath`]). [`table`] knows what lies where (`linear`, `striped`), [`stack`] takes bios
-//! down and their ends up.
+//! There are two kinds. Bios of a mapped disk become bios of its members before they enter a queue; a request
+//! of a multipath queue is passed unchanged to the driver of one of its paths ([`multipath`]). [`table`]
+//! knows where bytes lie (`linear`, `striped`), [`stack`] passes bios down and their ends up.
 
 mod linear;
 mod map;

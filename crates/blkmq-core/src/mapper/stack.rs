@@ -1,5 +1,5 @@
-//! Decides the way of a mapped disk's bio on one thread: down to the drives' disks, whole or in parts, and back as one end.
-//! Stands above the thread's queues ([`crate::local`]); `table` knows what lies where.
+//! Decides the path of a mapped disk's bio on one thread: down to the drives' disks, whole or in parts, and
+//! back as one end. It is above the thread's queues ([`crate::local`]); `table` knows where bytes lie.
 //!
 //! ```text
 //!                   ┌─ on one member ──► pass: the bio itself goes there, a frame remembers where it was ─┐
@@ -7,13 +7,13 @@
 //!                   └─ else ─► divide:   FLUSH, PREFLUSH: a flush of each leaf ─► then, for data, parts ──┘
 //!  Effects::ended ◄── complete_parts ◄── ends of all parts awaited, the first error kept ◄── Effects::parts ◄───────┘
 //! ```
-//! A bio is cut as its members accept parts, and has a bounded number of them under way, so that a huge one is neither held in
-//! memory nor in everybody's way. A read or write is cut where its bytes stop being neighbours; a discard or zeroing has one
-//! part on each range of a drive below, since no map scatters what it has of one member. After an error no further part is
-//! sent. Group and priority go along.
+//! A bio is split as its members accept parts, and has a bounded number of parts under way, so that a huge
+//! bio neither fills memory nor delays others. A read or write is split where its bytes are no longer
+//! contiguous; a discard or zeroing has one part for each range of a drive below, since no map scatters a
+//! member's share. After an error no further parts are sent. Parts have the bio's group and priority.
 //!
-//! A bio in parts keeps its group's number. If the group is removed meanwhile, parts that are still to be sent are its ancestor's,
-//! or, should another have got the number at once, that one's.
+//! A bio in parts keeps its group's number. If the group is removed meanwhile, parts that are not sent yet
+//! belong to its ancestor, or to another group that has got the number at once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::time::Instant;
 #[derive(Debug)]
 pub struct Stack {
     table: Arc<Table>,
-    /// Bios that were passed on whole: where they belong.
+    /// The original places of bios that were passed on whole.
     frames: Box<[Frame]>,
     free_frames: Vec<u32>,
     /// Bios under way in parts.
@@ -37,11 +37,11 @@ pub struct Stack {
     free_divided: Vec<u32>,
     /// Those of them that have parts to be sent, each once.
     sending: VecDeque<u32>,
-    /// Parts being settled: kept for the memory.
+    /// Parts being handled; kept for its memory.
     parts: Vec<Bio>,
 }
 
-/// Where a bio was submitted.
+/// The place to which a bio was submitted.
 #[derive(Clone, Copy, Debug, Default)]
 struct Frame {
     disk: DiskId,
@@ -53,39 +53,39 @@ struct Frame {
 struct Divided {
     bio: Bio,
     step: Step,
-    /// How far this step's parts are sent: leaves flushed, bytes, or ways looked at.
+    /// How far this step's parts are sent: leaves flushed, bytes, or ways examined.
     sent: u64,
     under_way: u32,
-    /// On the list of those with parts to be sent.
+    /// It is in the list of bios with parts to be sent.
     is_sending: bool,
     status: Status,
 }
 
-/// What a bio's parts are, now.
+/// What the parts of a bio are in its present step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A flush for each leaf with a cache.
     Flush,
-    /// Neighbouring bytes, from the first to the last.
+    /// Contiguous bytes, from the first to the last.
     Bytes,
     /// A range for each way down to a leaf.
     Ranges,
 }
 
-/// What goes to a leaf.
+/// A part for a leaf.
 struct Part {
     leaf: u32,
     bio: Bio,
-    /// What [`Divided::sent`] is once it is sent.
+    /// The value of [`Divided::sent`] once it is sent.
     sent: u64,
 }
 
 /// The queues of one thread, in the order in which the table's leaves name them.
 pub trait Queues {
-    /// The queue with this number, for a bio that goes to it.
+    /// The queue with this number, to submit a bio to.
     fn queue(&mut self, index: usize) -> &mut LocalQueue;
 
-    /// Unplugs all that something was submitted to.
+    /// Unplugs all queues that bios were submitted to.
     fn unplug(&mut self, now: Instant, fx: &mut Effects);
 }
 
@@ -100,8 +100,8 @@ impl Queues for Vec<LocalQueue> {
 }
 
 impl Stack {
-    /// A stack for up to `passed_max` bios that are passed on whole and `divided_max` in parts; more are refused for the moment.
-    /// Without mapped disks it needs no memory.
+    /// A stack for up to `passed_max` bios that are passed on whole and `divided_max` in parts; more are
+    /// refused until others end. Without mapped disks it needs no memory.
     pub fn new(table: Arc<Table>, passed_max: u32, divided_max: u32) -> Self {
         let is_used = !table.disks().is_empty();
         let (passed_max, divided_max) = if is_used {
@@ -120,11 +120,12 @@ impl Stack {
         }
     }
 
-    /// Takes a bio of a mapped disk in; `queues` are the thread's, in the order in which the table's leaves name them. As with
-    /// [`LocalQueue::submit`], it goes on with the next [`LocalQueue::unplug`], and what the disk refuses ends at once.
+    /// Submits a bio of a mapped disk; `queues` are the thread's, in the order in which the table's leaves
+    /// name them. As with [`LocalQueue::submit`], the bio continues with the next [`LocalQueue::unplug`], and
+    /// a bio that the disk refuses ends at once.
     ///
     /// # Errors
-    /// Gives the bio back if the members, or this stack, have no room now: submit it after another's end.
+    /// Returns the bio if the members, or this stack, have no room now: submit it again after another one's end.
     pub fn submit(
         &mut self,
         bio: Bio,
@@ -153,9 +154,9 @@ impl Stack {
         self.submit_divided(bio, queues, now, fx)
     }
 
-    /// Finds where a bio of the common kind goes that lies on one leaf. Returns the place of the leaf's
-    /// queue, and what its [`LocalQueue::submit_passed`] wants to know; none if the bio is for
-    /// [`Stack::submit`]. What the queue does not take is for [`Stack::take_back`].
+    /// Finds where a common bio goes that lies on one leaf. Returns the index of the leaf's queue, and the
+    /// place for its [`LocalQueue::submit_passed`]; none if the bio must go to [`Stack::submit`]. If the
+    /// queue does not take the bio, call [`Stack::take_back`].
     #[inline]
     pub fn redirect(&mut self, bio: &Bio) -> Option<(usize, Passed)> {
         let disk = self.table.disks().get(bio.disk.index())?;
@@ -169,7 +170,7 @@ impl Stack {
         self.aim(bio, run)
     }
 
-    /// Makes a bio that a queue has not taken what it was.
+    /// Restores a bio that a queue has not taken.
     pub fn take_back(&mut self, mut bio: Bio) -> Bio {
         if let Parent::Passed(index) = bio.origin.0 {
             self.frames[index as usize].restore(&mut bio);
@@ -184,10 +185,10 @@ impl Stack {
         fx.passed > 0 || !fx.parts.is_empty() || !self.sending.is_empty()
     }
 
-    /// Makes bios that were passed on whole, and have ended, what they were. Nobody may take from [`Effects::ended`] before;
-    /// [`Stack::complete_parts`] does it, too.
+    /// Restores bios that were passed on whole and have ended. No bio may be taken from [`Effects::ended`]
+    /// before; [`Stack::complete_parts`] does it, too.
     pub fn restore_passed(&mut self, fx: &mut Effects) {
-        // Where they are: a copy would cost more than all else that is done for them here.
+        // In place: a copy would cost more than all other work for them here.
         fx.passed = 0;
         for bio in &mut fx.ended {
             if let Parent::Passed(index) = bio.origin.0 {
@@ -197,8 +198,9 @@ impl Stack {
         }
     }
 
-    /// Takes what has ended of the members' bios, sends parts that found no room before, and issues them. Call it when it
-    /// [is due](Stack::is_due) after running or unplugging queues. Says whether it is to be called again soon, without an event.
+    /// Takes the ended bios of the members, sends parts that found no room before, and issues them. Call it
+    /// when it [is due](Stack::is_due) after running or unplugging queues. Says whether it must be called
+    /// again soon, without an event.
     pub fn complete_parts(&mut self, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         for _ in 0..ROUNDS_MAX {
             self.take_ends(fx);
@@ -210,15 +212,15 @@ impl Stack {
         true
     }
 
-    /// How many bios are under way.
+    /// Number of bios under way.
     pub fn outstanding(&self) -> usize {
         self.frames.len() - self.free_frames.len() + self.divided.len() - self.free_divided.len()
     }
 
-    /// Asserts what must always hold between calls.
+    /// Asserts the invariants that hold between calls.
     ///
     /// # Panics
-    /// If it does not hold.
+    /// If an invariant does not hold.
     pub fn check_invariants(&self) {
         let sending = self.divided.iter().flatten().filter(|one| one.is_sending);
         assert_eq!(sending.count(), self.sending.len(), "bios with parts to be sent");
@@ -238,7 +240,7 @@ impl Stack {
         }
     }
 
-    /// Sends a bio as it is to the leaf that has its range.
+    /// Sends a bio whole to the leaf that has its range.
     fn pass(
         &mut self,
         bio: Bio,
@@ -254,7 +256,7 @@ impl Stack {
         sent.map_err(|bio| self.take_back(bio))
     }
 
-    /// Remembers what a bio was that goes to a leaf; none if too many have gone.
+    /// Saves the original place of a bio that goes to a leaf; none if too many are under way.
     #[inline(always)]
     fn aim(&mut self, bio: &Bio, to: Run) -> Option<(usize, Passed)> {
         let leaf = &self.table.leaves()[to.leaf as usize];
@@ -271,7 +273,7 @@ impl Stack {
         Some((leaf.queue.into(), passed))
     }
 
-    /// Begins a bio that is a flush, waits for one, or has its bytes on several members.
+    /// Starts a bio that is a flush, waits for a flush, or has its bytes on several members.
     #[inline(never)]
     fn submit_divided(
         &mut self,
@@ -287,7 +289,7 @@ impl Stack {
                 fx.end(bio, Status::Ok);
                 return Ok(());
             }
-            // The queue of the only one does it by itself.
+            // The queue of the only leaf does it by itself.
             [leaf] if bio.op == Op::Flush => {
                 let (offset, len) = (0, 0);
                 return self.pass(bio, Run { leaf, offset, len }, queues, now, fx);
@@ -309,7 +311,7 @@ impl Stack {
         self.send(index, queues, now, fx);
         let one = self.one(index);
         if one.is_sending && one.under_way == 0 {
-            // Nothing is there to wait for: the submitter tries again when there is room.
+            // There is no part to wait for: the submitter tries again when there is room.
             let bio = self.remove(index).bio;
             return Err(bio);
         }
@@ -319,7 +321,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Takes what has ended, and ends or continues whom it belongs to.
+    /// Takes the ended bios, and ends or continues the bios that they belong to.
     fn take_ends(&mut self, fx: &mut Effects) {
         if fx.passed > 0 {
             self.restore_passed(fx);
@@ -338,7 +340,7 @@ impl Stack {
         self.parts = parts;
     }
 
-    /// If all parts of a bio have ended, begins its next step, or ends it. Says whether it has more to send now.
+    /// If all parts of a bio have ended, starts its next step, or ends it. Says whether it has more to send now.
     fn step_over(&mut self, index: u32, fx: &mut Effects) -> bool {
         let one = self.one(index);
         if one.is_sending || one.under_way > 0 {
@@ -354,7 +356,7 @@ impl Stack {
         false
     }
 
-    /// Sends parts of all bios that have some, the oldest first. Says whether that got any further.
+    /// Sends parts of all bios that have some, the oldest first. Says whether any was sent.
     fn send_all(&mut self, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         let mut any = false;
         for _ in 0..self.sending.len() {
@@ -369,7 +371,7 @@ impl Stack {
         any
     }
 
-    /// Sends parts of one bio, as many as it may have and its members take. Says whether any was sent.
+    /// Sends parts of one bio, as many as it may have under way and its members take. Says whether any was sent.
     fn send(&mut self, index: u32, queues: &mut dyn Queues, now: Instant, fx: &mut Effects) -> bool {
         let Self { table, divided, .. } = self;
         let one = divided[index as usize].as_mut().expect("it is under way");
@@ -409,7 +411,7 @@ impl Stack {
 }
 
 impl Frame {
-    /// Makes a bio that was passed on what it was.
+    /// Restores a bio that was passed on.
     #[inline]
     fn restore(self, bio: &mut Bio) {
         bio.disk = self.disk;
@@ -419,7 +421,7 @@ impl Frame {
 }
 
 impl Divided {
-    /// Cuts the next part off; none if all is sent.
+    /// Splits the next part off; none if all parts are sent.
     fn next_part(&self, table: &Table) -> Option<Part> {
         let disk = self.bio.disk;
         match self.step {
@@ -474,12 +476,14 @@ impl Divided {
     }
 }
 
-/// How an operation's bytes are cut.
+/// How an operation's bytes are split.
 fn data_step(op: Op) -> Step {
     if op.has_data() { Step::Bytes } else { Step::Ranges }
 }
 
-/// Parts of one bio under way at a time: enough for a transfer of 8 MiB in chunks of 64 KiB, few enough to leave room.
+/// Parts of one bio under way at a time: enough for a transfer of 8 MiB in chunks of 64 KiB, few enough to
+/// leave room.
 const PARTS_MAX: u32 = 128;
-/// Rounds of ends and further parts in one call, where drivers complete inline: then others of this thread are due.
+/// Rounds of ends and further parts in one call, if drivers complete inline: then others on this thread get
+/// their turn.
 const ROUNDS_MAX: u32 = 16;

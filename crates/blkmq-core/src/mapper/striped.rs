@@ -1,5 +1,5 @@
-//! Decides where the bytes of a striped disk lie: chunks are dealt out to the members in turn, as RAID 0 does it.
-//! `map` asks; `table` has checked the members.
+//! Decides where the bytes of a striped disk lie: chunks are assigned to the members in turn, as in RAID 0.
+//! `map` calls it; `table` has checked the members.
 //!
 //! ```text
 //!   mapped disk:  | 0 | 1 | 2 | 3 | 4 | 5 | ...         chunks of 2^shift bytes
@@ -10,7 +10,7 @@
 
 use super::member::{Located, Member};
 
-/// Chunks dealt out to members in turn.
+/// Chunks assigned to members in turn.
 #[derive(Clone, Debug)]
 pub(super) struct Striped {
     members: Box<[Member]>,
@@ -19,7 +19,7 @@ pub(super) struct Striped {
 }
 
 impl Striped {
-    /// Deals chunks of `chunk` bytes, a power of two, out to members that each have `len` bytes, a multiple of it.
+    /// Assigns chunks of `chunk` bytes, a power of two, to members that each have `len` bytes, a multiple of it.
     ///
     /// Returns none if the sum is beyond 2^64.
     pub(super) fn new(members: Vec<Member>, len: u64, chunk: u64) -> Option<Self> {
@@ -43,7 +43,7 @@ impl Striped {
         1 << self.shift
     }
 
-    /// Finds where a byte lies, and how many follow it there.
+    /// Finds where a byte lies, and how many bytes follow it contiguously.
     #[inline]
     pub(super) fn locate(&self, offset: u64) -> Located<'_> {
         let width = self.members.len() as u64;

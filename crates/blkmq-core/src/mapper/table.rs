@@ -1,8 +1,10 @@
-//! Decides what a mapped disk is: whether its members can carry it, its size and its limits; and finds the drive's disk behind
-//! a byte, through all maps. Made at set-up, then shared by all threads; [`super::stack`] uses it for each bio.
+//! Decides whether a mapped disk's members can carry it, its size and its limits; and finds the drive's disk
+//! that has a byte, through all maps. Made at set-up, then shared by all threads; [`super::stack`] uses it
+//! for each bio.
 //!
-//! A member is a disk of a queue (a *leaf*) or a mapped disk that is in the table already, so there are no loops. However maps
-//! are stacked, a bio goes from the top straight to leaves: it is cut once, and its limits were joined at set-up.
+//! A member is a disk of a queue (a *leaf*) or a mapped disk that is in the table already, so there are no
+//! loops. However maps are stacked, a bio goes from the top directly to leaves: it is split once, and its
+//! limits were joined at set-up.
 
 use std::fmt;
 
@@ -17,19 +19,19 @@ use crate::limits::{Limits, lcm};
 /// A disk of a queue, as mapped disks see it.
 #[derive(Clone, Debug)]
 pub struct Leaf {
-    /// The queue's place among those of a thread.
+    /// The queue's index among the queues of a thread.
     pub queue: u16,
-    /// The disk's number on it.
+    /// The disk's number on the queue.
     pub disk: DiskId,
     /// Bytes.
     pub size: u64,
-    /// Whether changes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// What the drive takes, the block size being the disk's.
+    /// The drive's limits, with the disk's block size.
     pub limits: Limits,
 }
 
-/// A mapped disk as it is asked for.
+/// The specification of a mapped disk.
 #[derive(Clone, Debug)]
 pub struct MapSpec {
     /// Its name, for messages.
@@ -40,24 +42,24 @@ pub struct MapSpec {
     pub members: Vec<MemberSpec>,
     /// Smallest unit of addresses, in bytes. Default: the largest of the members'.
     pub block_size: Option<u32>,
-    /// Whether changes are refused, though the members may allow them.
+    /// Whether writes are refused, though the members may allow them.
     pub read_only: bool,
 }
 
 /// How the bytes of a mapped disk lie on its members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapKind {
-    /// One member behind the other.
+    /// One member after the other.
     Linear,
-    /// In chunks, dealt out to the members in turn.
+    /// In chunks, assigned to the members in turn.
     Striped {
-        /// Bytes: a power of two from 4 KiB to 1 GiB, at least the block size. Small ones spread a single transfer over
-        /// several members, large ones let it be one request.
+        /// Bytes: a power of two from 4 KiB to 1 GiB, at least the block size. Small chunks spread a single
+        /// transfer over several members, large ones let it be one request.
         chunk: u64,
     },
 }
 
-/// A range of a disk for a mapped disk to lie on.
+/// A range of a disk that a mapped disk lies on.
 #[derive(Clone, Debug)]
 pub struct MemberSpec {
     /// The disk's name, for messages.
@@ -66,7 +68,7 @@ pub struct MemberSpec {
     pub below: Below,
     /// The range's first byte, a multiple of the mapped disk's block size.
     pub start: u64,
-    /// Bytes; none for all that follow.
+    /// Bytes; none for all bytes that follow.
     pub len: Option<u64>,
 }
 
@@ -75,23 +77,23 @@ pub struct MemberSpec {
 pub struct MappedDisk {
     /// Bytes.
     pub size: u64,
-    /// Bytes of the members' ranges that are not used, being less than a block, less than a chunk, or more than the smallest
+    /// Unused bytes of the members' ranges: less than a block, less than a chunk, or more than the smallest
     /// member of a stripe has.
     pub unused: u64,
-    /// Whether changes are refused: asked for, or since a member refuses them.
+    /// Whether writes are refused: as specified, or because a member refuses them.
     pub read_only: bool,
-    /// What its members take, joined.
+    /// The joined limits of its members.
     pub limits: Limits,
     map: Map,
-    /// How many maps lie on each other, this one included.
+    /// Number of maps on each other, this one included.
     levels: usize,
-    /// The ways from here down to leaves.
+    /// The ways from this disk down to leaves.
     ways: Box<[Way]>,
     /// The leaves with a volatile cache, each once.
     pub(super) flushed: Box<[u32]>,
 }
 
-/// A way from a mapped disk to a leaf: which member at each level.
+/// A way from a mapped disk to a leaf: the member at each level.
 #[derive(Clone, Debug)]
 struct Way {
     turns: Vec<u16>,
@@ -101,7 +103,7 @@ struct Way {
 /// A run of bytes on a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The leaf's place in the table's list.
+    /// The leaf's index in the table's list.
     pub leaf: u32,
     /// First byte on the leaf's disk.
     pub offset: u64,
@@ -116,7 +118,7 @@ pub struct Table {
     disks: Vec<MappedDisk>,
 }
 
-/// A mapped disk that cannot be; the text names it, the value and the limit.
+/// Why a mapped disk cannot be made; the text names the disk, the value and the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapError(String);
 
@@ -129,7 +131,7 @@ impl fmt::Display for MapError {
 impl std::error::Error for MapError {}
 
 impl MappedDisk {
-    /// The leaves that a flush goes to, by their places in the table's list.
+    /// The leaves that a flush goes to, by their indices in the table's list.
     pub fn flushed(&self) -> &[u32] {
         &self.flushed
     }
@@ -144,7 +146,7 @@ impl Table {
         }
     }
 
-    /// Makes one more mapped disk; its number is [`Below::Mapped`]'s and its [`DiskId`].
+    /// Adds a mapped disk; its number is [`Below::Mapped`]'s and its [`DiskId`].
     ///
     /// # Errors
     /// If the members cannot carry it.
@@ -167,7 +169,8 @@ impl Table {
         &self.leaves
     }
 
-    /// Finds where a byte of a mapped disk lies, through all maps, and how many follow it there. The byte must be on the disk.
+    /// Finds where a byte of a mapped disk lies, through all maps, and how many bytes follow it there. The
+    /// byte must be on the disk.
     #[inline(always)]
     pub fn locate(&self, disk: DiskId, offset: u64) -> Run {
         let found = self.disks[disk.index()].map.locate(offset);
@@ -181,7 +184,7 @@ impl Table {
         }
     }
 
-    /// Goes on with mapped disk `below`, of which no more than `len` bytes are asked for.
+    /// Continues with mapped disk `below`, from which at most `len` bytes are needed.
     #[inline(never)]
     fn locate_below(&self, mut below: u32, mut offset: u64, mut len: u64) -> Run {
         loop {
@@ -199,7 +202,7 @@ impl Table {
         self.disks[disk.index()].ways.len()
     }
 
-    /// Returns the share of the bytes from `start` to `end` that lies at the end of one way down; none if it is empty.
+    /// Returns the share of the bytes from `start` to `end` that lies on the leaf of one way; none if it is empty.
     pub(super) fn share(&self, disk: DiskId, way: usize, start: u64, end: u64) -> Option<Run> {
         let mut at = &self.disks[disk.index()];
         let way = &at.ways[way];
@@ -269,7 +272,8 @@ impl Table {
         for member in &spec.members[1..] {
             limits = limits.stack(self.limits_of(member.below));
         }
-        // Requests to the drives keep their boundaries by themselves; they are not where bytes of this disk are counted from.
+        // Requests to the drives keep their boundaries by themselves; bytes of this disk are not counted from
+        // a boundary.
         limits.boundary = 0;
         let least = limits.logical_block;
         let block = spec.block_size.unwrap_or(least);
@@ -281,7 +285,7 @@ impl Table {
         Ok(limits.with_block(block))
     }
 
-    /// Checks the members' ranges and gives them their lengths.
+    /// Checks the members' ranges and determines their lengths.
     fn ranges(&self, spec: &MapSpec, block: u32) -> Result<Vec<(Member, u64)>, String> {
         let block = u64::from(block);
         let range = |member: &MemberSpec| {
@@ -317,7 +321,7 @@ impl Table {
         spec.members.iter().map(range).collect()
     }
 
-    /// Lists the ways through a new map and those that it stands on.
+    /// Lists the ways through a new map and those below it.
     fn ways_of(&self, map: &Map) -> Vec<Way> {
         let mut ways = Vec::new();
         for (turn, member) in (0..).zip(map.members()) {
@@ -358,8 +362,8 @@ impl Table {
 }
 
 impl MappedDisk {
-    /// Says whether a bio is a sound read or write of the common kind, which needs no further look;
-    /// [`MappedDisk::check_bio`] and what follows is for all others.
+    /// Says whether a bio is a valid read or write of the common kind, which needs no further check;
+    /// [`MappedDisk::check_bio`] and the steps after it are for all others.
     #[inline(always)]
     pub(super) fn is_plain(&self, bio: &Bio) -> bool {
         let mask = u64::from(self.limits.logical_block) - 1;
@@ -380,7 +384,7 @@ impl MappedDisk {
     /// Checks a submitter's bio.
     ///
     /// # Errors
-    /// The status with which it is to end.
+    /// The status with which it must end.
     #[inline]
     pub(super) fn check_bio(&self, bio: &Bio) -> Result<(), Status> {
         if bio.flags.has(Flags::REST) || !bio.has_whole_data() {
@@ -390,7 +394,7 @@ impl MappedDisk {
     }
 }
 
-/// Puts the ranges of the members in their places.
+/// Assembles the map of the ranges of the members.
 fn shape(spec: &MapSpec, ranges: Vec<(Member, u64)>, mut limits: Limits) -> Result<(Map, Limits), String> {
     let too_large = || "its members have more than 2^64 bytes together".to_owned();
     let MapKind::Striped { chunk } = spec.kind else {
@@ -411,7 +415,7 @@ fn shape(spec: &MapSpec, ranges: Vec<(Member, u64)>, mut limits: Limits) -> Resu
     }
     let granule = limits.discard_granularity.max(1);
     if !chunk.is_multiple_of(granule.into()) {
-        // A granule of a member has chunks that lie a row apart here: only whole rows of granules are sure to cover one.
+        // The chunks of a member's granule lie a row apart here: only whole rows of granules certainly cover one.
         let row = lcm(granule, chunk as u32).saturating_mul(ranges.len() as u32);
         limits.discard_granularity = row;
     }
@@ -420,11 +424,12 @@ fn shape(spec: &MapSpec, ranges: Vec<(Member, u64)>, mut limits: Limits) -> Resu
     Ok((Map::Striped(map), limits))
 }
 
-/// Mapped disks on each other.
+/// Largest number of mapped disks on each other.
 pub const LEVELS_MAX: usize = 8;
-/// Members of one mapped disk.
+/// Largest number of members of one mapped disk.
 pub const MEMBERS_MAX: usize = 256;
-/// Ways from a mapped disk down to leaves: what a flush or a discard of the whole disk may have to look at.
+/// Largest number of ways from a mapped disk down to leaves: a flush or a discard of the whole disk may have
+/// to examine all.
 const WAYS_MAX: usize = 4096;
 const CHUNK_MIN: u64 = 4096;
 const CHUNK_MAX: u64 = 1 << 30;

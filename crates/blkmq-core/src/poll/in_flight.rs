@@ -1,5 +1,5 @@
-//! Decides which request of each bucket was issued first among those in flight: a list for each bucket through a table of tags, so that
-//! a request costs a few stores and the oldest is known without a search.
+//! Decides which request in flight of each bucket was issued first: a list for each bucket through a table of
+//! tags, so that a request costs a few stores and the oldest is found without a search.
 
 use super::stats::{BUCKETS, Bucket};
 use crate::ids::Tag;
@@ -10,7 +10,7 @@ use crate::time::Instant;
 pub(super) struct InFlight {
     entries: Box<[Entry]>,
     lists: [List; BUCKETS],
-    /// Requests of no bucket.
+    /// Requests without a bucket.
     others: u32,
 }
 
@@ -48,7 +48,7 @@ impl InFlight {
         }
     }
 
-    /// The request of `tag` is with the driver.
+    /// Adds the request of `tag`, which was issued to the driver.
     #[inline]
     pub(super) fn add(&mut self, tag: Tag, bucket: Option<Bucket>, now: Instant) {
         debug_assert_eq!(
@@ -73,7 +73,7 @@ impl InFlight {
         }
     }
 
-    /// The request of `tag` is with the driver no more. Returns when it was issued, and its bucket if it has one.
+    /// Removes the request of `tag`. Returns when it was issued, and its bucket if it has one.
     #[inline]
     pub(super) fn remove(&mut self, tag: Tag) -> Option<(Bucket, Instant)> {
         let entry = &mut self.entries[tag.index()];
@@ -104,7 +104,7 @@ impl InFlight {
         }
     }
 
-    /// Says whether requests of no bucket are in flight: flushes, say.
+    /// Says whether requests without a bucket are in flight: for example, flushes.
     pub(super) fn has_others(&self) -> bool {
         self.others > 0
     }

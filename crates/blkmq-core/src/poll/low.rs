@@ -1,14 +1,16 @@
-//! Decides how soon a request of one bucket may end: a low quantile of the device's own time, of samples some of which are censored.
-//! One `Low` per bucket; `poll` feeds it with what each completion tells.
+//! Decides how soon a request of one bucket may end: a low quantile of the device's own times, some of whose
+//! samples are censored. There is one `Low` per bucket; `poll` reports each completion to it.
 //!
-//! The estimate is the smallest of the latest 32 times: of 33 exchangeable times the newest is below the other 32 once in 33 (3 %),
-//! whatever their distribution. Two things would spoil that, and are met here:
+//! The estimate is the smallest of the latest 32 times: of 33 exchangeable times the newest is below the
+//! other 32 once in 33 (3 %), whatever their distribution. Two effects would spoil that, and are corrected:
 //!
-//! - *Survivors.* A request that ended while its reactor slept shows only an upper bound. Leaving such requests out would keep the slow
-//!   ones alone, and the estimate would climb away from the device. So one that ended before its predicted end counts as somewhat
-//!   faster than all that are known. One that was seen late because the sleeper was late says nothing of the device.
-//! - *A step down.* Bounds shrink slowly, so two requests in eight that ended too early stop sleeping for [`PROBES`] requests, and
-//!   these are seen exactly. A step up needs no care: after 32 requests nothing of the past is left.
+//! - *Survivors.* A request that ended while its reactor slept has only an upper bound. Without such requests
+//!   only the slow ones would remain, and the estimate would climb away from the device. So a request that
+//!   ended before its predicted end counts as somewhat faster than all known ones. One that was seen late
+//!   because the sleeper was late says nothing about the device.
+//! - *A step down.* Bounds shrink slowly, so after two of eight requests ended too early, the next [`PROBES`]
+//!   requests are not slept for, and their times are exact. A step up needs no correction: after 32 requests
+//!   no old time is left.
 
 use super::recent::Recent;
 use crate::time::Nanos;
@@ -17,9 +19,9 @@ use crate::time::Nanos;
 #[derive(Clone, Debug)]
 pub(super) struct Low {
     times: Recent<WINDOW>,
-    /// One bit for each of the latest sleeps, the latest lowest: it was too long.
+    /// One bit for each of the latest sleeps, the latest in the lowest bit: the sleep was too long.
     history: u8,
-    /// Requests still to be seen without sleeping.
+    /// Remaining requests to observe without sleeping.
     probes: u8,
 }
 
@@ -32,18 +34,19 @@ impl Low {
         }
     }
 
-    /// The time before which hardly any request ends; none while too little is known.
+    /// The time before which hardly any request ends; none while there are too few samples.
     pub(super) fn value(&self) -> Option<Nanos> {
         let is_known = self.times.len() >= SAMPLES_MIN && self.probes == 0;
         is_known.then(|| Nanos(self.times.smallest().into()))
     }
 
-    /// The mean of what `value` is the lowest of.
+    /// The mean of the times of which `value` is the smallest.
     pub(super) fn mean(&self) -> Nanos {
         Nanos(self.times.mean().into())
     }
 
-    /// A request ended after this time, and was seen at once. `slept` says that its reactor had slept for it.
+    /// Records a request that ended after this time and was seen at once. `slept` says whether its reactor
+    /// had slept for it.
     pub(super) fn saw(&mut self, time: Nanos, slept: bool) {
         self.times.push(clamp(time));
         self.probes = self.probes.saturating_sub(1);
@@ -52,7 +55,7 @@ impl Low {
         }
     }
 
-    /// A request that was slept for had ended when the reactor awoke, at most `bound` after its issue.
+    /// Records a request that had ended when the reactor awoke, at most `bound` after its issue.
     pub(super) fn overslept(&mut self, bound: Nanos) {
         let bound = clamp(bound);
         let low = self.times.smallest();
@@ -71,13 +74,13 @@ fn clamp(time: Nanos) -> u32 {
     u32::try_from(time.0).unwrap_or(u32::MAX)
 }
 
-/// Times that are remembered: recovery takes so many requests at most, and 1 in 33 is the share of oversleeps that they allow.
+/// Number of times kept: recovery takes at most this many requests, and 1 in 33 is the allowed share of oversleeps.
 const WINDOW: usize = 32;
-/// Without so many there is no estimate.
+/// With fewer samples there is no estimate.
 const SAMPLES_MIN: usize = 8;
-/// Sleeps that were too long, of eight, that make the estimate suspect.
+/// This many sleeps of eight that were too long make the estimate suspect.
 const SUSPICIOUS: u32 = 2;
-/// Requests seen without sleeping then.
+/// Number of requests then observed without sleeping.
 pub(super) const PROBES: u8 = 8;
 
 #[cfg(test)]

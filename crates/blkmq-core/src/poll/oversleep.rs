@@ -1,28 +1,29 @@
-//! Decides how late a sleeper of this reactor must be expected to wake, and whether a sleep is worth what it costs.
-//! The host measures (it has the clock) and passes its observations in; `poll` subtracts the result from what it predicts.
+//! Decides how late a sleeper of this reactor must be expected to wake, and whether a sleep is worth its
+//! cost. The host measures (it has the clock) and reports its observations; `poll` subtracts the result from
+//! its predictions.
 //!
-//! Late sleepers come in clusters: of those that follow one of the latest fiftieth, one in three to five belongs to it again
-//! (docs/design/0012). So a reactor that polls looks for some requests, and sleeps for none, after a sleeper that was later than
-//! was allowed for.
+//! Late sleepers come in clusters: of the sleepers after one of the latest-waking fiftieth, one in three to
+//! five is again one of them (docs/design/0012). So after a sleeper that was later than allowed for, a
+//! reactor that polls does so for some requests without sleeping.
 
 use super::recent::Recent;
 use crate::time::{Instant, Nanos};
 
-/// What one reactor knows of its own sleeping.
+/// The observed lateness of one reactor's sleeps.
 #[derive(Clone, Debug)]
 pub struct WakeLatency {
     late: Recent<WINDOW>,
     /// Processor time that one sleep costs.
     cost: Nanos,
-    /// Sleeps that were not made because a sleeper would wake too late, since the last observation.
+    /// Sleeps that were skipped because a sleeper would wake too late, since the last observation.
     refused: u32,
-    /// What the latest sleep of a polled queue allows for.
+    /// The lateness that the latest sleep of a polled queue allows for.
     allowed: Option<Allowed>,
-    /// Requests that are still not to be slept for, since a sleeper was too late.
+    /// Number of requests that are not slept for from here on, since a sleeper was too late.
     rests: u32,
 }
 
-/// How late a sleeper may be, and for how many requests nobody sleeps if it is later.
+/// How late a sleeper may be, and for how many requests there is no sleep if it is later.
 #[derive(Clone, Copy, Debug)]
 struct Allowed {
     late: Nanos,
@@ -30,8 +31,8 @@ struct Allowed {
 }
 
 impl WakeLatency {
-    /// Begins with what was measured at set-up: how late sleepers woke, and the processor time that one sleep costs. Without an
-    /// observation nobody sleeps.
+    /// Starts with the measurements made at set-up: how late sleepers woke, and the processor time that one
+    /// sleep costs. Without observations there are no sleeps.
     pub fn new(cost: Nanos, observed: &[Nanos]) -> Self {
         let mut oversleep = Self {
             late: Recent::new(),
@@ -44,7 +45,7 @@ impl WakeLatency {
         oversleep
     }
 
-    /// A sleep ended by time, so much after the time that was asked for.
+    /// Records a sleep that ended by time, `late` after the requested time.
     pub fn observe(&mut self, late: Nanos) {
         self.late.push(u32::try_from(late.0).unwrap_or(u32::MAX));
         self.refused = 0;
@@ -55,12 +56,13 @@ impl WakeLatency {
         }
     }
 
-    /// Hardly any sleeper wakes later than that: all but 1 in 42 of the latest 512. Those may be accidents of the host's.
+    /// Hardly any sleeper wakes later than this: all but 1 in 42 of the latest 512. Those may be disturbances
+    /// of the host.
     pub fn high(&self) -> Nanos {
         Nanos(self.late.largest(self.late.len() / ACCIDENTS).into())
     }
 
-    /// How late a sleeper wakes in the middle.
+    /// The median lateness of a sleeper.
     pub fn typical(&self) -> Nanos {
         Nanos(self.late.middle().into())
     }
@@ -70,21 +72,22 @@ impl WakeLatency {
         self.cost
     }
 
-    /// Says when to wake for something that happens at `at`: early enough in all likelihood, and late enough to be worth a sleep. None if
-    /// there is no such moment any more.
+    /// When to wake for an event at `at`: very likely early enough, and late enough to be worth a sleep. None
+    /// if there is no such time any more.
     pub fn wake_for(&self, at: Instant, now: Instant) -> Option<Instant> {
         let wake = at - self.high();
         if self.late.len() < OBSERVED_MIN || wake <= now {
             return None;
         }
-        // What is slept away, with the lateness, must be well above what falling asleep and waking costs: every sleep is a risk.
+        // The time slept, with the lateness, must be well above the cost of falling asleep and waking: every
+        // sleep is a risk.
         let away = wake.since(now) + self.typical();
         (away.0 > self.cost.0 + self.cost.0 / 2).then_some(wake)
     }
 
-    /// The same for a queue whose requests are found by looking, so that not to sleep costs no latency: the most cautious of several
-    /// allowances that leaves something to sleep; of more cautious ones if `is_cautious`. After a sleeper that was later than was
-    /// allowed for, none for some requests.
+    /// The same for a queue whose completions are polled for, so that skipping a sleep costs no latency: uses
+    /// the most cautious of several allowances that leaves time to sleep; of more cautious ones if
+    /// `is_cautious`. After a sleeper that was later than allowed for, none for some requests.
     pub(super) fn wake_for_polled(
         &mut self,
         at: Instant,
@@ -110,8 +113,9 @@ impl WakeLatency {
         None
     }
 
-    /// A sleep was not made. A host that was disturbed for a while must not keep its reactors awake for ever, and only sleeping
-    /// shows how late a sleeper wakes: so what is known ages until somebody tries. Accidents do fast, what is typical does slowly.
+    /// Records a skipped sleep. A host that was disturbed for a while must not keep its reactors awake for
+    /// ever, and only sleeping shows how late a sleeper wakes: so observations age until a sleep is tried.
+    /// Outliers age fast, typical values slowly.
     pub(super) fn refuse(&mut self) {
         if self.rests > 0 {
             self.rests -= 1;
@@ -129,21 +133,23 @@ impl WakeLatency {
     }
 }
 
-/// Accidents come in bursts: among fewer, a burst of four would keep a reactor awake until as many sleeps have been refused.
+/// Outliers come in bursts: in a smaller window, a burst of four would keep a reactor awake until as many
+/// sleeps have been skipped.
 const WINDOW: usize = 512;
-/// The share that is not counted: 13 of 513 exchangeable ones, 3 %, are at least as late as the next.
+/// The part that is ignored: of 513 exchangeable values, 13 (3 %) are at least as late as the next.
 const ACCIDENTS: usize = 42;
-/// For a polled queue, the most cautious first: so many sleepers in a thousand are later than is allowed for, and then so many
-/// requests are not slept for. Where little can be slept, as for a device of 50 µs, late sleepers are more frequent, and rests longer.
+/// For a polled queue, the most cautious first: how many sleepers in a thousand are later than allowed for,
+/// and for how many requests there is no sleep after that. If there is little time to sleep, as for a device
+/// of 50 µs, late sleepers are more frequent, and rests longer.
 const ALLOWANCES: [(usize, u32); 3] = [(10, 8), (20, 32), (40, 32)];
-/// Accidents that the most patient of these does not leave out are forgotten while they keep anybody awake: 1 in 100.
+/// Outliers that even the least cautious of these counts are forgotten while they prevent sleeps: 1 in 100.
 const RARE: usize = 100;
-/// Where the tail counts more than the processor.
+/// Used when tail latency counts more than processor time.
 const CAUTIOUS: [(usize, u32); 2] = [(4, 32), (10, 32)];
-/// A sleeper is too late if it is by more than was allowed for and such a part of the time that is waited.
+/// A sleeper is too late if its lateness exceeds the allowance plus this part of the time that is waited.
 const MARGIN: u64 = 16;
 const OBSERVED_MIN: usize = 8;
-/// So many sleeps not made take the oldest observation out.
+/// This many skipped sleeps remove the oldest observation.
 const REFUSED_PER_STEP: u32 = 256;
 /// The same, while the host seems to be, or to have been, disturbed.
 const REFUSED_PER_ACCIDENT: u32 = 8;

@@ -1,28 +1,30 @@
-//! Decides what can be asked of polling: how a queue's requests are slept for (`io_poll_delay`), and how a reactor waits (`wait`).
-//! `poll` carries it out.
+//! Decides the choices for polling: how a queue's requests are slept for (`io_poll_delay`), and how a reactor
+//! waits (`wait`). `poll` implements them.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::time::Nanos;
 
-/// How long to sleep for a request of a polled queue before looking for its end.
+/// How long to sleep for a request of a polled queue before polling for its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// Not at all (`io_poll_delay` −1).
     Classic,
-    /// Half the mean of what was seen of its bucket in the latest 100 ms (0), as published with hybrid polling in 2016. What was seen
-    /// contains the lateness of the sleeper, so it settles at twice that where the device is faster.
+    /// Half the mean of the bucket's times seen in the latest 100 ms (0), as published with hybrid polling in
+    /// 2016. These times contain the lateness of the sleeper, so it settles at twice the lateness if the
+    /// device is faster.
     HalfMean,
-    /// So long (N µs).
+    /// For this time (N µs).
     Fixed(Nanos),
     /// Half of the shortest time ever seen of any request, as in io_uring: one fast request disables it.
     HalfMin,
-    /// Until its bucket's requests begin to end, less what a sleeper is late; not at all where that is not safe, or saves nothing.
+    /// Until its bucket's requests begin to end, minus the lateness of a sleeper; not at all where that is
+    /// unsafe or saves nothing.
     #[default]
     Predicted,
-    /// The same, only where all sleepers but 1 in 100, or 1 in 250, wake in time: for the tail. A device near the lateness of the host's sleepers
-    /// is looked at all the time.
+    /// The same, only where all sleepers but 1 in 100, or 1 in 250, wake in time: for the tail. A device
+    /// whose times are near the lateness of the host's sleepers is polled all the time.
     Cautious,
 }
 
@@ -37,7 +39,7 @@ impl Policy {
         }
     }
 
-    /// One number for it, for a cell that others read.
+    /// The policy as one number, for an atomic cell.
     pub(crate) const fn to_raw(self) -> u64 {
         match self {
             Self::Predicted => 0,
@@ -62,7 +64,7 @@ impl Policy {
 }
 
 impl fmt::Display for Policy {
-    /// As the attribute shows it: a number where there is one, else a word.
+    /// As the attribute shows it: a number if there is one, otherwise a word.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Classic => f.write_str("-1"),
@@ -75,25 +77,26 @@ impl fmt::Display for Policy {
     }
 }
 
-/// How a reactor waits while something is under way. With nothing to expect it blocks, whatever this says.
+/// How a reactor waits while requests are under way. If none is expected to end, it blocks, whatever this is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wait {
-    /// Blocks at once: the least processor time, and a wake-up's latency for each wait.
+    /// Blocks at once: least processor time, and a wake-up's latency for each wait.
     Block,
-    /// Looks all the time: no latency, a whole core.
+    /// Polls all the time: no latency, a whole core.
     Poll,
-    /// Sleeps until the earliest predicted end of all that is in flight, then looks; blocks where there is no prediction.
+    /// Sleeps until the earliest predicted end of all requests in flight, then polls; blocks if there is no
+    /// prediction.
     Hybrid,
-    /// Whichever of these costs least at the moment, processor time weighed against latency.
+    /// The one of these that costs least at the moment, with processor time weighed against latency.
     #[default]
     Auto,
 }
 
 impl Wait {
-    /// All of them.
+    /// All ways.
     pub const ALL: [Self; 4] = [Self::Block, Self::Poll, Self::Hybrid, Self::Auto];
 
-    /// Its name in configurations.
+    /// The name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Block => "block",

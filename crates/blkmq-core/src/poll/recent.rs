@@ -1,6 +1,6 @@
-//! Decides what the latest N observations say: the smallest, the largest, the middle, the mean. `low` and `oversleep` keep theirs in it.
-//! Order statistics of a sliding window need no assumption about a distribution: of N + 1 exchangeable values the newest is the
-//! smallest with probability 1 / (N + 1).
+//! Decides statistics of the latest N observations: the smallest, the largest, the median, the mean. `low`
+//! and `oversleep` use it. Order statistics of a sliding window need no assumption about the distribution: of
+//! N + 1 exchangeable values the newest is the smallest with probability 1 / (N + 1).
 
 /// The latest `N` values, in order of arrival and in order of size.
 #[derive(Clone, Debug)]
@@ -8,7 +8,7 @@ pub(super) struct Recent<const N: usize> {
     arrived: [u32; N],
     sorted: [u32; N],
     len: usize,
-    /// Where the next one goes; the oldest, once full.
+    /// Where the next value goes; the oldest value, once full.
     next: usize,
     sum: u64,
 }
@@ -28,7 +28,7 @@ impl<const N: usize> Recent<N> {
         self.len
     }
 
-    /// Takes a value in, and the oldest out if there are `N`.
+    /// Adds a value, and removes the oldest if there are `N`.
     pub(super) fn push(&mut self, value: u32) {
         if self.len == N {
             self.take_out(self.arrived[self.next]);
@@ -42,18 +42,18 @@ impl<const N: usize> Recent<N> {
         self.next = (self.next + 1) % N;
     }
 
-    /// The smallest; 0 if there is none.
+    /// The smallest value; 0 if there is none.
     pub(super) fn smallest(&self) -> u32 {
         self.sorted[0]
     }
 
-    /// The largest but `rank`; 0 if there are no more than `rank`.
+    /// The largest value but `rank`; 0 if there are no more than `rank`.
     pub(super) fn largest(&self, rank: usize) -> u32 {
         let at = self.len.checked_sub(rank + 1);
         at.map_or(0, |at| self.sorted[at])
     }
 
-    /// The one in the middle, the larger of two.
+    /// The median; of two, the larger.
     pub(super) fn middle(&self) -> u32 {
         self.sorted[self.len / 2]
     }

@@ -1,7 +1,8 @@
-//! Decides what is told of completion times: per bucket (direction and size), in windows of 100 ms, as the block layer has always shown
-//! them; and how many requests were slept for, and how many of those too long.
+//! Decides which completion times are reported: per bucket (direction and size), in windows of 100 ms, as the
+//! block layer has always shown them; and how many requests were slept for, and how many of those too long.
 //!
-//! These are times as the reactor *saw* them, late wake-ups included. The estimate of `low` is the device's own.
+//! These are times as the reactor *saw* them, late wake-ups included. The estimate in `low` is of the
+//! device's own times.
 
 use std::fmt;
 
@@ -10,16 +11,16 @@ use blkmq_sync::counter::Counter;
 use crate::bio::{Direction, Op};
 use crate::time::{Instant, Nanos};
 
-/// How many buckets there are: reads and writes, by the logarithm of their size from 512 bytes to 64 KiB and more.
+/// Number of buckets: reads and writes, by the logarithm of their size from 512 bytes to 64 KiB and more.
 pub const BUCKETS: usize = 2 * SIZES;
 const SIZES: usize = 8;
 
-/// Requests that are alike enough for one to tell about another.
+/// Requests that are similar enough to predict each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bucket(u8);
 
 impl Bucket {
-    /// The bucket of a request of `len` bytes; none for what does not move data.
+    /// The bucket of a request of `len` bytes; none for an operation that moves no data.
     #[inline]
     pub fn of(op: Op, len: u64) -> Option<Self> {
         let direction = match op {
@@ -32,12 +33,12 @@ impl Bucket {
         Some(Self((direction + size) as u8))
     }
 
-    /// All of them: reads from the smallest to the largest, then writes.
+    /// All buckets: reads from the smallest to the largest, then writes.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..BUCKETS as u8).map(Self)
     }
 
-    /// Its place among [`Bucket::all`].
+    /// Its index in [`Bucket::all`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -51,7 +52,7 @@ impl Bucket {
         }
     }
 
-    /// Bytes of its smallest request; that of the last size has all larger ones, too.
+    /// Bytes of its smallest request; the last size contains all larger requests too.
     pub const fn bytes(self) -> u64 {
         512 << (self.index() % SIZES)
     }
@@ -68,12 +69,12 @@ impl fmt::Display for Bucket {
     }
 }
 
-/// What was seen of one bucket.
+/// The completion times of one bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BucketStats {
-    /// Requests that ended in the latest full window of 100 ms in which any did; in the first one, so far.
+    /// Requests that ended in the latest full window of 100 ms in which any did; in the first window, so far.
     pub samples: u64,
-    /// The mean of their times from issue to the end as it was seen.
+    /// The mean of their times from issue to the observed end.
     pub mean: Nanos,
     /// The shortest.
     pub min: Nanos,
@@ -88,7 +89,7 @@ pub struct BucketStats {
 }
 
 impl BucketStats {
-    /// Adds what another reactor saw.
+    /// Adds another reactor's statistics.
     pub fn add(&mut self, other: &Self) {
         let samples = self.samples + other.samples;
         let sum = self.mean.0 * self.samples + other.mean.0 * other.samples;
@@ -102,7 +103,7 @@ impl BucketStats {
     }
 }
 
-/// The smaller one, where zero stands for none.
+/// The smaller value, where zero stands for none.
 fn smaller(a: Nanos, b: Nanos) -> Nanos {
     match (a, b) {
         (Nanos::ZERO, other) | (other, Nanos::ZERO) => other,
@@ -110,7 +111,7 @@ fn smaller(a: Nanos, b: Nanos) -> Nanos {
     }
 }
 
-/// One reactor's side of [`BucketStats`], for readers. The owner writes.
+/// One reactor's side of [`BucketStats`], for readers. The owner writes it.
 #[derive(Debug, Default)]
 pub(crate) struct PollShard([Shown; BUCKETS]);
 
@@ -168,7 +169,7 @@ struct Sums {
 }
 
 impl Windows {
-    /// Takes one time in. Says whether what there is to tell has changed.
+    /// Adds one time. Says whether the reported figures have changed.
     #[inline]
     pub(super) fn record(&mut self, time: Nanos, now: Instant) -> bool {
         let is_over = now.since(self.open_since) >= WINDOW;
@@ -190,7 +191,7 @@ impl Windows {
         is_over || self.closed.samples == 0
     }
 
-    /// Takes in the same time as just before, at the same moment.
+    /// Adds the same time as just before, at the same moment.
     #[inline]
     pub(super) fn record_again(&mut self, time: Nanos) {
         self.open.sum += time.0;

@@ -1,4 +1,4 @@
-//! Decides whether the predictor keeps what `poll` promises: each invariant by itself.
+//! Decides whether the predictor satisfies the invariants of `poll`, one by one.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ struct Rig {
     sleeps: usize,
 }
 
-/// What became of one request.
+/// The course of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     slept: bool,
@@ -111,7 +111,7 @@ fn a_device_faster_than_a_sleeper_is_late_is_spun_on() {
 
 #[test]
 fn a_reactor_that_looks_and_asks_again_and_again_has_refused_one_sleep_for_each_request() {
-    // Sleepers are 60 µs late at times, so that 50 µs are not slept for; whatever is asked meanwhile, that is not forgotten.
+    // Sleepers are sometimes 60 µs late, so 50 µs are not slept for; queries meanwhile must not make that forgotten.
     let late: Vec<u64> = (0..16).map(|at| if at == 0 { 60_000 } else { 24_000 }).collect();
     let mut rig = Rig::new(&late, POLLED);
     rig.reads(50, 50_000);

@@ -1,9 +1,9 @@
-//! A group's statistics as a list of numbers, for another process to go on counting from.
+//! A group's statistics as a list of numbers, from which another process continues counting.
 
 use super::GroupStats;
 
 impl GroupStats {
-    /// All that is monotone, in an order that [`Self::from_counts`] knows.
+    /// All monotone counters, in the order that [`Self::from_counts`] expects.
     pub fn counts(&self) -> Vec<u64> {
         let mut counts = Vec::new();
         let mut copy = *self;
@@ -11,7 +11,7 @@ impl GroupStats {
         counts
     }
 
-    /// What has these counts; none if they are not as many as there are.
+    /// Statistics with these counts; none if the number of counts is wrong.
     pub fn from_counts(counts: &[u64]) -> Option<Self> {
         let (mut stats, mut rest) = (Self::default(), counts.iter());
         let mut is_complete = true;

@@ -1,6 +1,6 @@
-//! Decides how the ends of a batch are counted: neighbours of one group and kind that took the same
-//! time are added up first, since all of them cost the counters of a shard as much then as one.
-//! `sw_ctx` counts what comes home.
+//! Decides how the ends of a batch are counted: neighbouring ends of one group and kind with equal times are
+//! added up first, so that together they cost a shard's counters as much as one. `sw_ctx` counts the requests
+//! that return to it.
 
 use super::Shard;
 use super::stamp::Stamp;
@@ -9,13 +9,13 @@ use crate::ids::GroupId;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
-/// What makes two ends count in the same places.
+/// What two ends must have in common to count in the same counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Like {
     inserted_at: Instant,
     issued_at: Instant,
     completed_at: Instant,
-    /// Who waited behind whom: without the length of the queue.
+    /// Which group waited behind which: without the length of the queue.
     stamp: Stamp,
     group: GroupId,
     op: Op,
@@ -58,7 +58,7 @@ impl Sums {
 }
 
 impl Shard {
-    /// Counts the end of a single bio's request, or of one bio of several. Called by the owner alone.
+    /// Counts the end of a single bio's request, or of one bio of several. Called by the shard's owner only.
     #[inline]
     pub(crate) fn count_end(&self, rq: &Request) {
         let mut sums = Sums::default();
@@ -66,7 +66,7 @@ impl Shard {
         self.count_alike(&Like::of(rq), sums);
     }
 
-    /// Counts the ends of requests of a single bio. Called by the owner alone.
+    /// Counts the ends of requests of a single bio. Called by the shard's owner only.
     #[inline]
     pub(crate) fn count_ends(&self, list: &[Box<Request>]) {
         for run in list.chunk_by(|one, next| Like::of(one) == Like::of(next)) {
@@ -90,7 +90,7 @@ impl Shard {
             group.queue.queued_sum.add(sums.queued);
             group.queue.samples.add(sums.samples);
         } else {
-            // Past all elevators: nobody has counted it on its way in.
+            // The requests bypassed all elevators: nothing has counted their insertion.
             counters.inserted.add(sums.count);
         }
         if wait != Nanos::ZERO {

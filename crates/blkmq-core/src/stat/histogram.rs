@@ -1,4 +1,5 @@
-//! Decides into which bucket a time falls: two for each doubling, from half a microsecond to half an hour. One reactor counts, anyone reads.
+//! Decides which bucket counts a time: two for each doubling, from half a microsecond to half an hour. One
+//! reactor counts, any thread reads.
 
 use blkmq_sync::counter::Counter;
 
@@ -8,7 +9,7 @@ use crate::time::Nanos;
 #[derive(Debug)]
 pub(crate) struct HistogramShard([Counter; BUCKETS]);
 
-/// How many times fell into each bucket, since the queue was made.
+/// How many times are in each bucket, counted since the queue was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Histogram([u64; BUCKETS]);
 
@@ -19,19 +20,19 @@ impl Default for HistogramShard {
 }
 
 impl HistogramShard {
-    /// Counts one time. For the owning reactor only.
+    /// Counts one time. Called by the owning reactor only.
     #[inline]
     pub(crate) fn record(&self, time: Nanos) {
         self.record_many(time, 1);
     }
 
-    /// Counts a time that so many had. For the owning reactor only.
+    /// Counts a time `count` times. Called by the owning reactor only.
     #[inline]
     pub(crate) fn record_many(&self, time: Nanos, count: u64) {
         self.0[bucket(time)].add(count);
     }
 
-    /// Sets all buckets. For who has made sure that nobody counts.
+    /// Sets all buckets. The caller has made sure that no reactor counts.
     pub(super) fn set(&self, to: &Histogram) {
         let pairs = self.0.iter().zip(to.0);
         pairs.for_each(|(counter, value)| counter.set(value));
@@ -64,14 +65,14 @@ impl Histogram {
         self.0.iter().sum()
     }
 
-    /// The buckets that are not empty: the time below which theirs lie, and how many. The last one is open: its bound is the
-    /// largest time there is.
+    /// The buckets that are not empty: the upper bound of their times, and how many times they hold. The last
+    /// bucket is open: its bound is the largest time there is.
     pub fn buckets(&self) -> impl Iterator<Item = (Nanos, u64)> + '_ {
         let counted = self.0.iter().enumerate().filter(|(_, count)| **count > 0);
         counted.map(|(index, &count)| (bound(index), count))
     }
 
-    /// The bound of the bucket that holds the time which so many of 1000 do not exceed; none of nothing.
+    /// The bound of the bucket of the time that `permille` of 1000 times do not exceed; none if nothing was counted.
     pub fn permille(&self, permille: u64) -> Option<Nanos> {
         let rank = (self.count() * permille).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -82,7 +83,7 @@ impl Histogram {
     }
 }
 
-/// The number of the bucket: the position of the highest bit, and the bit behind it.
+/// The number of the bucket: the position of the highest bit, and the next lower bit.
 #[inline]
 fn bucket(time: Nanos) -> usize {
     let time = time.0.clamp(SHORTEST, LONGEST);

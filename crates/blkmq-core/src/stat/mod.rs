@@ -1,9 +1,10 @@
-//! Decides what is counted, and that counting costs nobody else anything: each reactor adds to its own shard with plain
-//! stores, and whoever reads adds the shards up. `sw_ctx` counts ends of bios, the other modules their own events; what only
-//! the gate's holder can know is in `watch`.
+//! Decides what is counted, without cost for other threads: each reactor adds to its own shard with plain
+//! stores, and a reader adds the shards up. `sw_ctx` counts ends of bios, the other modules their own events;
+//! what only the gate's holder can know is in `watch`.
 //!
-//! A request carries stamps (when it was inserted, issued, ended; who went ahead), and is counted when it is inserted and when it
-//! ends, by a reactor that holds nothing. [`StatsMode`] has the other ways, for comparison.
+//! A request carries stamps (when it was inserted, issued, ended; which group was dispatched before it). A
+//! reactor that holds no lock counts it when it is inserted and when it ends. [`StatsMode`] has other ways,
+//! for comparison.
 
 mod counts;
 mod ends;
@@ -28,26 +29,25 @@ use crate::request::Request;
 use crate::sched::Note;
 use crate::time::{Instant, Nanos};
 
-/// Who keeps the statistics of groups, and when. A tunable of a queue, for measurement: the default is for use.
+/// Who counts the statistics of groups, and when. A tunable of a queue, for measurement: the default is for use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StatsMode {
-    /// Nobody: the counters of groups stay 0. Events are counted, the engine needs some.
+    /// No one: the counters of groups stay 0. Events are counted, because the engine needs some of them.
     Off,
-    /// Each reactor for itself, outside the gate.
+    /// Each reactor counts its own requests, outside the gate.
     #[default]
     Outside,
-    /// The gate's holder for everybody, at insertion, dispatch and end, where there is an elevator: as schedulers do that keep
-    /// their statistics under their lock.
+    /// The gate's holder counts for all, at insertion, dispatch and end, if there is an elevator: as
+    /// schedulers do that keep their statistics under their lock.
     #[cfg(feature = "baselines")]
     UnderGate,
-    /// The same, and each update reads the clock for itself, as bfq did until Linux 4.14: for
-    /// measuring what that cost.
+    /// The same, and each update reads the clock, as bfq did until Linux 4.14: for measuring what that cost.
     #[cfg(feature = "baselines")]
     UnderGateTimed,
 }
 
 impl StatsMode {
-    /// Says whether the gate's holder counts for everybody.
+    /// Says whether the gate's holder counts for all.
     #[inline]
     pub(crate) fn is_under_gate(self) -> bool {
         #[cfg(feature = "baselines")]
@@ -99,19 +99,20 @@ counters! {
     DirectionShard,
     /// What one group did in one direction, since the queue was made. All counters are monotone.
     DirectionStats {
-        /// Bios that were inserted (`io_serviced`). What goes past the elevator, or has none, is counted here when it ends.
+        /// Bios that were inserted (`io_serviced`). Bios that bypass the elevator, or have none, are counted
+        /// here when they end.
         inserted,
-        /// Bios that ended, however.
+        /// Bios that ended, with any status.
         ios,
-        /// Their bytes.
+        /// Bytes of the bios that ended.
         bytes,
         /// Bios that ended with an error.
         errors,
-        /// Bios that went as a part of another's request, counted when it ended.
+        /// Bios that were part of another bio's request, counted when it ended.
         merged,
         /// Time from insertion to issue, in nanoseconds, over all bios.
         wait_ns,
-        /// Time from issue to the end as the engine saw it, in nanoseconds, over all bios.
+        /// Time from issue to the observed end, in nanoseconds, over all bios.
         service_ns,
     }
 }
@@ -119,29 +120,29 @@ counters! {
 counters! {
     /// One reactor's part of the queue's counters of events.
     EventShard,
-    /// How often the engine did what, since the queue was made. All counters are monotone.
+    /// How often events of the engine happened, since the queue was made. All counters are monotone.
     EventStats {
         /// Requests issued to the driver.
         issued,
-        /// Requests that the driver pushed back for want of a resource.
+        /// Requests that the driver pushed back for lack of a resource.
         pushed_back,
-        /// Requests that the driver ended with the wish to have them again.
+        /// Requests that the driver ended and asked to requeue.
         requeued,
         /// Requests that passed the time limit.
         timed_out,
-        /// Bios that were cut into parts.
+        /// Bios that were split.
         split,
         /// Flush requests issued.
         flushes,
         /// Times a reactor entered the gate.
         gate_entered,
-        /// Times a reactor found the gate held and went on.
+        /// Times a reactor found the gate held and continued.
         gate_skipped,
-        /// Passes through the elevator; more than `gate_entered` when the holder looked again for others.
+        /// Passes through the elevator; more than `gate_entered` when the holder checked again for others' work.
         gate_passes,
         /// Runs of a hardware context that were executed.
         runs,
-        /// Runs that had to be announced to the owning reactor (idle to queued).
+        /// Runs for which the owning reactor had to be notified (idle to queued).
         runs_scheduled,
         /// Requests or ends handed to another reactor.
         handed_over,
@@ -149,11 +150,11 @@ counters! {
 }
 
 counters! {
-    /// One reactor's part of what is counted of a group's dispatches.
+    /// One reactor's part of the counters of a group's dispatches.
     QueueShard,
-    /// How long a group's queue was, seen at each dispatch of one of its requests.
+    /// The length of a group's queue, observed at each dispatch of one of its requests.
     QueueStats {
-        /// Bios queued, over all dispatches.
+        /// Sum of the queued bios over all dispatches.
         queued_sum,
         /// Dispatches.
         samples,
@@ -166,21 +167,21 @@ pub struct GroupStats {
     kinds: [DirectionStats; KINDS],
     /// Bios in the elevator now, a gauge.
     pub queued: u64,
-    /// Lengths of its queue at dispatch.
+    /// Lengths of the group's queue at dispatch.
     pub queue: QueueStats,
-    /// From the insertion of a first request to the dispatch of one, in nanoseconds.
+    /// Time from the insertion of a first request to the dispatch of one, in nanoseconds.
     pub group_wait_ns: u64,
-    /// Without anything in the elevator, in nanoseconds, up to the latest insertion.
+    /// Time without requests in the elevator, in nanoseconds, up to the latest insertion.
     pub empty_ns: u64,
-    /// The elevator let the drive idle for it, on purpose, in nanoseconds.
+    /// Time that the elevator let the drive idle for the group, on purpose, in nanoseconds.
     pub idle_ns: u64,
-    /// From a dispatch of its own to the next one of another group's, in nanoseconds.
+    /// Time from a dispatch of the group to the next one of another group, in nanoseconds.
     pub turn_ns: u64,
-    /// Times it was left without anything in the elevator.
+    /// How often the group's last request left the elevator.
     pub dequeues: u64,
-    /// From insertion to issue, of each bio that waited at all.
+    /// Time from insertion to issue, of each bio that waited at all.
     pub wait: Histogram,
-    /// From issue to end, of each bio.
+    /// Time from issue to end, of each bio.
     pub device: Histogram,
 }
 
@@ -194,12 +195,12 @@ impl GroupStats {
         sum
     }
 
-    /// Returns, of all directions, the counters of what nobody waited for (see [`crate::bio::Flags::ASYNC`]).
+    /// Returns, of all directions, the counters of bios that nobody waited for (see [`crate::bio::Flags::ASYNC`]).
     pub fn asynchronous(&self) -> DirectionStats {
         sum(&self.kinds[Direction::COUNT..])
     }
 
-    /// Returns, of all directions, the counters of what somebody waited for.
+    /// Returns, of all directions, the counters of bios that somebody waited for.
     pub fn synchronous(&self) -> DirectionStats {
         sum(&self.kinds[..Direction::COUNT])
     }
@@ -209,7 +210,7 @@ impl GroupStats {
         sum(&self.kinds)
     }
 
-    /// Adds another group's.
+    /// Adds another group's statistics.
     pub fn add(&mut self, other: &Self) {
         let pairs = self.kinds.iter_mut().zip(&other.kinds);
         pairs.for_each(|(sum, one)| sum.add(one));
@@ -225,29 +226,30 @@ impl GroupStats {
     }
 }
 
-/// How long requests of top-level groups waited while whose requests went ahead: each request's wait counts for the group
-/// whose request was dispatched just before it. So a row's sum is what its group waited in the elevator.
+/// How long requests of top-level groups waited while other requests went ahead: each request's wait counts
+/// for the group whose request was dispatched just before it. So the sum of a row is what its group waited in
+/// the elevator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
-    /// Who waited, behind whom, for how long; each pair once. None is all groups that have no place of their own: the first 16 have one,
-    /// until they are gone.
+    /// Which group waited, behind which, for how long; each pair once. `None` is all groups without an entry
+    /// of their own: the first 16 have one, until they are removed.
     pub pairs: Vec<(Option<GroupId>, Option<GroupId>, Nanos)>,
 }
 
-/// Everything that one reactor counts for one queue.
+/// All counters of one reactor for one queue.
 #[derive(Debug)]
 pub(crate) struct Shard {
     groups: Box<[GroupShard]>,
-    /// In nanoseconds: row by row who waited, in each row behind whom.
+    /// In nanoseconds: a row for each waiting group, a column for each group that it waited behind.
     delays: Box<[Counter]>,
     pub(crate) events: EventShard,
     pub(crate) poll: PollShard,
 }
 
-/// One reactor's part of one group.
+/// One reactor's counters of one group.
 #[derive(Debug, Default)]
 struct GroupShard {
-    /// By direction, what somebody waits for; then writes and discards that nobody does.
+    /// By direction, requests that somebody waits for; then writes and discards that nobody waits for.
     kinds: [DirectionShard; KINDS],
     queue: QueueShard,
     wait: HistogramShard,
@@ -264,7 +266,7 @@ impl Shard {
         }
     }
 
-    /// Counts the insertion of requests into an elevator: neighbours of one group and kind together.
+    /// Counts the insertion of requests into an elevator; neighbours of one group and kind are counted together.
     pub(crate) fn count_inserts(&self, list: &[Box<Request>]) {
         let like = |rq: &Request| (rq.bio.group, rq.bio.op, rq.bio.flags);
         for run in list.chunk_by(|one, next| like(one) == like(next)) {
@@ -285,7 +287,8 @@ impl Shard {
             .add(rq.bios.into());
     }
 
-    /// Counts what is known of a whole request of several bios at its end; their own ends are counted as those of parts.
+    /// Counts, at the end of a request of several bios, what concerns the request as a whole; the ends of its
+    /// bios are counted as parts.
     pub(crate) fn count_merged(&self, rq: &Request) {
         let group = &self.groups[rq.bio.group.index()];
         group.kinds[kind_of(rq.bio.op, rq.bio.flags)]
@@ -294,14 +297,14 @@ impl Shard {
         count_queue(group, rq.stamp);
     }
 
-    /// Counts that a bio whose request goes on without it was merged into that.
+    /// Counts that a bio was merged whose request continues without it.
     pub(crate) fn count_part(&self, rq: &Request) {
         self.groups[rq.bio.group.index()].kinds[kind_of(rq.bio.op, rq.bio.flags)]
             .merged
             .add(1);
     }
 
-    /// Counts the end of a whole request, from what the gate's holder is told of it.
+    /// Counts the end of a whole request from the note that the gate's holder gets.
     #[inline]
     pub(crate) fn count_note(&self, note: &Note) {
         let group = &self.groups[note.group.index()];
@@ -332,16 +335,16 @@ impl Shard {
     }
 }
 
-/// All that is counted for a queue outside its reactors' shards, and how all is read.
+/// What is counted for a queue outside its reactors' shards, and the functions that read all counters.
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) mode: StatsMode,
-    /// What [`StatsMode::UnderGateTimed`] reads.
+    /// The clock that [`StatsMode::UnderGateTimed`] reads.
     clock: fn() -> Instant,
     pub(crate) watched: std::sync::Arc<Watched>,
-    /// What the gate's holder counts for everybody, if it is to.
+    /// What the gate's holder counts for all, in those modes.
     pub(crate) under_gate: Shard,
-    /// What removed groups did, by the groups that they were part of; the times among it are in `buried_times`.
+    /// What removed groups did, by the parents that they had; their times are in `buried_times`.
     buried: Shard,
     buried_times: Watched,
 }
@@ -359,7 +362,7 @@ impl Stats {
         }
     }
 
-    /// The time of an update: that of the batch, or of this moment.
+    /// The time of an update: the batch's time, or the clock's.
     #[inline]
     pub(crate) fn time_of_update(&self, batch: Instant) -> Instant {
         if self.mode.is_timed() {
@@ -369,18 +372,18 @@ impl Stats {
         }
     }
 
-    /// What a group did by itself.
+    /// What a group did, without groups below it.
     pub(crate) fn own<'a>(&'a self, shards: impl Iterator<Item = &'a Shard>, id: GroupId) -> GroupStats {
         fold(shards.chain([&self.under_gate]), &self.watched, id)
     }
 
-    /// What groups did that were part of this one and are gone.
+    /// What removed groups did that were part of this one.
     pub(crate) fn of_the_gone(&self, id: GroupId) -> GroupStats {
         fold(std::iter::once(&self.buried), &self.buried_times, id)
     }
 
-    /// Adds what a group did, with what its dead did, to the dead of its parent, and forgets it. For whoever is inside the gate,
-    /// about a group that no reactor counts for any more: its counters are the caller's then.
+    /// Adds what a group and its removed groups did to its parent's removed groups, and clears it. Called
+    /// inside the gate, for a group that no reactor counts for any more: so the caller owns its counters.
     pub(crate) fn bury<'a>(
         &'a self,
         shards: impl Iterator<Item = &'a Shard> + Clone,
@@ -399,7 +402,7 @@ impl Stats {
         dead.set_times(&self.buried_times, parent);
     }
 
-    /// Who waited behind whom.
+    /// Which group waited behind which.
     pub(crate) fn delays<'a>(&'a self, shards: impl Iterator<Item = &'a Shard>) -> Delays {
         let mut sums = [0; COLUMNS * COLUMNS];
         for shard in shards.chain([&self.under_gate]) {
@@ -411,7 +414,7 @@ impl Stats {
             u32::try_from(owner.checked_sub(1)?).ok().map(GroupId)
         };
         let cells = (1..COLUMNS).flat_map(|row| (1..COLUMNS).map(move |column| (row, column)));
-        // Groups that are gone are some of the others: one sum.
+        // Removed groups are among the others: one sum.
         let mut pairs: Vec<(Option<GroupId>, Option<GroupId>, Nanos)> = Vec::new();
         for (row, column) in cells.filter(|(row, column)| sums[row * COLUMNS + column] > 0) {
             let (of, behind, waited) = (who(row), who(column), Nanos(sums[row * COLUMNS + column]));
@@ -425,7 +428,7 @@ impl Stats {
 }
 
 impl GroupStats {
-    /// Makes all that a shard has of a group what is here.
+    /// Sets all of a shard's counters of a group to the values of `self`.
     fn set(&self, shard: &Shard, id: GroupId) {
         let Some(group) = shard.groups.get(id.index()) else {
             return;
@@ -483,16 +486,17 @@ fn count_queue(group: &GroupShard, stamp: Stamp) {
     }
 }
 
-/// Writes and discards that nobody waits for are counted apart.
+/// Writes and discards that nobody waits for are counted separately.
 #[inline]
 fn kind_of(op: Op, flags: Flags) -> usize {
     op.direction() as usize + if op.is_sync(flags) { 0 } else { ASYNC }
 }
 
-/// From a direction's counters to those of its asynchronous part: behind the last direction, writes come first.
+/// Distance from a direction's counters to those of its asynchronous part: after the last direction, writes
+/// come first.
 const ASYNC: usize = Direction::COUNT - Direction::Write as usize;
 const KINDS: usize = Direction::COUNT + ASYNC;
-/// No stamp, the top-level groups with a place of their own, all others.
+/// No stamp, the top-level groups with a column of their own, all others.
 const COLUMNS: usize = OTHERS as usize + 1;
 const _: () = assert!(COLUMNS == TOPS_MAX + 2);
 

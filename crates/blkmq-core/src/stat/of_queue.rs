@@ -1,4 +1,4 @@
-//! Decides what a queue tells of its statistics, and which requests its reactors count: `queue` as far as `stat` is concerned.
+//! Decides which statistics a queue offers, and which requests its reactors count: the methods of `queue` for `stat`.
 
 use super::{Delays, EventStats, GroupStats, StatsMode};
 use crate::ids::GroupId;
@@ -14,7 +14,7 @@ impl Queue {
         self.stats.own(self.shards(), group)
     }
 
-    /// Adds up what groups did that were part of this one and are gone, with all that was part of them.
+    /// Adds up what removed groups did that were part of this one, and the groups that were part of those.
     ///
     /// # Panics
     /// If there is no such group.
@@ -22,10 +22,10 @@ impl Queue {
         self.stats.of_the_gone(group)
     }
 
-    /// Adds up what a group and all that is or was part of it did; all there is, for the root.
+    /// Adds up what a group did and all groups that are or were part of it; for the root, everything.
     ///
     /// # Errors
-    /// [`Busy`] if somebody is inside the gate at this moment.
+    /// [`Busy`] if the gate is held at this moment.
     ///
     /// # Panics
     /// If there is no such group.
@@ -45,24 +45,25 @@ impl Queue {
         Ok(sum)
     }
 
-    /// Tells how long requests of top-level groups waited behind whose.
+    /// Returns how long requests of top-level groups waited behind which groups.
     pub fn delays(&self) -> Delays {
         self.stats.delays(self.shards())
     }
 
-    /// Adds up how often what happened.
+    /// Adds up the counters of events.
     pub fn event_stats(&self) -> EventStats {
         super::events(self.shards())
     }
 
-    /// Says whether the caller, a reactor outside the gate, is to count a request.
+    /// Says whether the caller, a reactor outside the gate, must count a request.
     #[inline]
     pub(crate) fn counts_outside(&self, rq: &Request) -> bool {
         let mode = self.stats.mode;
         mode == StatsMode::Outside || mode.is_under_gate() && !rq.stamp.is_set()
     }
 
-    /// Adds what a group did to what is known of the dead of its parent, and forgets it. Nothing of it is under way.
+    /// Adds what a group did to the counters of its parent's removed groups, and clears it. The group has
+    /// nothing under way.
     pub(crate) fn bury_stats(&self, group: GroupId, parent: GroupId) {
         self.stats.bury(self.shards(), group, parent);
     }

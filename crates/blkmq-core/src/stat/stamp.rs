@@ -1,13 +1,14 @@
-//! Decides what the gate's holder notes in a request for the statistics of its end.
+//! Decides what the gate's holder stores in a request for the statistics of its end.
 
-/// What the gate's holder stamps into a request besides times; one word, since what is written in pieces and read as a whole
-/// waits until all of the holder's earlier stores have reached the cache.
+/// What the gate's holder stores in a request besides times. One word, since a value that is written in
+/// pieces and read as a whole waits until all of the holder's earlier stores have reached the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(u64);
 
 impl Stamp {
-    /// `queued` bios of its group were queued when it was dispatched, its own among them; the `column` in the table of delays
-    /// is its group's, and `ahead` is that of whose request was dispatched before it.
+    /// `queued` bios of its group were queued when it was dispatched, its own among them; `column` is its
+    /// group's column in the table of delays, and `ahead` is the column of the group whose request was
+    /// dispatched before it.
     #[inline]
     pub(crate) fn new(queued: u32, column: u8, ahead: u8) -> Self {
         Self(u64::from(queued) << 16 | u64::from(column) << 8 | u64::from(ahead))
@@ -23,7 +24,7 @@ impl Stamp {
         self.0 >> 16
     }
 
-    /// The same without what is counted once for a request: for the bios of one that has several.
+    /// The same without what is counted once per request: for each bio of a request of several.
     #[inline]
     pub(crate) fn of_a_part(self) -> Self {
         Self(self.0 & 0xffff)

@@ -1,4 +1,4 @@
-//! What is counted of one request and of groups that come and go, without a queue around.
+//! The counters of one request and of groups that come and go, without a queue.
 
 use std::iter;
 
@@ -145,7 +145,7 @@ fn what_a_removed_group_did_is_its_parents_and_nothing_is_lost_or_moved_between_
     assert_eq!(stats.of_the_gone(GroupId(1)), GroupStats::default());
 }
 
-/// A watch of the root and three top-level groups, with requests that are asked for by group.
+/// A watch of the root and three top-level groups, with requests by group.
 struct Bench {
     stats: Stats,
     watch: Watch,

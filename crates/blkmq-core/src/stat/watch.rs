@@ -1,13 +1,15 @@
-//! Decides what the gate's holder knows of each group's time: whether it has something queued, waits for its turn, or has
-//! nothing. It alone writes, so the states cannot contradict each other; anyone reads the counters.
+//! Decides what the gate's holder records of each group's time: whether the group has requests queued, waits
+//! for its turn, or has none. Only the holder writes, so the states cannot contradict each other; any thread
+//! reads the counters.
 //!
 //! ```text
 //!            inserted                       dispatched                    dispatched, nothing left
 //!  empty ───────────────► waiting ─────────────────────────► served ─────────────────────────────► empty
 //!    └ empty_time           └ group_wait_time                                                  dequeue
 //! ```
-//! A request costs a number up and one down; the clock is looked at when a state changes. Who was dispatched ahead, and how
-//! many were queued, is stamped into the request and counted at its end, by whoever ends it (`stat`).
+//! A request costs one increment and one decrement; the clock is read when a state changes. Which group was
+//! dispatched before, and how many bios were queued, is stored in the request and counted at its end, by the
+//! reactor that ends it (`stat`).
 
 use std::sync::Arc;
 
@@ -19,7 +21,7 @@ use crate::ids::GroupId;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
 
-/// What is known of one group. The gate's holder writes.
+/// The times of one group. The gate's holder writes them.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     pub(super) queued: Counter,
@@ -34,18 +36,18 @@ pub(super) struct Times {
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(super) times: Box<[Times]>,
-    /// By column of the table of delays, from 1: the top-level group's number and one.
+    /// By column of the table of delays, from 1: the top-level group's number plus one.
     pub(super) columns: [Counter; TOPS_MAX],
 }
 
-/// The holder's own side of it.
+/// The holder's own side of the record.
 pub(crate) struct Watch {
     watched: Arc<Watched>,
     states: Box<[State]>,
     /// By group: its top-level group's column.
     columns: Box<[u8]>,
     is_on: bool,
-    /// Whose request was dispatched last, and since when without another's in between.
+    /// The group whose request was dispatched last, and since when no other group's was.
     turn: Option<GroupId>,
     turn_since: Instant,
 }
@@ -67,7 +69,7 @@ impl Watched {
 }
 
 impl Watch {
-    /// Watches the groups of a tree; not at all unless it `is_on`.
+    /// Watches the groups of a tree; does nothing unless it `is_on`.
     pub(crate) fn new(watched: Arc<Watched>, groups: &GroupTree, is_on: bool) -> Self {
         let mut watch = Self {
             states: vec![State::default(); watched.times.len()].into(),
@@ -81,8 +83,8 @@ impl Watch {
         watch
     }
 
-    /// Learns what the tree looks like now. A top-level group keeps the column that it once got; who comes when all are taken is one
-    /// of the others.
+    /// Adapts to the tree as it is now. A top-level group keeps the column that it once got; a group that
+    /// comes when all are taken is counted with the others.
     pub(crate) fn groups_changed(&mut self, groups: &GroupTree) {
         self.columns.fill(OTHERS);
         for (id, _) in groups.iter() {
@@ -92,18 +94,18 @@ impl Watch {
         }
     }
 
-    /// A group is gone: its column will be nobody's, for requests that carry it may still be under way.
+    /// A group is gone: its column is not reused, because requests that carry it may still be under way.
     pub(crate) fn group_gone(&mut self, id: GroupId) {
         let owner = u64::from(id.0) + 1;
         if let Some(column) = self.watched.columns.iter().find(|column| column.get() == owner) {
             column.set(GONE);
         }
         self.states[id.index()] = State::default();
-        // Else the next group of this number would inherit the turn.
+        // Otherwise the next group of this number would inherit the turn.
         self.turn = self.turn.filter(|turn| *turn != id);
     }
 
-    /// A request has come in.
+    /// Records that a request is inserted.
     #[inline]
     pub(crate) fn inserted(&mut self, group: GroupId, bios: u32, now: Instant) {
         if !self.is_on {
@@ -121,14 +123,14 @@ impl Watch {
         times.queued.add(bios.into());
     }
 
-    /// The elevator has let the drive idle for a group.
+    /// Records that the elevator has let the drive idle for a group.
     pub(crate) fn idled(&mut self, group: GroupId, time: Nanos) {
         if self.is_on {
             self.watched.times[group.index()].idle_ns.add(time.0);
         }
     }
 
-    /// A request goes out.
+    /// Records that a request is dispatched.
     #[inline]
     pub(crate) fn dispatched(&mut self, rq: &mut Request, now: Instant) {
         if !self.is_on {
@@ -176,7 +178,7 @@ impl Watch {
     }
 }
 
-/// So many top-level groups have a column of their own in the table of delays: the first ones.
+/// Number of top-level groups with a column of their own in the table of delays: the first ones.
 pub(super) const TOPS_MAX: usize = 16;
 /// The column of all other groups; 0 stands for no stamp.
 pub(super) const OTHERS: u8 = TOPS_MAX as u8 + 1;

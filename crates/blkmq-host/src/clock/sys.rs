@@ -17,7 +17,7 @@ pub(super) fn counter_is_invariant() -> bool {
     highest >= 0x8000_0007 && __cpuid(0x8000_0007).edx & (1 << 8) != 0
 }
 
-/// There is no counter that we know to be good: the parent module then uses the kernel's clock.
+/// No counter is known to be good here: the parent module then uses the kernel's clock.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn counter() -> u64 {
     0

@@ -36,7 +36,7 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
         })
         .collect();
     let tenants = Register::default();
-    // Those of mapped disks have the same number on all queues.
+    // The groups of mapped disks have the same number on all queues.
     let paths_of_mapped = config
         .queues
         .first()
@@ -91,7 +91,8 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
     Ok((shared, free_queues))
 }
 
-/// What runs a queue's hardware contexts. It does not keep the engine alive, which owns the device that has it.
+/// The runner of a queue's hardware contexts. It does not keep the engine alive, which owns the device that
+/// has the runner.
 pub(super) fn runner(shared: &Arc<Shared>, queue: &Arc<Queue>) -> Runner {
     let size_news = Arc::clone(&shared.size_news);
     let (shared, queue) = (Arc::downgrade(shared), Arc::clone(queue));
@@ -170,14 +171,14 @@ pub(super) fn make_queue(
     Ok((queue, handles))
 }
 
-/// Where the next disk may begin behind one of `size` bytes at `base`: disks are apart on the queue, so that the end of one is no
-/// neighbour of the next one's beginning.
+/// Where the next disk may begin after one of `size` bytes at `base`: disks have gaps between them on the
+/// queue, so that the end of one is not adjacent to the beginning of the next.
 pub(super) fn end_of(base: u64, size: u64) -> Option<u64> {
     let end = base.checked_add(size)?.checked_next_multiple_of(DISK_SPACING)?;
     end.checked_add(DISK_SPACING)
 }
 
-/// A disk for which there is no room behind the others of its queue.
+/// The error for a disk that does not fit after the others of its queue.
 pub(super) fn too_large(queue: &str, disk: &str, size: u64) -> Error {
     Error::Disk(format!(
         "queue {queue}: disk {disk}: size {size} rejected: all disks of a queue together must be smaller than 16777216T; make it \
@@ -185,7 +186,7 @@ pub(super) fn too_large(queue: &str, disk: &str, size: u64) -> Error {
     ))
 }
 
-/// Whose disks are listed.
+/// The queue whose disks are listed.
 pub(super) struct OfQueue<'a> {
     pub(super) id: QueueId,
     pub(super) core: &'a Queue,
@@ -194,7 +195,7 @@ pub(super) struct OfQueue<'a> {
 }
 
 impl OfQueue<'_> {
-    /// Lists the disks of a queue behind others.
+    /// Lists the disks of a queue after others.
     pub(super) fn list_disks(
         &self,
         disks: &mut Vec<Disk>,
@@ -236,7 +237,7 @@ impl OfQueue<'_> {
     }
 }
 
-/// Says how a queue will be polled, where that is a question; and has its drive find out.
+/// Logs how a queue will be polled, if there is more than one way; the device finds it out in this call.
 pub(crate) fn log_polling(queue: &str, device: &dyn Device) {
     if let Some(how) = device.describe_polling() {
         tracing::info!("queue {queue}: polled: {how}");

@@ -1,8 +1,9 @@
-//! Decides which disks mapped disks lie on, by name: in which order they are made, that nothing is on two of them, and what is
-//! allocated on them. `engine` calls it once the queues' disks are known; `blkmq_core::mapper` has the rules of one mapped disk.
+//! Decides on which disks mapped disks lie, by name: the order in which they are made, that no byte is in two
+//! of them, and what is allocated on them. `engine` calls it when the queues' disks are known;
+//! `blkmq_core::mapper` has the rules of one mapped disk.
 //!
-//! Mapped disks are numbered like the disks of one more queue ([`MAPPED`]): whoever submits a bio with a disk's queue
-//! and number reaches them the same way.
+//! Mapped disks are numbered like the disks of one more queue ([`MAPPED`]), so a bio is submitted to them, as
+//! to others, with a disk's queue and number.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,47 +18,49 @@ use crate::device::{Allocation, Extent, Losses};
 use crate::disk::{Disk, MAPPED, Tenant, Users};
 use crate::error::Error;
 
-/// A mapped disk.
+/// The specification of a mapped disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedSpec {
     /// Its name, unique in the engine.
     pub name: String,
-    /// What it is, for people. May be empty.
+    /// A description, for people. May be empty.
     pub description: String,
-    /// What it lies on, and how.
+    /// The disks that it lies on, and how.
     pub map: MapConfig,
-    /// Whether changes are refused, though its members may allow them.
+    /// Whether writes are refused, though its members may allow them.
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes. Default: the largest of its members'.
     pub block_size: Option<u32>,
-    /// The group that doors account its I/O to, on the queues of its members: it has the same number on all queues.
+    /// The group that front doors account its I/O to, on the queues of its members: it has the same number on
+    /// all queues.
     pub group: GroupId,
 }
 
-/// What a mapped disk lies on, and how.
+/// The disks that a mapped disk lies on, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapConfig {
-    /// In which way its bytes are spread.
+    /// How its bytes are spread.
     pub kind: MapKind,
     /// The members, in order, at most 256.
     pub members: Vec<Member>,
 }
 
-/// A range of a disk, mapped or not, for a mapped disk to lie on. No byte can be in two ranges.
+/// A range of a disk, mapped or not, that a mapped disk lies on. No byte can be in two ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
     /// The disk's name.
     pub disk: String,
     /// The range's first byte.
     pub start: u64,
-    /// Bytes; none for all that follow.
+    /// Bytes; none for all bytes that follow.
     pub len: Option<u64>,
 }
 
-/// Makes the mapped disks and lists them behind the others.
+/// Makes the mapped disks and lists them after the others.
 ///
 /// # Errors
-/// The first that cannot be: members that are missing, lie on each other or are used twice, and what `blkmq_core::mapper` says.
+/// The first mapped disk that cannot be made: members are missing, lie on each other or are used twice, or
+/// `blkmq_core::mapper` rejects it.
 pub(crate) fn add(
     disks: &mut Vec<Disk>,
     specs: Vec<MappedSpec>,
@@ -173,7 +176,7 @@ fn check_names(disks: &[Disk], specs: &[MappedSpec]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Says why none of these disks can be made: a member that is not there, or a loop.
+/// Says why none of these disks can be made: a member is missing, or there is a loop.
 fn no_next(left: &[MappedSpec], below: &BTreeMap<String, Below>) -> Error {
     for spec in left {
         for member in &spec.map.members {
@@ -186,7 +189,7 @@ fn no_next(left: &[MappedSpec], below: &BTreeMap<String, Below>) -> Error {
             }
         }
     }
-    // Everybody left waits for one of the others: whoever follows them comes to a disk for the second time.
+    // Every disk left waits for another one: following them leads to some disk a second time.
     let mut chain: Vec<&str> = vec![&left[0].name];
     loop {
         let last = chain.last().copied().unwrap_or_default();
@@ -208,7 +211,7 @@ fn no_next(left: &[MappedSpec], below: &BTreeMap<String, Below>) -> Error {
     }
 }
 
-/// Notes who uses which disk, and refuses bytes that two would use.
+/// Records which disks use which, and rejects bytes that two would use.
 fn take_members(disks: &mut [Disk], specs: &[MappedSpec]) -> Result<(), Error> {
     let mut taken: BTreeMap<&str, Vec<(u64, u64, &str)>> = BTreeMap::new();
     for spec in specs {
@@ -237,7 +240,7 @@ fn take_members(disks: &mut [Disk], specs: &[MappedSpec]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What members know about allocation, in a mapped disk's order.
+/// The members' knowledge of allocation, in a mapped disk's order.
 struct MappedAllocation {
     table: Arc<Table>,
     leaves: Arc<[Disk]>,
@@ -306,7 +309,8 @@ impl MappedAllocation {
     }
 }
 
-/// Ranges of members that one question about allocation looks at; the answer covers less of a long range then.
+/// Largest number of members' ranges examined for one query of allocation; the answer covers less of a long
+/// range then.
 const RUNS_MAX: usize = 1024;
 
 #[cfg(test)]

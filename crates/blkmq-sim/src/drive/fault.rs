@@ -1,6 +1,6 @@
-//! Decides what goes wrong with a command: each fault has a name and a probability, drawn once when the command arrives.
-//! Faults are what a real drive may do, and the engine must bear; a [`Mutation`] is what no drive may do, and the oracle
-//! must see.
+//! Decides which faults a command has: each fault has a name and a probability, drawn once when the command
+//! arrives. Faults are what a real drive may do, and the engine must handle; a [`Mutation`] is what no drive
+//! may do, and the oracle must detect.
 
 use std::ops::Range;
 
@@ -11,25 +11,25 @@ use crate::rng::{Ppm, Rng};
 /// The faults of a drive.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// The answer `Resource`: nobody promises to say when it is better.
+    /// The answer `Resource`: no event will tell when it is better.
     pub resource: Ppm,
-    /// The answer `DeviceResource`, if something is in flight that will free it.
+    /// The answer `DeviceResource`, if a request is in flight whose end will free the resource.
     pub device_resource: Ppm,
-    /// The end `Requeue`.
+    /// The request ends with `Requeue`.
     pub requeue: Ppm,
-    /// The end never comes; the time limit must find out.
+    /// The end never comes; the time limit must detect it.
     pub lost: Ppm,
-    /// The command takes `slow_factor` times as long, maybe longer than the time limit.
+    /// The command takes `slow_factor` times as long, possibly longer than the time limit.
     pub slow: Ppm,
     /// How much longer a slow command takes.
     pub slow_factor: u32,
     /// The end is reported a second time, later.
     pub twice: Ppm,
-    /// The way to the drive fails.
+    /// The connection to the drive fails.
     pub transport: Ppm,
-    /// Asked for a command that timed out, the drive says that it is still bound to it, once.
+    /// Asked about a command that timed out, the drive answers once that it still needs the command.
     pub wait: Ppm,
-    /// The end of a command that timed out is reported later, although the drive has let go of it.
+    /// The end of a command that timed out is reported later, although the drive has given the command up.
     pub late: Ppm,
     /// Blocks that cannot be read or written.
     pub bad_blocks: Range<u32>,
@@ -38,28 +38,28 @@ pub struct Faults {
 /// What a drive must never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// Forgets a command, and is bound to it for ever.
+    /// Forgets a command, and never gives it up.
     DropsCompletion,
     /// Reports a flush as done without writing anything.
     FlushPersistsNothing,
     /// Ignores FUA.
     IgnoresFua,
-    /// Reports a command that is still under way as done (what a cookie without a generation would do).
+    /// Reports a command that is still under way as done (as a cookie without a generation would).
     EndsAnother,
-    /// Returns what the block held before its last write.
+    /// Returns the content that the block had before its last write.
     ReadsOldData,
-    /// Reports a write as done that it has not done.
+    /// Reports a write as done that was not executed.
     DropsWrite,
     /// Exchanges the content of two blocks of one write.
     SwapsBlocks,
-    /// Moves data for a command that it has let go of.
+    /// Moves data for a command that it has given up.
     WritesAfterTimeout,
-    /// Says that a failed read went well, without moving data.
+    /// Reports a failed read as successful, without moving data.
     HidesErrors,
 }
 
 impl Mutation {
-    /// All of them.
+    /// All mutations.
     pub const ALL: [Self; 9] = [
         Self::DropsCompletion,
         Self::FlushPersistsNothing,
@@ -73,7 +73,7 @@ impl Mutation {
     ];
 }
 
-/// What is to become of one command.
+/// How one command is executed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plan {
     /// How it ends.
@@ -86,14 +86,14 @@ pub(super) struct Plan {
     pub(super) twice: bool,
     /// Its data moves when a unit starts it, not when the unit is done.
     pub(super) early: bool,
-    /// The drive will not let go of it when first asked.
+    /// The drive does not give it up when first asked.
     pub(super) wait: bool,
-    /// Its end is reported although the drive has let go of it.
+    /// Its end is reported although the drive has given it up.
     pub(super) late: bool,
 }
 
 impl Faults {
-    /// Draws the fate of a command that touches `blocks`.
+    /// Draws the plan of a command that touches `blocks`.
     pub(super) fn plan(&self, blocks: &Range<u32>, rng: &mut Rng) -> Plan {
         let slow = rng.chance(self.slow);
         let mut plan = Plan {

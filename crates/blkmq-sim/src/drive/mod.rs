@@ -1,6 +1,6 @@
-//! Decides how a modelled drive behaves: what it takes, when a command ends and when its data moves.
-//! `modelled_hctx` is its side towards the core, `model` says how long things take, `fault` what goes wrong; `seek_queue` is a disk's
-//! own order.
+//! Decides how a modelled drive behaves: which commands it takes, when each ends and when its data moves.
+//! `modelled_hctx` is its interface to the core, `model` decides times, `fault` decides faults; `seek_queue`
+//! orders a disk's commands.
 //!
 //! ```text
 //!   issue ─► staged ── commit / last ──► waiting ── a unit is free ──► in service ─► ended ── reap ─► gone
@@ -27,39 +27,39 @@ use crate::rng::{Ppm, Rng};
 use fault::{Faults, Mutation, Plan};
 use model::{Arm, Model, Work};
 
-/// The clients' memory, as the drive sees it: numbers in place of buffers.
+/// The clients' memory, as the drive sees it: numbers instead of buffers.
 pub trait Memory {
-    /// Puts a block's content into the buffer of bio `token`, at block `index` of it.
+    /// Stores a block's content into block `index` of the buffer of bio `token`.
     fn store(&mut self, token: u64, index: u32, content: u64);
     /// Returns the content of block `index` of the buffer of bio `token`.
     fn load(&mut self, token: u64, index: u32) -> u64;
 }
 
-/// What a drive is made of.
+/// The specification of a drive.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// Its kind and speed.
     pub model: Model,
-    /// How many commands it takes from one hardware context; beyond, it answers `DeviceResource`.
+    /// How many commands it takes from one hardware context; beyond that, it answers `DeviceResource`.
     pub slots: u32,
-    /// What goes wrong.
+    /// Its faults.
     pub faults: Faults,
-    /// Must-nots, for tests of the oracle.
+    /// A forbidden behaviour, for tests of the oracle.
     pub mutation: Option<Mutation>,
     /// It has a volatile cache.
     pub cache: bool,
-    /// Its completions interrupt; else it says by time when to reap.
+    /// Its completions interrupt; otherwise it tells the time at which to reap.
     pub interrupts: bool,
-    /// Commands of these disks take so many times as long; 1 where nothing is said.
+    /// Factors by which commands of these disks take longer; 1 for disks without an entry.
     pub slowness: Vec<u32>,
 }
 
 /// Where a disk lies on its drive.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
-    /// Its first block; the blocks of several drives are numbered through.
+    /// Its first block; blocks are numbered across all drives.
     pub first: u32,
-    /// How many blocks it has.
+    /// Number of its blocks.
     pub blocks: u32,
 }
 
@@ -68,7 +68,7 @@ pub struct Span {
 pub struct Drive {
     spec: Spec,
     block: u64,
-    /// Blocks that are written together or not at all when the power fails.
+    /// Number of blocks that are written together or not at all when the power fails.
     physical: u32,
     places: Vec<Span>,
     images: Images,
@@ -80,7 +80,7 @@ pub struct Drive {
     waiting: VecDeque<u64>,
     /// In service, by the time of its end.
     serving: BTreeSet<(Instant, u64)>,
-    /// Hardware contexts with something newly ended.
+    /// Hardware contexts with new completions.
     interrupts: BTreeSet<u16>,
 }
 
@@ -90,7 +90,7 @@ struct Way {
     staged: Vec<u64>,
     by_cookie: BTreeMap<u64, u64>,
     ended: VecDeque<Done>,
-    /// To be reported once more, though nobody waits for it.
+    /// To be reported a second time, though the request has ended.
     echoes: VecDeque<Done>,
 }
 
@@ -106,7 +106,7 @@ struct Command {
     parts: Vec<Part>,
     plan: Plan,
     state: State,
-    /// What a flush has to make durable.
+    /// The blocks that a flush must make durable.
     owed: Vec<(u32, Cell)>,
 }
 
@@ -116,7 +116,7 @@ enum State {
     Serving,
     Lost,
     Ended,
-    /// The drive has let go of it, but a unit still works at it.
+    /// The drive has given it up, but a unit still works on it.
     Dropped,
 }
 
@@ -132,8 +132,8 @@ struct Part {
 }
 
 impl Drive {
-    /// Makes a drive with a way in for each of `hctxs` hardware contexts; its disks lie behind each other, in blocks of so many
-    /// bytes, of which its physical blocks are made.
+    /// Makes a drive with a way in for each of `hctxs` hardware contexts; its disks lie one after the other,
+    /// in blocks of `block` bytes; `physical` is the size of its physical blocks.
     pub fn new(spec: Spec, (block, physical): (u32, u32), places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
         let first = places.first().map_or(0, |place| place.first);
         let end = places.last().map_or(0, |place| place.first + place.blocks);
@@ -165,23 +165,23 @@ impl Drive {
         self.spec.interrupts
     }
 
-    /// Returns when something happens next of the drive's own accord.
+    /// Returns the time of the drive's next event.
     pub fn next_due(&self) -> Option<Instant> {
         self.serving.first().map(|&(at, _)| at)
     }
 
-    /// Says whether the drive works at something, so that it will do its next step by itself.
+    /// Says whether the drive is working, so that its next step comes by itself.
     pub fn is_busy(&self) -> bool {
         !self.serving.is_empty()
     }
 
-    /// Returns how many commands it has that it will never report.
+    /// Returns how many commands it has that it will never report as ended.
     pub fn lost(&self) -> usize {
         let lost = |c: &&Command| c.state == State::Lost;
         self.commands.values().filter(lost).count()
     }
 
-    /// Returns how many commands it has that were never committed.
+    /// Returns how many of its commands were never committed.
     pub fn uncommitted(&self) -> usize {
         self.ways.iter().map(|way| way.staged.len()).sum()
     }
@@ -197,8 +197,8 @@ impl Drive {
         self.images.destage(&mut lot, &mut self.rng);
     }
 
-    /// Cuts the power. Of writes in service some blocks are done; of the cache some blocks are saved; the rest is lost.
-    /// Returns how many blocks of it are lost.
+    /// Cuts the power. Of writes in service some blocks are done; of the cache some blocks are saved; the
+    /// rest is lost. Returns how many blocks are lost.
     pub fn power_cut(&mut self, memory: &mut dyn Memory) -> usize {
         let serving: Vec<u64> = self.serving.iter().map(|&(_, id)| id).collect();
         for id in serving {
@@ -324,7 +324,7 @@ impl Drive {
         own
     }
 
-    /// Does everything that happens of the drive's own accord until `now`.
+    /// Handles all of the drive's events until `now`.
     pub fn advance(&mut self, now: Instant, memory: &mut dyn Memory) {
         while let Some(&(at, id)) = self.serving.first() {
             if at > now {

@@ -1,5 +1,5 @@
 //! Decides how long a modelled drive takes: flash with parallel units, a rotating disk with one arm, or none at all.
-//! The drive asks once per command, when a unit starts it.
+//! The drive calls it once per command, when a unit starts it.
 
 use blkmq_core::bio::Op;
 use blkmq_core::time::{Instant, Nanos};
@@ -9,12 +9,12 @@ use crate::rng::{Ppm, Rng};
 /// What kind of drive it is, and how fast.
 #[derive(Clone, Debug)]
 pub enum Model {
-    /// Ends everything at once; with probability `inline` within the call that issues it.
+    /// Ends every command at once; with probability `inline` within the call that issues it.
     Null {
         /// How often a command is done inside [`blkmq_core::driver::HctxDriver::issue`].
         inline: Ppm,
     },
-    /// Flash: `units` commands proceed at a time.
+    /// Flash: `units` commands are served at a time.
     Flash {
         /// How many commands are served at a time.
         units: u32,
@@ -22,18 +22,18 @@ pub enum Model {
         read: Nanos,
         /// Time of a 4 KiB write into the cache.
         write: Nanos,
-        /// Up to so many percent are added.
+        /// Up to this many percent are added.
         spread: u32,
     },
-    /// One arm over turning platters.
+    /// One arm over rotating platters.
     Rotating {
-        /// Turns in a minute.
+        /// Rotations per minute.
         rpm: u32,
         /// Time to move the arm to the next track.
         seek_min: Nanos,
         /// Time to move it over all tracks.
         seek_max: Nanos,
-        /// Bytes that pass the head in one turn.
+        /// Bytes that pass the head in one rotation.
         track: u64,
     },
 }
@@ -48,7 +48,7 @@ impl Model {
         }
     }
 
-    /// Returns how often a command is to be done inside the call that issues it.
+    /// Returns how often a command is done inside the call that issues it.
     pub fn inline(&self) -> Ppm {
         match self {
             Self::Null { inline } => *inline,
@@ -79,7 +79,7 @@ impl Model {
     }
 }
 
-/// What the time of a command depends on.
+/// The properties of a command that determine its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     /// The operation.

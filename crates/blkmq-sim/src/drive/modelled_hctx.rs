@@ -1,5 +1,5 @@
-//! Decides how the core meets a modelled drive: one [`ModelledHctx`] per hardware context, which shows each call to the oracle, and below
-//! it a [`Way`] into the drive, or several paths with one each.
+//! Decides how the core uses a modelled drive: one [`ModelledHctx`] per hardware context, which reports each
+//! call to the oracle, and below it a [`Way`] into the drive, or several paths with one each.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use super::Drive;
 use crate::history::{Answer, Fact};
 use crate::stage::Stage;
 
-/// A way into the drive, which the oracle does not look at.
+/// A way into the drive, which the oracle does not observe.
 #[derive(Debug)]
 pub struct Way {
     drive: usize,
@@ -34,7 +34,7 @@ impl Way {
 }
 
 impl HctxDriver for Way {
-    /// Does not commit, whatever `last` says: that is left to who calls.
+    /// Does not commit, whatever `last` says: the caller commits.
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, _now: Instant) -> Issued {
         let mut oracle = self.stage.oracle.borrow_mut();
         let mut drive = self.drive().borrow_mut();
@@ -73,7 +73,7 @@ pub struct ModelledHctx {
 }
 
 impl ModelledHctx {
-    /// Makes the driver of `hctx` of a queue, of what is below it.
+    /// Makes the driver of `hctx` of a queue, from the driver below it.
     pub fn new(queue: usize, hctx: HctxId, lower: Box<dyn HctxDriver>, stage: Rc<Stage>) -> Self {
         Self {
             queue,
@@ -90,7 +90,7 @@ impl ModelledHctx {
         self.stage.work.set(work);
     }
 
-    /// Above several paths there are ends that must not be.
+    /// Above several paths some ends must not appear.
     fn judge(&self, status: Status) {
         let fault = self.stage.paths.as_ref().and_then(|paths| paths.fault_of(status));
         if let Some(fault) = fault {

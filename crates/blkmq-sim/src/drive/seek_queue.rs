@@ -1,5 +1,5 @@
-//! Decides which of the commands that a rotating disk has it serves next: the one that its arm reaches first, as disks with a queue
-//! of their own do. `model` says how long each takes.
+//! Decides which of a rotating disk's commands is served next: the one that the arm reaches first, as in
+//! disks with a queue of their own. `model` decides how long each takes.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use blkmq_core::time::{Instant, Nanos};
 use super::model::{Arm, Model, Work};
 use crate::rng::Rng;
 
-/// The commands that wait for one arm, with what the caller knows them by.
+/// The commands that wait for one arm, each with a value of the caller's.
 #[derive(Debug)]
 pub struct SeekQueue<T> {
     model: Model,
@@ -25,7 +25,7 @@ struct Waiting<T> {
 }
 
 impl<T> SeekQueue<T> {
-    /// A disk of 7200 turns a minute and `size` bytes. It has room for `depth` commands; more make it grow.
+    /// A disk of 7200 rotations per minute and `size` bytes. It has room for `depth` commands; more make it grow.
     pub fn new(size: u64, depth: u32, rng: Rng) -> Self {
         Self {
             model: Model::Rotating {
@@ -40,19 +40,19 @@ impl<T> SeekQueue<T> {
         }
     }
 
-    /// Adds a command that comes now.
+    /// Adds a command that arrives now.
     pub fn push(&mut self, now: Instant, work: Work, what: T) {
         let came = now;
         self.waiting.push_back(Waiting { came, work, what });
     }
 
-    /// Says whether nothing waits.
+    /// Says whether no command waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Takes the command that the arm reaches first from where it is, unless one has waited for too long, and moves the arm. Returns
-    /// it with the time that it takes from now.
+    /// Takes the command that the arm reaches first from where it is, unless one has waited too long, and
+    /// moves the arm. Returns the command with the time that it takes from now.
     pub fn take(&mut self, now: Instant) -> Option<(T, Nanos)> {
         let next = self.waiting.remove(self.choose(now)?)?;
         let time = self.model.service(&next.work, now, &mut self.arm, &mut self.rng);
@@ -71,7 +71,7 @@ impl<T> SeekQueue<T> {
     }
 }
 
-/// A command that has waited for so long is next.
+/// A command that has waited this long is next.
 const WAIT_MAX: Nanos = Nanos::from_millis(500);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Decides what a command does to the images and to the clients' memory, and when that is owed to a later flush.
+//! Decides how a command changes the images and the clients' memory, and when a later flush owes it.
 //! The drive calls it at the start or at the end of a command's service.
 
 use blkmq_core::bio::{Op, Status};
@@ -9,7 +9,7 @@ use crate::images::Lot;
 use crate::rng::Ppm;
 
 impl Drive {
-    /// Moves a command's data. Of one that fails, some blocks are done.
+    /// Moves a command's data. If the command fails, some blocks are done.
     pub(super) fn move_data(&mut self, command: &mut Command, memory: &mut dyn Memory) {
         let share = match command.plan.status {
             Status::Ok if !command.plan.lost => Self::ALL_BLOCKS,

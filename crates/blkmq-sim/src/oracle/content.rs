@@ -1,10 +1,11 @@
-//! Decides which contents a block may have: now, for a read, and after a power cut. It knows the writes and flushes of the
-//! clients and nothing of the engine or the drive.
+//! Decides which contents a block may have: now, for a read, and after a power cut. It knows the writes and
+//! flushes of the clients, and nothing of the engine or the drive.
 //!
-//! A write may take effect at any moment from its submission to its end, and one that fails may have done part of its
-//! work. So a block has a set of possible contents. A write leaves the set of what a read may return when another,
-//! submitted after its end, has ended well; it leaves the set of what may be found after a power cut when that other one
-//! is durable: by FUA, by a drive without a cache, or by a flush submitted after its end that has ended well.
+//! A write may take effect at any moment from its submission to its end, and a write that fails may have done
+//! part of its work. So a block has a set of possible contents. A write leaves the set of contents that a
+//! read may return when another, submitted after its end, has ended well; it leaves the set of contents
+//! possible after a power cut when that other one is durable: by FUA, by a drive without a cache, or by a
+//! flush submitted after its end that has ended well.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

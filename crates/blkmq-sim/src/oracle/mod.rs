@@ -1,5 +1,6 @@
-//! Decides whether a history is right: watches what clients submit and get back, and what the drive is given, and knows
-//! the invariants of the architecture, nothing of the core's inside. The first fault is kept and ends the run.
+//! Decides whether a history is right: observes the clients' submissions and ends and the drive's requests,
+//! and checks the invariants of the architecture, without knowledge of the core's inside. The first fault is
+//! kept and ends the run.
 //!
 //! `record` follows each bio, `wire` the requests at the drive, `content` the blocks.
 
@@ -28,7 +29,7 @@ use wire::Wire;
 /// What a read's buffer holds before the drive has stored anything.
 const UNREAD: u64 = u64::MAX;
 
-/// What was counted on the way.
+/// Counters of a history.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Bios that ended.
@@ -45,13 +46,13 @@ pub struct Counts {
     pub stale: u64,
     /// Requests that timed out.
     pub timeouts: u64,
-    /// Requests that the drive sent back.
+    /// Requests that the drive asked to requeue.
     pub requeues: u64,
-    /// Most requests at the drive at a time.
+    /// Largest number of requests at the drive at a time.
     pub in_flight_max: u64,
 }
 
-/// A flush that failed: when, where and how.
+/// A failed flush: when, where and how.
 #[derive(Clone, Copy, Debug)]
 struct FlushError {
     at: Tick,
@@ -60,16 +61,16 @@ struct FlushError {
     status: Status,
 }
 
-/// Whether a power cut left something half done.
+/// Whether a power cut left a bio or block partly written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Torn {
     /// Of two neighbouring parts of a bio that was under way, one is written and one is not.
     pub bios: bool,
-    /// A block of a disk, as clients see it, is written in part.
+    /// A block of a disk, as clients see it, is partly written.
     pub blocks: bool,
 }
 
-/// The watcher of one history.
+/// The oracle of one history.
 #[derive(Debug)]
 pub struct Oracle {
     rules: Rules,
@@ -86,7 +87,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Makes the watcher of fresh queues over fresh drives.
+    /// Makes the oracle of new queues over new drives.
     pub fn new(rules: Rules) -> Self {
         let places = rules.wires.iter().flat_map(|wire| &wire.places);
         let blocks = places.map(|p| p.first + p.blocks).max().unwrap_or(0);
@@ -135,7 +136,8 @@ impl Oracle {
     }
 
     /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing else.
-    /// Each reactor has `plenty` requests for whoever asks first. Those of who is away may hold the depth.
+    /// Each reactor has `plenty` requests for the first to ask. Reactors that are away may hold tags of the
+    /// depth.
     pub fn held_back(&self, plenty: u32, away: &[ReactorId]) -> Option<u64> {
         if !self.wires.iter().all(Wire::has_room_anywhere) {
             return None;
@@ -161,12 +163,12 @@ impl Oracle {
         self.records.waiting_for_room(counts)
     }
 
-    /// Returns a bio of a reactor of which the drives have reported some bytes, and some not.
+    /// Returns a bio of a reactor of whose bytes the drives have reported some as done, and some not.
     pub fn half_done(&self, reactor: ReactorId) -> Option<Bio> {
         self.records.half_done(reactor)
     }
 
-    /// Returns another error that the drives reported for a bio than the one with which it ends.
+    /// Returns an error that the drives reported for a bio and that differs from the one with which it ends.
     pub fn another_error(&mut self, bio: &Bio) -> Option<Status> {
         let errors = self.records.get(bio.cookie).ok()?.errors;
         let all = [Status::Io, Status::Medium, Status::Transport, Status::Timeout];
@@ -184,7 +186,7 @@ impl Oracle {
         self.wires[queue].in_flight()
     }
 
-    /// A client is about to submit a bio; its cookie and token are one number, higher than all before.
+    /// Notes that a client is about to submit a bio; its cookie and token are one number, higher than all before.
     pub fn submit(&mut self, reactor: ReactorId, bio: &Bio) {
         let token = bio.cookie;
         let now = self.tick();
@@ -218,13 +220,13 @@ impl Oracle {
         self.check(result);
     }
 
-    /// The core did not take the bio that was just submitted.
+    /// Notes that the core refused the bio that was just submitted.
     pub fn refused(&mut self, token: u64) {
         self.content.withdraw(token);
         self.records.remove(token);
     }
 
-    /// A bio has come back.
+    /// Checks a bio that has come back.
     pub fn end(&mut self, reactor: ReactorId, bio: &Bio) {
         let now = self.tick();
         self.counts.ended += 1;
@@ -258,7 +260,7 @@ impl Oracle {
         }
     }
 
-    /// The core asks the drive of a queue to take a request.
+    /// Checks a request that the core issues to the drive of a queue.
     pub fn issue(&mut self, queue: usize, hctx: HctxId, rq: &Request, cookie: Cookie) {
         let mut result = self.wires[queue].issue(hctx, rq, cookie);
         rq.for_each_bio(|bio| {
@@ -286,7 +288,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// The drive has answered.
+    /// Notes the drive's answer.
     pub fn answered(&mut self, queue: usize, hctx: HctxId, rq: &Request, cookie: Cookie, answer: Issued) {
         let status = match answer {
             Issued::Queued => None,
@@ -307,14 +309,14 @@ impl Oracle {
         }
     }
 
-    /// The drive has reported an end.
+    /// Notes an end that the drive has reported.
     pub fn done(&mut self, queue: usize, hctx: HctxId, done: Done) {
         if !self.left(queue, hctx, done.cookie, Some(done.status)) {
             self.counts.stale += 1;
         }
     }
 
-    /// The core has told the drive that a request timed out.
+    /// Notes that the core has told the drive about a timeout.
     pub fn timed_out(&mut self, queue: usize, hctx: HctxId, cookie: Cookie, answer: TimedOut) {
         self.counts.timeouts += 1;
         if answer == TimedOut::Ended && !self.left(queue, hctx, cookie, Some(Status::Timeout)) {
@@ -343,17 +345,17 @@ impl Oracle {
         true
     }
 
-    /// From here on, nothing of a queue may be issued, for this reason; or it may again.
+    /// Forbids issues on a queue from now on, for this reason; or allows them again.
     pub fn close(&mut self, queue: usize, why: Option<&'static str>) {
         self.wires[queue].closed = why;
     }
 
-    /// The depth of a queue's tag sets has been changed.
+    /// Notes that the depth of a queue's tag sets has changed.
     pub fn set_depth(&mut self, queue: usize, depth: u32) {
         self.wires[queue].set_depth(depth);
     }
 
-    /// A queue has an elevator from now on, or none.
+    /// Notes whether a queue has an elevator from now on.
     pub fn set_scheduled(&mut self, queue: usize, scheduled: bool) {
         self.wires[queue].set_scheduled(scheduled);
     }
@@ -364,7 +366,7 @@ impl Oracle {
         self.check(result);
     }
 
-    /// Says what a power cut has left of the writes that were under way; `durable` says what the drives' blocks hold.
+    /// Says what a power cut has left of the writes under way; `durable` has the content of the drives' blocks.
     pub fn torn(&self, durable: impl Fn(u32) -> u64) -> Torn {
         let mut torn = Torn::default();
         for record in self.records.writes() {
@@ -387,13 +389,13 @@ impl Oracle {
         torn
     }
 
-    /// The power of a drive was cut: checks what is left of it.
+    /// Notes that the power of a drive was cut: checks what is left of its content.
     pub fn power_cut(&mut self, images: &mut Images) {
         self.check_durable(images);
         self.content.power_cut(images);
     }
 
-    /// The power of all drives was cut, and the host's with it: nothing is under way any more.
+    /// Notes that the power of all drives was cut, and the host's with it: nothing is under way any more.
     pub fn restart(&mut self) {
         self.records.clear();
         self.wires.iter_mut().for_each(Wire::clear);

@@ -1,7 +1,8 @@
-//! Decides which error a bio of a mapped disk must end with: that of the part that ended first with one. `record` asks.
+//! Decides which error a bio of a mapped disk must end with: that of the part that ended first with one.
+//! `record` calls it.
 //!
-//! A part has ended for sure when all its blocks are reported. After an error the rest of a part may never be sent, so if another
-//! part has failed and is not reported whole, nobody can say which one ended first.
+//! A part has certainly ended when all its blocks are reported. After an error the rest of a part may never
+//! be sent, so if another part has failed and is not reported whole, it is unknown which one ended first.
 
 use blkmq_core::bio::Status;
 

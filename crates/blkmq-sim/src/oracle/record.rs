@@ -1,5 +1,6 @@
-//! Decides whether what becomes of a bio is as it must be: submitted once, issued in parts that do not overlap, ended once, with a
-//! status that the drive's answers explain. Holds the bios' buffers too, so that nobody touches one after its bio's end.
+//! Decides whether the course of a bio is right: submitted once, issued in parts that do not overlap, ended
+//! once, with a status that the drive's answers explain. It also has the bios' buffers, so that none is
+//! touched after its bio's end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -97,7 +98,7 @@ impl BioRecords {
         self.by_token.keys().copied().take(8).collect()
     }
 
-    /// Returns how many requests the bios of each reactor make at most, if blocks have so many bytes.
+    /// Returns how many requests the bios of each reactor make at most, with blocks of `block` bytes.
     pub(super) fn parts_max(&self, block: u64) -> BTreeMap<ReactorId, u64> {
         let mut parts_max = BTreeMap::new();
         for record in self.by_token.values() {

@@ -1,18 +1,19 @@
-//! Decides nothing: what the oracle has to know of a history's queues, drives and disks. `world` fills it in from the setup.
+//! The oracle's knowledge of a history's queues, drives and disks; it decides nothing. `world` fills it in
+//! from the setup.
 
 use blkmq_core::limits::Limits;
 
 use crate::drive::Span;
 use crate::mapped::Layout;
 
-/// What the oracle has to know of the queues.
+/// The oracle's knowledge of the queues.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// Bytes of a block: the unit of content and of places.
     pub block: u32,
     /// The disks that clients use.
     pub disks: Vec<DiskRules>,
-    /// The queues, each before a drive of its own; alike but for this.
+    /// The queues, each before a drive of its own; they differ in nothing else.
     pub wires: Vec<WireRules>,
     /// How many hardware contexts there are.
     pub hctxs: u16,
@@ -26,18 +27,18 @@ pub struct Rules {
     pub groups_change: bool,
 }
 
-/// What the oracle has to know of a disk.
+/// The oracle's knowledge of a disk.
 #[derive(Clone, Debug)]
 pub struct DiskRules {
-    /// What it takes.
+    /// Its limits.
     pub limits: Limits,
-    /// Whether it refuses changes.
+    /// Whether it refuses writes.
     pub read_only: bool,
     /// Where it lies.
     pub layout: Layout,
 }
 
-/// What the oracle has to know of one queue.
+/// The oracle's knowledge of one queue.
 #[derive(Clone, Debug)]
 pub struct WireRules {
     /// The drive's limits.

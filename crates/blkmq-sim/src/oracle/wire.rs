@@ -1,5 +1,5 @@
-//! Decides whether what the core gives to the drive is as it must be: one request per tag, within the depth and the
-//! limits, nothing while quiesced or drained, and merged only where merging is allowed.
+//! Decides whether the core's requests to the drive are right: one request per tag, within the depth and the
+//! limits, none while quiesced or drained, and merged only where merging is allowed.
 
 use std::collections::BTreeMap;
 
@@ -189,7 +189,7 @@ impl Wire {
             space.busy.len() as u64 + taken < depth.min(tags)
         };
         match (self.scheduled, self.shared) {
-            // A context without a tag stops whoever dispatches there, so all must have one.
+            // A context without a tag stops the dispatcher there, so all must have one.
             (true, _) => {
                 self.in_flight() as u64 + taken < depth && self.spaces.iter().all(|space| open(space, taken))
             }
@@ -215,7 +215,7 @@ impl Wire {
         }
         let all = self.bounds.len() - 1;
         if !self.scheduled && self.shared {
-            // A shared set is bounded by the numbers that are given out.
+            // A shared set is bounded by the tag numbers in use.
             let depth = self.bounds[all].depth;
             return if tag.0 < depth {
                 Ok(())

@@ -1,8 +1,8 @@
-//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled flash drive, over any second of
-//! virtual time, at which cost in throughput, and how long a light tenant waits among them.
+//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled flash drive,
+//! over any second of virtual time, at what cost in throughput, and how long a light tenant waits among them.
 //!
-//! One reactor in front of a drive of units that each serve one request at a time; clients submit again as soon as an I/O has
-//! ended. Calls cost nothing: it shows decisions, not processor time.
+//! One reactor before a drive of units that each serve one request at a time; clients submit again as soon as
+//! an I/O has ended. Calls cost nothing, so decisions are shown, not processor time.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -29,18 +29,18 @@ mod tests;
 
 /// Its name on the command line.
 pub const NAME: &str = "fair";
-/// What it is about.
+/// A summary, for the command line.
 pub const ABOUT: &str =
     "measures shares, throughput and a light tenant's wait among 2 to 1000 groups on modelled flash; a table";
 
-/// Who shares the drive.
+/// The tenants that share the drive.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// How many requests the drive serves at once.
     pub units: u32,
-    /// Saturating groups.
+    /// Number of saturating groups.
     pub groups: u32,
-    /// Their weights, in turn. The light tenant has 100.
+    /// Their weights, in turn. The light tenant's is 100.
     pub weights: [u16; 3],
     /// Bios that each keeps under way.
     pub depth: u32,
@@ -50,13 +50,13 @@ pub struct Case {
     pub rest: Nanos,
     /// The light tenant's latency target.
     pub target: Option<Nanos>,
-    /// What each of the saturating groups may take, in I/Os per second.
+    /// The cap of each saturating group, in I/Os per second.
     pub cap: Option<u64>,
     /// Requests of the queue; by default enough for all bios.
     pub requests: Option<u32>,
 }
 
-/// What one case gave.
+/// The result of one case.
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     /// I/Os per second of virtual time.
@@ -65,7 +65,7 @@ pub struct Outcome {
     pub rate: u64,
     /// The largest difference of a group's share from its due over any second, in millionths of the due.
     pub worst_error: u64,
-    /// The median of the light tenant's latency.
+    /// The light tenant's median latency.
     pub light_p50: Nanos,
     /// Its 99th percentile.
     pub light_p99: Nanos,
@@ -419,7 +419,7 @@ impl World {
         }
     }
 
-    /// Asserts that nobody is ahead by more than is allowed, but for the few milliseconds of a probe.
+    /// Asserts that no group is ahead by more than is allowed, except for the few milliseconds of a probe.
     fn check_lead(&mut self) {
         let Some(lead_max) = self.lead_max else { return };
         let served = || {
@@ -473,11 +473,12 @@ const SERVICE: Nanos = Nanos::from_micros(80);
 const SPREAD: Nanos = Nanos::from_micros(16);
 const TAGS: u32 = 4096;
 const DISK: u64 = 1 << 40;
-/// Bytes of a discard, which takes so many times as long as a read.
+/// Bytes of a discard, which takes `DISCARD_TIMES` times as long as a read.
 const DISCARD: u64 = 1 << 20;
 const DISCARD_TIMES: u64 = 10;
 const SECOND: u64 = 1_000_000_000;
-/// In a probe order alone decides, for a while: so long, until the slow one has caught up, somebody may be so many times farther ahead.
+/// In a probe only the order decides. For at most `PROBE_MAX`, until the slow group has caught up, one may be
+/// `PROBE_LEAD` times farther ahead.
 const PROBE_MAX: Nanos = Nanos::from_millis(40);
 const PROBE_LEAD: u64 = 8;
 /// Moments at which a second that is looked at may begin, per second.
@@ -518,7 +519,7 @@ const fn targeted(units: u32, groups: u32, target: Nanos) -> Case {
         ..isolation(units, groups, 4096)
     }
 }
-/// A reader that never rests beside capped tenants who have far more under way than there are requests.
+/// A reader that never rests, with capped tenants that have far more under way than there are requests.
 const fn crowded(units: u32, groups: u32, depth: u32, cap: u64, requests: u32) -> Case {
     Case {
         depth,

@@ -1,4 +1,4 @@
-//! Decides what `few-hctx` is: fewer hardware contexts than reactors: the others go through the owners.
+//! Decides what `few-hctx` is: fewer hardware contexts than reactors; the other reactors go through the owners.
 
 use super::Scenario;
 use super::any_elevator;

@@ -1,4 +1,4 @@
-//! Decides which histories there are to choose from: each scenario by its name, one file each.
+//! Decides which histories can be chosen: each scenario by its name, in a file of its own.
 //! A scenario turns a seed into a setup; `scale`, `clients`, `fair` and `poll` measure a model instead.
 
 mod attached;
@@ -35,7 +35,7 @@ use crate::setup::Setup;
 pub struct Scenario {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it is about, in a line.
+    /// A summary in one line.
     pub about: &'static str,
     /// Draws a setup.
     pub setup: fn(&mut Rng) -> Setup,

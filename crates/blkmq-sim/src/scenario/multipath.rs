@@ -20,7 +20,7 @@ fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     setup.elevator = any_elevator(rng);
     setup.shared_tags = rng.chance(Ppm::percent(20));
-    // Short: what a path has swallowed goes on over another.
+    // Short: requests that a hanging path has taken continue over another.
     setup.timeout = Nanos::from_millis(rng.from_to(2, 8));
     setup.patience = Nanos::from_secs(2);
     setup.drive.slots = rng.pick(&[2, 16, 1024]);

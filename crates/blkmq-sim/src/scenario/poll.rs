@@ -1,8 +1,8 @@
-//! Decides what `poll` measures: what each way to wait for a device costs in processor time, and what in I/Os and latency, on hosts
-//! whose sleepers wake late.
+//! Decides what `poll` measures: the cost of each way to wait for a device in processor time, I/Os and
+//! latency, on hosts whose sleepers wake late.
 //!
-//! One CPU keeps so many reads under way and does what the core's predictor says. Looking is charged, so is each sleep, and a sleeper
-//! wakes late. It is a model: see docs/simulator.md.
+//! One CPU keeps `depth` reads under way and follows the core's predictor. Polling and each sleep are
+//! charged, and a sleeper wakes late. It is a model: see docs/simulator.md.
 
 mod device;
 
@@ -20,7 +20,7 @@ use crate::rng::{Ppm, Rng};
 
 /// Its name on the command line.
 pub const NAME: &str = "poll";
-/// What it is about.
+/// A summary, for the command line.
 pub const ABOUT: &str = "measures processor time, I/Os and oversleeps of six ways to wait for a device, on two modelled hosts; a table";
 
 /// A way to wait.
@@ -28,20 +28,20 @@ pub const ABOUT: &str = "measures processor time, I/Os and oversleeps of six way
 pub enum Side {
     /// Blocked until the device wakes the reactor.
     Block,
-    /// Looking all the time.
+    /// Polling all the time.
     Classic,
     /// Asleep for half of the mean.
     HalfMean,
     /// Asleep for half of the shortest time ever.
     HalfMin,
-    /// As predicted.
+    /// Asleep as predicted.
     Ours,
-    /// The same, where hardly a sleeper is late.
+    /// The same, used only where hardly any sleeper is late.
     Cautious,
 }
 
 impl Side {
-    /// All of them.
+    /// All ways.
     pub const ALL: [Self; 6] = [
         Self::Block,
         Self::Classic,
@@ -63,7 +63,7 @@ impl Side {
         }
     }
 
-    /// What the reactor and the queue are told.
+    /// The settings of the reactor and the queue.
     pub const fn setting(self) -> Setting {
         let policy = match self {
             Self::Block | Self::Ours => Policy::Predicted,
@@ -81,12 +81,12 @@ impl Side {
     }
 }
 
-/// How a host's sleepers wake.
+/// How late a host's sleepers wake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
     /// 1 to 3 µs late; a sleep costs 2.5 µs of processor time.
     Metal,
-    /// As the virtual machines of our lab: 14 to 22 µs late, one in 100 up to 40 µs; 14 µs.
+    /// As the virtual machines of our lab: 14 to 22 µs late, one in 100 up to 40 µs; a sleep costs 14 µs.
     Virtual,
 }
 
@@ -118,28 +118,28 @@ impl Host {
     }
 }
 
-/// What one way gave.
+/// The result of one way to wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
     /// Reads in a second of virtual time.
     pub iops: u64,
     /// Processor time in millionths of a core.
     pub cpu_ppm: u64,
-    /// Of the reads that were slept for, those that had ended when the sleeper awoke, in millionths.
+    /// Of the reads that were slept for, the part that had ended when the sleeper awoke, in millionths.
     pub overslept_ppm: u64,
     /// The median of the latencies.
     pub p50: Nanos,
     /// Their 99th percentile.
     pub p99: Nanos,
-    /// What the windows of 100 ms told at the end, of the bucket of the smallest reads: the mean as the reactor saw it.
+    /// The mean of the windows of 100 ms at the end, of the bucket of the smallest reads, as the reactor saw it.
     pub seen_mean: Nanos,
     /// From the 65th read after a step on: oversleeps in millionths of all reads.
     pub overslept_later_ppm: u64,
-    /// The same: processor time in millionths.
+    /// Processor time from the same read on, in millionths of a core.
     pub cpu_later_ppm: u64,
 }
 
-/// Measures one way to wait: so many reads, `depth` of them under way.
+/// Measures one way to wait: `reads` reads, `depth` of them under way.
 pub fn measure(device: ModelledDevice, depth: u32, side: Side, host: Host, reads: u64, seed: u64) -> Outcome {
     let mut model = Model::new(device, depth, side, host, seed);
     while model.ended < reads {
@@ -148,7 +148,7 @@ pub fn measure(device: ModelledDevice, depth: u32, side: Side, host: Host, reads
     model.outcome()
 }
 
-/// Measures everything and returns the table.
+/// Measures all ways and returns the table.
 pub fn table(seed: u64) -> String {
     let mut table = "virtual time: a model, see docs/simulator.md; IOPS in percent of classic's, of a core, of reads slept for\n\
          host     device         depth  side        IOPS     CPU  overslept  p50, p99 µs\n"
@@ -335,7 +335,7 @@ impl Later {
 
 /// The devices of the table, in microseconds.
 pub const DEVICES: [u64; 5] = [5, 20, 50, 100, 200];
-/// Within so many reads a step is to be learned.
+/// A step must be learned within this many reads.
 const RECOVERY: u64 = 64;
 const READS: u64 = 20_000;
 /// Processor time of submitting and taking one read.

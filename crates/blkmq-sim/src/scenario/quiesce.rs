@@ -1,4 +1,5 @@
-//! Decides what `quiesce` is: the queue is quiesced and frozen, nested too, all the time: nothing may be issued then, nothing lost.
+//! Decides what `quiesce` is: the queue is quiesced and frozen all the time, also nested; nothing may be
+//! issued then, nothing lost.
 
 use super::Scenario;
 use super::any_elevator;

@@ -1,4 +1,5 @@
-//! Decides what `requeues` is: the drive sends every tenth request back, refuses some for want of resources, and fails some.
+//! Decides what `requeues` is: the drive requeues every tenth request, refuses some for lack of resources,
+//! and fails some.
 
 use super::Scenario;
 use super::any_elevator;

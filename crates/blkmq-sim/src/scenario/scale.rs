@@ -1,8 +1,9 @@
-//! Decides what a CPU model of many submitters consists of: how an elevator's throughput grows with their number, each on a CPU of
-//! its own; our gate, where who comes late leaves its work to the holder, against a spin lock. `blkmq bench scale` measures it.
+//! Decides a CPU model of many submitters: how an elevator's throughput grows with their number, each on a
+//! CPU of its own; our gate, where latecomers leave their work to the holder, against a spin lock. `blkmq
+//! bench scale` measures it.
 //!
-//! It is a model: two cores cannot show 64. The costs are those of `cpu::Costs::exact`; a null drive ends everything
-//! inline; all submitters together have the same depth.
+//! It is a model: two cores cannot show 64. The costs are those of `cpu::Costs::exact`; a null drive ends
+//! every request inline; the depth of all submitters together is constant.
 
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -14,7 +15,7 @@ use crate::setup::Setup;
 use crate::workload::Workload;
 use crate::world;
 
-/// What one run of the model gave.
+/// The result of one run of the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Point {
     /// Bios that have ended.
@@ -37,7 +38,8 @@ impl Point {
     }
 }
 
-/// Measures one point of the model: so many submitters that keep `depth` bios under way between them, at a gate or at a lock.
+/// Measures one point of the model: `submitters` submitters that keep `depth` bios under way between them, at
+/// a gate or at a lock.
 ///
 /// # Panics
 /// If the oracle finds a fault.

@@ -1,4 +1,5 @@
-//! Decides what `timeouts` is: half of all requests never come back by themselves; some ends come after the drive has let go.
+//! Decides what `timeouts` is: half of all requests never end by themselves; some ends come after the drive
+//! has given up the request.
 
 use blkmq_core::time::Nanos;
 

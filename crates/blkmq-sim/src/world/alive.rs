@@ -1,5 +1,5 @@
-//! Decides whether a history still gets on: no wake-up was lost, nothing waits longer than it may, and at the end
-//! everything is at rest.
+//! Decides whether a history still makes progress: no wake-up was lost, nothing waits longer than it may, and
+//! at the end everything is at rest.
 
 use blkmq_core::group::ROOT;
 use blkmq_core::ids::{GroupId, ReactorId};
@@ -15,7 +15,7 @@ use crate::reactor::Phase;
 use crate::rng::Ppm;
 
 impl World {
-    /// After an event: everybody may sleep only if somebody will wake them who has reason to.
+    /// After an event: all may sleep only if each one that has a reason to run will be woken.
     pub(super) fn check_alive(&self) {
         let now = self.stage.now.get();
         let (ended, under_way) = {
@@ -39,8 +39,8 @@ impl World {
         }
     }
 
-    /// With bios under way and nobody running, what could be issued must have been. And if the drive is at rest, only a
-    /// timer can go on, and it must be a near one.
+    /// If bios are under way and no reactor runs, all that could be issued must have been. And if the drive
+    /// is at rest, only a timer can continue the work, and it must be a near one.
     fn check_wake_ups(&self, now: Instant) {
         if self.kicks.get() > 0 {
             return;
@@ -59,14 +59,15 @@ impl World {
             return;
         }
         if self.queues.iter().any(|queue| queue.held_for_caps() != Ok(0)) {
-            // Caps hold back what could be issued. Who is away may be the one whose timer it is only if nobody has an event loop.
+            // Caps hold back what could be issued. Only if no reactor has an event loop may the timer be that
+            // of one that is away.
             if next.is_none() && !self.stage.any_drive(Drive::is_busy) && away.is_empty() {
                 self.fail_stuck("requests wait for caps, and nobody has a timer");
             }
             return;
         }
         self.check_work_conserving(&away);
-        // The bios of who is away wait for it, and may hold the depth that the others' need.
+        // The bios of a reactor that is away wait for it, and may hold the depth that others need.
         let hangs = self.stage.paths.as_ref().is_some_and(|paths| paths.hangs());
         let acts = self.stage.any_drive(|drive| drive.is_busy() || drive.lost() > 0);
         let excused = acts || !away.is_empty() || hangs;
@@ -80,9 +81,8 @@ impl World {
         }
     }
 
-    /// With depth free and all asleep, nothing may wait that needs no more than to be issued. A drive that refuses
-    /// requests is let off: what it wants to be asked again, and when, is its own affair. So is an elevator that knows what
-    /// it waits for.
+    /// If depth is free and all sleep, no request may wait that could be issued. A drive that refuses requests
+    /// is exempt: it decides itself when it must be asked again. So is an elevator that knows what it waits for.
     fn check_work_conserving(&self, away: &[ReactorId]) {
         let refuses = |(_, drive): (_, &Spec)| {
             let faults = &drive.faults;
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// What groups did, those that are gone included, is all that was done.
+    /// The sum of what groups did, removed ones included, is everything that was done.
     fn check_statistics(&self, oracle: &mut Oracle) {
         let setup = &self.setup;
         if setup.control.groups == 0 || setup.power_cuts > 0 {
@@ -188,7 +188,7 @@ impl World {
     const RERUN: Nanos = Nanos::from_micros(3_002);
 }
 
-/// At rest every sum must come out, whoever counted.
+/// At rest every sum must be right, whichever shard counted.
 fn check_sums(queue: &Queue) -> Result<(), String> {
     let all = queue
         .group_stats_recursive(ROOT)

@@ -13,8 +13,8 @@ struct Queue {
     elevator: UnsafeCell<u32>,
 }
 
-// SAFETY: to be shown: users read inside, or in flight; the freezer writes when drained. Loom reports the
-// opposite.
+// SAFETY: this is what the model must show: users read inside, or in flight; the freezer writes when drained.
+// Loom reports violations.
 unsafe impl Sync for Queue {}
 
 impl Queue {
@@ -116,7 +116,7 @@ fn a_request_that_finishes_on_another_shard_is_waited_for() {
     });
 }
 
-/// The one who asks whether the queue has drained need not be the one who froze it.
+/// The thread that asks whether the queue has drained need not be the one that froze it.
 fn a_freeze_by_another_thread() {
     let queue = Queue::new(1);
     let (user, freezer) = (Arc::clone(&queue), Arc::clone(&queue));

@@ -21,8 +21,8 @@ impl Scene {
         })
     }
 
-    /// Publishes, and passes over everything for as long as the gate says so. Loom watches the value: two at
-    /// once inside is a causality violation.
+    /// Publishes, and passes over everything for as long as the gate says so. Loom watches the value: two
+    /// threads inside at once are a causality violation.
     fn publish_and_try(&self, me: usize) {
         self.published[me].store(1, Ordering::Relaxed);
         let mut next = self.gate.try_enter();

@@ -65,9 +65,9 @@ fn a_full_ring_takes_one_of_two_and_drops_it_once() {
     });
 }
 
-/// The mailbox as a reactor uses it: senders push and notify, the receiver looks, and goes to sleep. A sender
-/// that has its ticket but has not written its item hides the item behind it; a sleep that begins then must
-/// still be ended.
+/// The mailbox as a reactor uses it: senders push and notify, the receiver checks, and goes to sleep. A
+/// sender that has its ticket but has not written its item hides the item behind it; a sleep that begins then
+/// must still be ended.
 fn a_mailbox_and_its_sleeping_owner() {
     let (sender, mut receiver) = channel(2);
     let flag = Arc::new(WakeFlag::new());
@@ -75,7 +75,7 @@ fn a_mailbox_and_its_sleeping_owner() {
         let (sender, flag) = (sender.clone(), Arc::clone(&flag));
         thread::spawn(move || {
             sender.push(item).expect("room");
-            let _ = flag.notify(); // Whoever is told to wakes the owner: `is_notified` stands for that.
+            let _ = flag.notify(); // A sender that must wake the owner does so: `is_notified` stands for that.
         })
     });
     let owner = Arc::clone(&flag);

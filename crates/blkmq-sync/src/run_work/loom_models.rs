@@ -7,8 +7,7 @@ use crate::atomic::faults::Fault;
 use crate::atomic::{Arc, AtomicU32, UnsafeCell};
 use crate::model::{check, check_with, join_all};
 
-/// A context, what each submitter published for it (plain stores), and how often it was announced to the
-/// owner.
+/// A context, what each submitter published for it (plain stores), and how often it was announced to the owner.
 #[derive(Default)]
 struct Context {
     work: RunWork,
@@ -16,7 +15,7 @@ struct Context {
     kicks: AtomicU32,
 }
 
-/// What an owner has done: passes, and those of them that it had to be told of.
+/// What an owner has done: passes, and those of them for which it had to be notified.
 #[derive(Default)]
 struct Owner {
     seen: u32,
@@ -42,7 +41,7 @@ impl Context {
             .sum()
     }
 
-    /// The owner looks whether a pass is due, at time 0, and makes passes until none is.
+    /// The owner checks whether a pass is due, at time 0, and makes passes until none is.
     fn look(&self, owner: &mut Owner) {
         let mut is_again = false;
         while self.work.take(0) {
@@ -52,8 +51,8 @@ impl Context {
         }
     }
 
-    /// The owner looks for the last time, when all others have ended: what was published must have been seen,
-    /// and each pass that did not follow from another one must have been announced once.
+    /// The owner checks for the last time, when all others have ended: what was published must have been
+    /// seen, and each pass that did not follow from another one must have been announced once.
     fn close(&self, mut owner: Owner, all: u32) {
         self.look(&mut owner);
         assert_eq!(owner.seen, all, "a run was lost");
@@ -74,7 +73,7 @@ where
     thread::spawn(move || act(&shared))
 }
 
-/// An owner that looks `times` times.
+/// An owner that checks `times` times.
 fn spawn_owner(context: &Arc<Context>, times: usize) -> thread::JoinHandle<Owner> {
     spawn(context, move |context| {
         let mut owner = Owner::default();
@@ -83,8 +82,8 @@ fn spawn_owner(context: &Arc<Context>, times: usize) -> thread::JoinHandle<Owner
     })
 }
 
-/// Flaw (a): the submitter publishes with plain stores, sees the run wanted and leaves, while the owner takes
-/// the mark off and looks at a list that is still empty.
+/// Flaw (a): the submitter publishes with plain stores, sees the run wanted and leaves, while the owner
+/// clears the mark and looks at a list that is still empty.
 fn two_submitters_and_an_owner() {
     let context = Arc::new(Context::default());
     let submitters = [0, 1].map(|me| spawn(&context, move |context| context.submit(me)));
@@ -185,7 +184,7 @@ fn flaw_a_an_owner_that_looks_before_it_clears_is_found() {
     });
 }
 
-/// Flaws (b) and (c): a stop takes the queued run back while a submitter asks for one; the start must run it,
+/// Flaws (b) and (c): a stop takes the queued run back while a submitter requests one; the start must run it,
 /// and later runs are announced as before.
 #[test]
 fn flaws_b_and_c_no_run_is_lost_to_a_stop_that_is_followed_by_a_start() {
@@ -232,13 +231,13 @@ fn flaw_b_a_cancel_that_forgets_the_mark_is_found() {
     });
 }
 
-/// A start that queues a run only if one was seen to be asked for, in a word of its own, and so misses a
-/// submitter that looked at the stop before and has not said so yet.
+/// A start that queues a run only if it saw a request for one, in a word of its own, and so misses a
+/// submitter that checked the stop before and has not requested its run yet.
 #[test]
 #[should_panic(expected = "a run was lost")]
 fn flaw_c_a_start_that_runs_only_what_it_saw_asked_for_is_found() {
     check(|| {
-        let words = Arc::new([AtomicU32::new(1), AtomicU32::new(0)]); // Is stopped; was asked for.
+        let words = Arc::new([AtomicU32::new(1), AtomicU32::new(0)]); // Is stopped; was requested.
         let submitter = spawn(&words, |[is_stopped, is_asked]| {
             let must_leave = is_stopped.load(Ordering::Acquire) == 1;
             is_asked.store(must_leave.into(), Ordering::Release);
@@ -284,7 +283,7 @@ fn flaw_d_a_delayed_run_that_replaces_an_immediate_one_is_found() {
     });
 }
 
-/// Flaw (e): of two deadlines the earlier one stays, and whoever made it earlier is told to arm the timer.
+/// Flaw (e): of two deadlines the earlier one stays, and the thread that made it earlier is told to arm the timer.
 #[test]
 fn flaw_e_the_earlier_of_two_deadlines_stays() {
     check(|| {
@@ -302,7 +301,7 @@ fn flaw_e_the_earlier_of_two_deadlines_stays() {
     });
 }
 
-/// A delayed run that arms the timer anew, whatever is pending: whoever asks again and again keeps the run away for ever.
+/// A delayed run that arms the timer again, whatever is pending: repeated requests keep the run away for ever.
 #[test]
 #[should_panic(expected = "was pushed back")]
 fn flaw_e_a_delayed_run_that_rearms_a_pending_one_is_found() {
@@ -336,20 +335,20 @@ fn a_delayed_run_asked_for_during_a_pass_is_known_when_it_ends() {
         delayer.join().unwrap();
         let (is_taken, is_again) = owner.join().unwrap();
         assert!(is_taken && !is_again, "a delayed run makes no pass at once");
-        // Asked before the pass, it was part of the immediate run; asked during or after it, it is to come.
+        // A request before the pass was part of the immediate run; one during or after it must still be pending.
         assert!(matches!(context.work.deadline(), None | Some(5_000)));
     });
 }
 
-/// Quiesce: after a stop, once no pass is being made, none begins, and what the last one did is visible. Loom
-/// reports a pass and the stopper that touch the driver at once, or without order.
+/// Quiesce: after a stop, once no pass is being made, none begins, and the effects of the last one are
+/// visible. Loom reports a pass and the stopper that touch the driver at once, or without order.
 #[test]
 fn nothing_runs_after_a_stop_was_seen_to_be_complete() {
     struct Quiesced {
         work: RunWork,
         driver: UnsafeCell<u32>,
     }
-    // SAFETY: to be shown: a pass touches the driver, or the stopper when no pass is being made.
+    // SAFETY: this is what the model must show: a pass touches the driver, or the stopper when no pass is being made.
     unsafe impl Sync for Quiesced {}
     impl Quiesced {
         fn touch_driver(&self) {

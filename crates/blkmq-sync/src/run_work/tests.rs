@@ -173,9 +173,9 @@ fn finishing_what_was_not_taken_panics() {
     RunWork::new().finish();
 }
 
-/// Four threads publish work and ask for runs of every kind, one stops and starts; a dedicated owner makes
-/// the passes and sleeps by spinning on what it was told. All work must be passed over, with no more wake-ups
-/// than passes.
+/// Four threads publish work and request runs of every kind, one stops and starts; a dedicated owner makes
+/// the passes and sleeps by spinning on its notifications. All work must be passed over, with no more
+/// wake-ups than passes.
 #[test]
 fn no_run_is_lost_among_submitters_timers_stops_and_starts() {
     const SUBMITTERS: u64 = 3;

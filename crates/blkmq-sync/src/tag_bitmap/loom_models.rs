@@ -11,10 +11,10 @@ use crate::model::{check, check_with, join_all};
 fn a_tag_has_one_owner_at_a_time() {
     struct Shared {
         tags: TagBitmap,
-        /// What the owner of a tag may touch: loom reports two at once.
+        /// What the owner of a tag may touch: loom reports two owners at once.
         requests: [UnsafeCell<u32>; 2],
     }
-    // SAFETY: to be shown: a cell is touched by the owner of its tag alone. Loom reports the opposite.
+    // SAFETY: this is what the model must show: only the owner of its tag touches a cell. Loom reports violations.
     unsafe impl Sync for Shared {}
     fn use_a_tag(shared: &Shared, mut hint: u32) {
         if let Some(tag) = shared.tags.alloc(&mut hint) {
@@ -53,8 +53,8 @@ fn two_allocators_find_two_tags() {
     });
 }
 
-/// Two threads and one tag. Each takes it and frees it, or stays registered; who frees it wakes those it
-/// finds. Returns those who were left waiting and those who were woken.
+/// Two threads and one tag. Each takes it and frees it, or stays registered; a thread that frees it wakes the
+/// waiters that it finds. Returns the threads that were left waiting and those that were woken.
 fn wait_or_use(tags: &TagBitmap, me: u32, alloc: impl Fn(&TagBitmap, u32) -> Option<u32>) -> (u128, u128) {
     match alloc(tags, me) {
         None => (1 << me, 0),

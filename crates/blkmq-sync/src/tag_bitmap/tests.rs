@@ -145,7 +145,7 @@ fn threads_never_own_the_same_tag() {
     assert_eq!(tags.in_use(), 0);
 }
 
-/// Four threads share two tags: who finds none registers and sleeps until who frees one wakes it.
+/// Four threads share two tags: a thread that finds none registers and sleeps until a thread that frees one wakes it.
 #[test]
 fn no_waiter_sleeps_for_ever() {
     const THREADS: u32 = 4;

@@ -20,8 +20,8 @@ impl Shared {
         self.work.iter().map(|work| work.load(Ordering::Relaxed)).sum()
     }
 
-    /// The owner: sleeps as soon as it finds nothing new, and goes on if it was notified by then. Returns how
-    /// often it announced a sleep, and how much work it has seen.
+    /// The owner: sleeps as soon as it finds nothing new, and continues if it was notified by then. Returns
+    /// how often it announced a sleep, and how much work it has seen.
     fn go_to_sleep(&self) -> (u32, u32) {
         let mut seen = 0;
         for sleeps in 1.. {
@@ -76,7 +76,7 @@ fn an_owner_without_its_fence_is_found() {
     check_with(Fault::NoFenceAfterRmw, a_sleeper_and_two_notifiers);
 }
 
-/// Two notifiers, and an owner that looks for work only if it is told that there is some.
+/// Two notifiers, and an owner that looks for work only if it is notified that there is some.
 fn an_owner_that_looks_when_told() {
     let shared = Arc::new(Shared::default());
     let notifiers = [0, 1].map(|me| {

@@ -1,5 +1,6 @@
-//! Decides how reads are given to the kernel without waiting for each: Linux's asynchronous I/O, which goes to FUSE directly where
-//! io_uring would have a thread of its own for each read; and that no buffer is freed that the kernel may write to.
+//! Decides how several reads are given to the kernel at once: by Linux's asynchronous I/O, which goes to FUSE
+//! directly where io_uring would use a thread for each read; and that no buffer is freed that the kernel may
+//! write to.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +12,7 @@ pub(super) struct Reads {
     /// None is read or moved here: they are the kernel's.
     buffers: Vec<Block>,
     controls: Vec<Control>,
-    /// Addresses of those that are to be submitted.
+    /// Addresses of the reads to submit.
     waiting: Vec<*mut Control>,
     ended: Vec<Ended>,
     context: libc::c_ulong,

@@ -1,5 +1,6 @@
-//! Decides what a visit by clients was worth: of each what it got against what was due and what it has alone, of all together
-//! how far shares were off and how much of the drive was used; and over several visits the median and the worst of each.
+//! Decides the figures of a visit by clients: of each client what it got compared with its due and with what
+//! it has alone, of all together how far shares were off and how much of the drive was used; and over several
+//! visits the median and the worst of each.
 
 use std::collections::BTreeMap;
 
@@ -242,7 +243,7 @@ mod tests {
     use crate::rounds::Sample;
     use crate::usage::Usage;
 
-    /// A visit of two seconds in which tenants move so many MB each second, with these p99 in ms.
+    /// A visit of two seconds in which tenants move `mb` MB each second, with these p99 in ms.
     fn visit(mb: &[u64], p99_ms: &[u64]) -> Visit {
         let moment = |second: u64| {
             let bytes = mb.iter().map(|mb| second * mb * 1_000_000);

@@ -1,5 +1,5 @@
-//! Decides how a scene is played over NBD: `blkmq serve` as a process of its own, with one queue, and a disk and a group for each
-//! tenant; or, where the drive is to be another server's disk, two of them.
+//! Decides how a scene is played over NBD: `blkmq serve` as a process of its own, with one queue, and a disk
+//! and a group for each tenant; or two such processes, if the drive is another server's disk.
 
 use std::fmt::Write;
 use std::fs;
@@ -139,7 +139,7 @@ fn text(words: &str) -> String {
 
 const QUEUE: &str = "q";
 const REMOTE: &str = "remote";
-/// Parts begin at multiples of so many bytes.
+/// Parts begin at multiples of this many bytes.
 const PART: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
-//! Decides which path carries the next request: a path that costs nothing and has its turn, or else
-//! the one that costs least. `selector` names the ways; `history` is what one of them remembers;
-//! `hctx` asks.
+//! Decides which path carries the next request: a path of cost zero in its turn, or otherwise the path of
+//! least cost. `selector` names the ways; `history` records past times of one path; `hctx` calls it.
 //!
-//! What a path costs is worked out when that may have changed, not for each request: once a batch
-//! (all requests that are issued at one time) with what the other contexts have in flight, and when
-//! a request of this context stays with its path. On drives that end requests at once all paths
-//! cost nothing, and then the turn decides whatever the selector.
+//! The cost of a path is computed when it may have changed, not for each request: once per batch (all
+//! requests that are issued at one time) from what the other contexts have in flight, and when a request of
+//! this context stays with its path. On drives that end requests at once all paths have cost zero, and then
+//! the turn decides whatever the selector.
 
 use std::sync::Arc;
 
@@ -18,37 +17,37 @@ use super::selector::Way;
 use super::shard::Shard;
 use super::shared::{List, View};
 
-/// How one hardware context chooses.
+/// How one hardware context chooses a path.
 pub(super) struct Choice {
-    /// The path that is next if it costs nothing.
+    /// The path that is next if its cost is zero.
     turn: u8,
-    /// What a path costs that none can beat; [`BEATABLE`] if all have to be compared.
+    /// A cost that no other path can be below; [`BEATABLE`] if all have to be compared.
     unbeaten: u64,
-    /// The time of the batch that costs are of.
+    /// The time of the batch for which the costs were computed.
     batch: Instant,
     paths: [Known; PATHS_MAX],
     way: Way,
-    /// Adding all contexts' counts up for each path would take too many lines.
+    /// Summing all contexts' counts for each path would read too many cache lines.
     is_wide: bool,
     usable: List,
     hctx: HctxId,
     dice: Dice,
     shard: Arc<Shard>,
-    /// The shards of all contexts, this one's included.
+    /// The shards of all contexts, including this one's.
     shards: Vec<Arc<Shard>>,
 }
 
-/// What is known of a path: a cache line.
+/// The state of one path: a cache line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
 struct Known {
-    /// What it has to do before one more request: in requests, bytes or time, as the selector counts.
+    /// Its load before one more request: in requests, bytes or time, as the selector counts.
     cost: u64,
     /// The usable path after this one.
     next: u8,
     /// Requests of this batch that ended while they were issued.
     ended: u32,
-    /// Relative throughput, where that matters.
+    /// Relative throughput, if the selector uses it.
     speed: u32,
     history: History,
 }
@@ -70,8 +69,8 @@ impl Choice {
         }
     }
 
-    /// Learns that the table, or what of it can be used here, has changed. With `detours` nobody
-    /// has a turn: requests go elsewhere first.
+    /// Adapts to a change of the table, or of the paths that can be used here. With `detours` no path has a
+    /// turn: requests go elsewhere first.
     pub(super) fn learn<'a>(
         &mut self,
         view: &View,
@@ -107,12 +106,12 @@ impl Choice {
         self.turn = self.first_turn();
     }
 
-    /// Forgets what was known of a path: another has its number.
+    /// Drops the state of a path: another path has its number now.
     pub(super) fn adopt(&mut self, path: usize) {
         self.paths[path] = Known::default();
     }
 
-    /// The path that has its turn, if none can be better; else [`Choice::compare`] is to be asked.
+    /// The path in its turn, if none can be better; otherwise call [`Choice::compare`].
     #[inline(always)]
     pub(super) fn turn(&mut self, now: Instant) -> Option<usize> {
         let path = usize::from(self.turn) % PATHS_MAX;
@@ -124,21 +123,21 @@ impl Choice {
         is_best.then_some(path)
     }
 
-    /// A request ended while it was issued.
+    /// Notes that a request ended while it was issued.
     #[inline(always)]
     pub(super) fn ended_at_once(&mut self, path: usize) {
         let known = &mut self.paths[path % PATHS_MAX];
         known.ended = known.ended.wrapping_add(1);
     }
 
-    /// A request stays with its path, which has counted it.
+    /// Notes that a request stays with its path, which has counted it.
     pub(super) fn started(&mut self, path: usize, now: Instant) {
         self.paths[path].history.choose(false, now);
         self.weigh(path);
     }
 
-    /// Requests are about to be reported by their paths, or one is no longer with its path: what
-    /// paths cost has changed.
+    /// Call it before paths report requests, or when a request is no longer with its path: the costs of paths
+    /// have changed.
     pub(super) fn end_batch(&mut self) {
         if self.way == Way::History {
             self.take_ended();
@@ -146,14 +145,14 @@ impl Choice {
         self.batch = NEVER;
     }
 
-    /// `count` requests of a path, the first started at `start`, have been reported together.
-    /// Returns what one takes now.
+    /// Notes that `count` requests of a path, the first started at `start`, were reported together. Returns
+    /// the time that one takes now.
     pub(super) fn ended(&mut self, path: usize, start: Instant, count: u64, now: Instant) -> Nanos {
         self.paths[path].history.ended(start, count, now)
     }
 
-    /// Chooses a path, of all, for a request of so many bytes; none if there is none. The way of
-    /// the first request of a batch, and of every one while paths cost something.
+    /// Chooses one of all paths for a request of `bytes` bytes; none if there is no path. Used for the first
+    /// request of a batch, and for every request while paths have a cost.
     pub(super) fn compare(&mut self, bytes: u64, now: Instant) -> Option<usize> {
         let path = if self.batch == now {
             None
@@ -171,7 +170,7 @@ impl Choice {
         Some(path)
     }
 
-    /// Works out what paths cost now. Returns one that has to be tried since too little is known of it.
+    /// Computes the costs of all paths. Returns a path that must be tried because too little is known of it.
     fn begin_batch(&mut self, now: Instant) -> Option<usize> {
         self.end_batch();
         self.batch = now;
@@ -182,12 +181,12 @@ impl Choice {
         self.stale(now)
     }
 
-    /// The path with the least cost; of equals the first in turn: it has waited longest, so its
+    /// The path with the least cost; of equals the first in turn: it was not used for longest, so its
     /// requests are nearest to their ends.
     ///
-    /// Where adding the counts up would take too many lines, two paths are compared instead of all:
-    /// the better of two drawn at random is nearly as good as the best (Mitzenmacher, "The power of
-    /// two choices in randomized load balancing", 1996).
+    /// If summing the counts would read too many cache lines, two paths are compared instead of all: the
+    /// better of two drawn at random is nearly as good as the best (Mitzenmacher, "The power of two choices
+    /// in randomized load balancing", 1996).
     fn least(&mut self, bytes: u64) -> usize {
         let first = usize::from(self.turn) % PATHS_MAX;
         if self.is_wide {
@@ -213,8 +212,8 @@ impl Choice {
         best
     }
 
-    /// Compares what two paths cost with one more request: a / x < b / y, without a division. A
-    /// throughput of 0 is for ever.
+    /// Compares the costs of two paths with one more request: a / x < b / y, without a division. A throughput
+    /// of 0 means an infinite cost.
     fn is_less(&self, one: usize, other: usize, bytes: u64) -> bool {
         let (one, other) = (&self.paths[one], &self.paths[other]);
         let of = |cost: u64, speed: u32| cost.saturating_add(bytes).saturating_mul(speed.into());
@@ -225,7 +224,7 @@ impl Choice {
         usize::from(self.paths[path].next) % PATHS_MAX
     }
 
-    /// Works out what a path costs.
+    /// Computes the cost of a path.
     fn weigh(&mut self, path: usize) {
         let sum = |of: fn(&Shard, usize) -> u64| self.shards.iter().map(|shard| of(shard, path)).sum();
         let cost: u64 = match self.way {
@@ -237,7 +236,7 @@ impl Choice {
         self.paths[path].cost = cost.min(BEATABLE - 1);
     }
 
-    /// A path of which nothing was heard for long, and that has nothing to do; it is chosen.
+    /// Chooses a path that was not used for long and has nothing in flight.
     fn stale(&mut self, now: Instant) -> Option<usize> {
         if self.way != Way::History {
             return None;
@@ -251,7 +250,7 @@ impl Choice {
         Some(path)
     }
 
-    /// Has the histories know of what ended while it was issued.
+    /// Reports requests that ended while they were issued to the histories.
     fn take_ended(&mut self) {
         let usable = self.usable;
         for path in usable.iter() {
@@ -264,12 +263,12 @@ impl Choice {
         }
     }
 
-    /// Says whether the counts of all contexts matter.
+    /// Says whether the counts of all contexts are used.
     fn counts_all(&self) -> bool {
         matches!(self.way, Way::QueueLength | Way::ServiceTime)
     }
 
-    /// The path to begin with: the one whose turn it was, or the next one that is usable.
+    /// The path to begin with: the path in turn, or the next one that is usable.
     fn first_turn(&self) -> u8 {
         if let Way::Pinned(path) = self.way {
             return path;
@@ -280,7 +279,7 @@ impl Choice {
     }
 }
 
-/// Chance for the choice of two: reproducible, and good enough for that (xorshift; Marsaglia, 2003).
+/// Random numbers for the choice of two: reproducible, and good enough for that (xorshift; Marsaglia, 2003).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dice(u32);
 
@@ -297,11 +296,11 @@ impl Dice {
     }
 }
 
-/// No batch's time.
+/// The time of no batch.
 const NEVER: Instant = Instant(u64::MAX);
-/// No path's cost.
+/// The cost of no path.
 const BEATABLE: u64 = u64::MAX;
-/// Most lines of counts that are read for a batch before two paths only are compared, for each request.
+/// Largest number of cache lines of counts read per batch; above it, only two paths are compared, for each request.
 const LINES_MAX: usize = 32;
 
 #[cfg(test)]
@@ -377,7 +376,7 @@ mod tests {
         assert_eq!(rotated, [0, 1, 2, 0]);
         assert_eq!(start(&mut choice, 1, Instant(0)), 1);
         shards[1].paths[2].start(1);
-        // Of the other context's it hears in the next batch.
+        // The other context's request is seen in the next batch.
         let chosen: Vec<usize> = (0..3).map(|_| choice.choose(1, Instant(1)).unwrap()).collect();
         assert_eq!(chosen, [0, 0, 0]);
         let spread: Vec<usize> = (0..3).map(|_| start(&mut choice, 1, Instant(1))).collect();
@@ -391,7 +390,7 @@ mod tests {
             let mut choice = choice(selector, &[1, 1], &shards);
             let (view, usable) = (view(selector, &[1, 1]), choice.usable);
             choice.learn(&view, &usable, shards.iter(), true);
-            // Of a path without history a second request costs more than can be said.
+            // Without a history, a second request on a path has an unknown, high cost.
             for _ in 0..3 {
                 let path = choice.compare(4096, Instant(0)).unwrap();
                 shards[0].paths[path].start(4096);

@@ -1,5 +1,6 @@
-//! Decides the way of a request through one hardware context: which path's driver it is given to, and what its end means.
-//! `hw_ctx` calls it as it calls any driver; what it calls are others. `look` keeps it up to date, `check` probes for it.
+//! Decides the way of a request through one hardware context: which path's driver gets it, and what its end
+//! means. `hw_ctx` calls it like any driver; it calls the paths' drivers. `look` updates it, `check` sends
+//! its probes.
 
 mod check;
 mod ends;
@@ -20,15 +21,16 @@ use super::shard::Shard;
 use super::shared::{List, Multipath, View};
 use super::{PATHS_MAX, PathId, paths_in};
 
-/// Opens, on the reactor of a hardware context, what that needs of the world.
+/// Opens, on the reactor of a hardware context, what the context needs from outside.
 pub trait Opener {
     /// Opens the path's driver, for one tag more than the queue has; none if that fails.
     fn open(&mut self, path: PathId) -> Option<Box<dyn HctxDriver>>;
 
-    /// Makes a read that shows whether the path works. Its memory is there until the path's driver has let go of it.
+    /// Makes a read that shows whether the path works. Its memory stays valid until the path's driver no
+    /// longer uses it.
     fn probe(&mut self, path: PathId) -> Bio;
 
-    /// The context ends while a probe is with a driver: the memory of probes has to stay for ever.
+    /// Called when the context ends while a driver has a probe: the memory of probes must stay valid for ever.
     fn keep_memory(&mut self);
 
     /// Opens the context's side of a worker; none if there is none.
@@ -40,48 +42,47 @@ pub trait Opener {
 /// One hardware context of a multipath queue.
 pub struct MultipathHctx {
     shared: Arc<Multipath>,
-    /// What is known of the table.
+    /// This context's copy of the table.
     view: View,
-    /// How the next request's path is found.
+    /// How the next request's path is chosen.
     choice: Choice,
     /// Paths of the current group that are usable and have a driver here.
     usable: List,
-    /// What the end of a request has to look at: a bit for each path that was not committed,
-    /// [`DETOURS`].
+    /// What the end of a request has to check: a bit for each path that was not committed, [`DETOURS`].
     attention: u64,
     /// Requests go to the worker before they go to a path.
     inserts_by_detour: bool,
     /// The paths' drivers.
     lowers: [Option<Box<dyn HctxDriver>>; PATHS_MAX],
-    /// Those of them that want to be looked after while they have nothing, a bit each.
+    /// Drivers that need polling while they have no requests, a bit each.
     restless: u32,
     shard: Arc<Shard>,
-    /// By tag: what is with a path. The upper tag is the lower one.
+    /// By tag: requests that a path has. The upper tag is also the lower one.
     frames: Box<[Frame]>,
     opener: Box<dyn Opener>,
     hctx: HctxId,
-    /// Paths with a driver, a bit each, and those of them that were removed.
+    /// Paths with a driver, a bit each, and the removed ones among them.
     opened: u32,
     leaving: u32,
-    /// What was pushed back may be issued now.
+    /// Requests that were pushed back may be issued now.
     has_room: bool,
     polled: bool,
     /// To be reported at the next reap.
     late: Vec<Done>,
-    /// Of what has ended otherwise than well: how much of it is done. Asked for at once, so there are few.
+    /// Requests that did not end well: how many bytes of each are done. They are queried at once, so there are few.
     partial: Vec<(Cookie, u64)>,
     /// The time of the latest reap.
     now: Instant,
-    /// The first context's alone.
+    /// Only the first context has one.
     checker: Option<Checker>,
     detour: Option<Box<dyn Detour>>,
-    /// Requests that the worker wants issued, and those of them that found no room.
+    /// Requests that the worker asked to issue, and those of them that found no room.
     inserted: Vec<Cookie>,
     waiting: Vec<Cookie>,
     retry_at: Option<Instant>,
 }
 
-/// What is remembered of a request.
+/// The record of one request.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     cookie: u64,
@@ -93,19 +94,18 @@ struct Frame {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nobody's.
+    /// No request.
     Free,
-    /// On its way over the worker, to be issued.
+    /// At the worker, before it is issued.
     Inserting,
-    /// With the worker, which issues it to the path.
+    /// At the worker, which issues it to the path.
     ByWorker,
-    /// With the path.
+    /// At the path.
     Issued,
 }
 
 impl MultipathHctx {
-    /// Chooses a path for the first request of a batch, or while paths cost something; what has
-    /// changed of the table is seen here.
+    /// Chooses a path for the first request of a batch, or while paths have a cost; notices changes of the table.
     #[inline(never)]
     fn choose(&mut self, bytes: u64, now: Instant) -> Option<usize> {
         if self.view.epoch != self.shared.epoch() {
@@ -117,14 +117,14 @@ impl MultipathHctx {
         self.choice.compare(bytes, now)
     }
 
-    /// A path's driver, which the caller knows to be there.
+    /// A path's driver, which must be there.
     #[inline(always)]
     fn driver(&mut self, path: usize) -> &mut dyn HctxDriver {
         let driver = self.lowers[path % PATHS_MAX].as_mut();
         &mut **driver.expect("a path that is chosen has a driver")
     }
 
-    /// Deals with every answer but the plain one.
+    /// Handles every answer but the common one.
     #[inline(never)]
     fn answered(
         &mut self,
@@ -144,7 +144,7 @@ impl MultipathHctx {
                 self.start(path, rq, cookie, now);
                 self.attention |= 1 << path;
                 if last {
-                    // Its own driver knows.
+                    // This path's driver knows by `last`.
                     self.attention &= !(1 << path);
                     self.commit();
                 }
@@ -164,7 +164,8 @@ impl MultipathHctx {
         }
     }
 
-    /// Offers the request to the other usable paths, since this one is busy. Returns who took it, or the answer of the first.
+    /// Offers the request to the other usable paths, since this one is busy. Returns the path that took it,
+    /// or the first path's answer.
     fn try_others(
         &mut self,
         busy: usize,
@@ -184,7 +185,7 @@ impl MultipathHctx {
         (busy, refusal)
     }
 
-    /// Issues what cannot be given to a path at once: over the worker, or there is no path.
+    /// Issues a request for which there is no path at once: over the worker, or not at all.
     #[inline(never)]
     fn issue_elsewhere(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         if self.inserts_by_detour() {
@@ -196,8 +197,8 @@ impl MultipathHctx {
         self.end_inline(cookie, Status::Transport)
     }
 
-    /// Does not take a request, unless the context has it already: one that has come back from the worker waits here. Detours may
-    /// have been switched off meanwhile.
+    /// Refuses a request, unless the context has it already: a request that has come back from the worker
+    /// waits here. Detours may have been switched off meanwhile.
     fn refuse(&mut self, cookie: Cookie, refusal: Issued, now: Instant) -> Issued {
         let frame = self.frame(cookie);
         if frame.is_none_or(|frame| frame.stage != Stage::Inserting) {
@@ -208,7 +209,7 @@ impl MultipathHctx {
         Issued::Queued
     }
 
-    /// The first time, a request goes to the worker; when that has sent it back, to a path.
+    /// Sends a request to the worker the first time; when the worker has returned it, issues it to a path.
     fn issue_by_detour(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let frame = &mut self.frames[cookie.tag().index()];
         if frame.stage != Stage::Inserting || frame.cookie != cookie.raw() {
@@ -229,7 +230,7 @@ impl MultipathHctx {
         self.issue_straight(rq, cookie, last, now)
     }
 
-    /// Has the worker issue a request to a path.
+    /// Sends a request to the worker, to issue it to a path.
     fn send_to_issue(&mut self, path: usize, rq: &Request, cookie: Cookie, now: Instant) {
         self.start(path, rq, cookie, now);
         self.frames[cookie.tag().index()].stage = Stage::ByWorker;
@@ -242,7 +243,7 @@ impl MultipathHctx {
         }));
     }
 
-    /// Issues a request that comes back from the worker. What finds no room waits here.
+    /// Issues a request that came back from the worker. If it finds no room, it waits here.
     fn issue_straight(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let answer = match self.choice.compare(rq.len(), now) {
             Some(path) => {
@@ -272,7 +273,7 @@ impl MultipathHctx {
         cfg!(feature = "baselines") && self.attention & DETOURS != 0
     }
 
-    /// The table has usable paths that this context could not open.
+    /// Says whether the table has usable paths that this context could not open.
     fn has_paths_elsewhere(&self) -> bool {
         self.view.usable.len() > self.usable.len()
     }
@@ -369,17 +370,17 @@ impl HctxDriver for MultipathHctx {
         }
         self.polled = on && all;
         if on && !all {
-            // One that has to be waited for is enough to wait for all.
+            // If one driver must be waited for, all are waited for.
             let drivers = self.lowers.iter_mut().flatten();
             drivers.for_each(|driver| {
                 driver.set_polled(false);
             });
         }
-        // Switched off, a path is looked at until what it could not announce any more has ended.
+        // When polling is switched off, a path is polled until the requests that it cannot announce have ended.
         self.polled || (!on && any)
     }
 
-    /// A path that has let go of a request is judged failed, and the request goes over another.
+    /// If the path's driver gives up the request, the path is marked failed, and another carries the request.
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         let Some(frame) = self.frame(cookie).filter(|frame| frame.stage == Stage::Issued) else {
             return TimedOut::Wait;
@@ -392,7 +393,7 @@ impl HctxDriver for MultipathHctx {
         self.choice.end_batch();
         let status = self.judge(path, Status::Timeout, self.now);
         self.late.push(Done { cookie, status });
-        // Its end is reported, and not counted as the queue's own verdict.
+        // The request's end is reported, and not counted as the queue's own verdict.
         TimedOut::Wait
     }
 }
@@ -422,5 +423,5 @@ impl Frame {
 /// In [`MultipathHctx::attention`]: the paths that were not committed; ends go over the worker.
 const UNCOMMITTED: u64 = u32::MAX as u64;
 const DETOURS: u64 = 1 << 32;
-/// When a request that was inserted by the worker and found no room is tried again, if nothing ends before.
+/// When a request that was inserted by the worker and found no room is tried again, if no other request ends before.
 const RETRY: Nanos = Nanos::from_millis(3);

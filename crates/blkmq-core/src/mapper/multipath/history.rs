@@ -1,24 +1,22 @@
-//! Decides what `historical-service-time` knows of a path: a moving average of the time that its
-//! requests have taken one after another, and when that is too old to be believed. `choice` keeps
-//! one of each path.
+//! Decides the cost of a path for `historical-service-time`: a moving average of the time that its requests
+//! took one after another, and when that average is too old. `choice` keeps one for each path.
 
 use crate::time::{Instant, Nanos};
 
-/// What `historical-service-time` remembers of one path, for one context.
+/// One context's history of one path for `historical-service-time`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct History {
     /// Moving average of the serialised service time, in 1/16 ns; none before the first end.
     average: Option<u64>,
     finished: Instant,
     chosen: Instant,
-    /// What is known is old: the next end replaces it.
+    /// The average is too old: the next end replaces it.
     renews: bool,
 }
 
 impl History {
-    /// `count` requests, the first of them started at `start`, have ended together: the time since
-    /// then, or since the end before them, is what they took one after another. Returns the
-    /// average.
+    /// Notes that `count` requests, the first of them started at `start`, have ended together: the time since
+    /// then, or since the previous end, is the time that they took one after another. Returns the average.
     pub(super) fn ended(&mut self, start: Instant, count: u64, now: Instant) -> Nanos {
         let each = now.since(start.max(self.finished)).0.saturating_mul(SCALE) / count;
         self.finished = now;
@@ -34,8 +32,8 @@ impl History {
         Nanos(average / SCALE)
     }
 
-    /// What one more request costs; of a path without history the first costs nothing, and further
-    /// ones wait for its end.
+    /// The cost of one more request; without a history, the first request costs nothing, and further ones
+    /// wait for its end.
     #[inline]
     pub(super) fn cost(&self, in_flight: u32) -> u64 {
         match self.average {
@@ -56,7 +54,7 @@ impl History {
 }
 
 const SCALE: u64 = 16;
-/// A path that was not chosen for so long is tried.
+/// A path that was not chosen for this long is tried.
 const STALE: Nanos = Nanos::from_millis(250);
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Decides what an operator can do with a running multipath drive: fail, reinstate, add and remove paths, switch groups, and
-//! change what holds for all of them. Each is one change of the table; all contexts look at it afterwards.
+//! Decides how an operator changes a running multipath drive: fail, reinstate, add and remove paths, switch
+//! groups, and change settings for all paths. Each message is one change of the table; all contexts read it
+//! afterwards.
 
 use std::fmt;
 
@@ -9,7 +10,7 @@ use super::detour::Detours;
 use super::table::{Failback, NoPath, PathState};
 use super::{Multipath, PathId, PathSpec, Selector};
 
-/// A message that cannot be followed; the text names the drive, what was asked for, and what there is.
+/// Why a message was rejected; the text names the drive, the request, and the possible values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageError(pub(super) String);
 
@@ -25,7 +26,7 @@ impl Multipath {
     /// Finds a path by its name.
     ///
     /// # Errors
-    /// If there is none; the text lists those there are.
+    /// If there is none; the text lists the existing paths.
     pub fn path_of(&self, name: &str) -> Result<PathId, MessageError> {
         let paths = self.path_stats();
         let found = paths.iter().find(|path| path.name == name);
@@ -38,7 +39,7 @@ impl Multipath {
         })
     }
 
-    /// Stops using a path until it is reinstated by message. What is in flight there goes on.
+    /// Stops using a path until a message reinstates it. Requests in flight there continue.
     ///
     /// # Errors
     /// If there is no such path.
@@ -46,7 +47,7 @@ impl Multipath {
         self.set_state(path, now, PathState::Disabled)
     }
 
-    /// Uses a path again, whoever failed it.
+    /// Uses a path again, even if it was failed by message.
     ///
     /// # Errors
     /// If there is no such path.
@@ -54,7 +55,8 @@ impl Multipath {
         self.set_state(path, now, PathState::Active)
     }
 
-    /// Makes a group the current one, until it has no usable path or, by its failback, a higher one gets a path back.
+    /// Makes a group the current one, until it has no usable path or, by the failback setting, a higher one
+    /// gets a path back.
     ///
     /// # Errors
     /// If the group has no usable path.
@@ -71,10 +73,10 @@ impl Multipath {
             .ok_or_else(|| self.refuse(format!("group {group} rejected: it has no usable path")))
     }
 
-    /// Adds a path. Each context opens it when it looks next.
+    /// Adds a path. Each context opens it when it next reads the table.
     ///
     /// # Errors
-    /// If its name is taken, a number out of range, or there are too many paths.
+    /// If its name is taken, a number is out of range, or there are too many paths.
     pub fn add_path(&self, spec: PathSpec, now: Instant) -> Result<PathId, MessageError> {
         self.check_path(&spec)?;
         let added = self.change(now, |table| {
@@ -96,7 +98,7 @@ impl Multipath {
         }
     }
 
-    /// Removes a path: nothing more is issued there, what is in flight ends, then the contexts close it.
+    /// Removes a path: no more requests are issued there, requests in flight end, then the contexts close it.
     ///
     /// # Errors
     /// If there is no such path, or it is the last.
@@ -120,7 +122,7 @@ impl Multipath {
         }
     }
 
-    /// Sets how much a path carries in comparison with the others, for `service-time`.
+    /// Sets a path's throughput relative to the others, for `service-time`.
     ///
     /// # Errors
     /// If there is no such path, or the number is above 100.
@@ -132,12 +134,12 @@ impl Multipath {
         found.ok_or_else(|| self.no_path_of(path))
     }
 
-    /// Sets what becomes of requests while no path is usable; of those that are held now, too.
+    /// Sets what happens to requests while no path is usable, including those that are held now.
     pub fn set_no_path(&self, no_path: NoPath, now: Instant) {
         self.change(now, |table| {
             (table.no_path, table.gave_up) = (no_path, false);
             if table.no_path_since.is_some() {
-                // A new limit is counted from here.
+                // A new limit counts from now.
                 table.no_path_since = Some(now);
             }
         });
@@ -148,7 +150,7 @@ impl Multipath {
         self.change(now, |table| table.selector = selector);
     }
 
-    /// Sets when a higher group is returned to, from the next path on that comes back.
+    /// Sets when a higher group is returned to, from the next returning path on.
     pub fn set_failback(&self, failback: Failback, now: Instant) {
         self.change(now, |table| table.failback = failback);
     }

@@ -1,4 +1,4 @@
-//! Decides by which of several ways a request reaches its drive: request-based multipath, a driver over drivers.
+//! Decides over which of several paths a request reaches its drive: request-based multipath, a driver over drivers.
 //!
 //! ```text
 //!  hw_ctx ─► MultipathHctx ── choose (selector) ─► path's driver          no hand-off, no clone, the same tag
@@ -7,17 +7,16 @@
 //!                 └── failed path, message ─► Multipath (table, epoch) ─► every context looks once
 //! ```
 //!
-//! A hardware context of a multipath queue owns, on its reactor, a driver of each path. The request
-//! goes to one of them as it is, under the tag that it has already, and comes back inline: nothing
-//! is copied, queued or handed over. `hctx` is that way, `choice` chooses in the way that
-//! `selector` names, `shard` counts. What all contexts agree on (which paths are usable, which
-//! group is the current one, what to do without a path) is in `table`, behind a lock that is taken
-//! when something changes and never for a request; a number that grows with each change tells the
-//! contexts to look. `hctx::check` finds out whether failed paths are back, `message` is what an
-//! operator can do.
+//! A hardware context of a multipath queue owns, on its reactor, a driver of each path. The request goes
+//! unchanged to one of them, under its own tag, and its end comes back inline: nothing is copied, queued or
+//! handed over. `hctx` does this, `choice` chooses the path as `selector` says, `shard` counts. The state
+//! that all contexts share (which paths are usable, which group is the current one, what to do without a
+//! path) is in `table`, behind a lock that is taken for changes and never for a request; a number that grows
+//! with each change tells the contexts to read the table. `hctx::check` finds out whether failed paths are
+//! back, `message` has the operator's commands.
 //!
-//! The semantics are those of Linux' `dm-mpath` (Documentation/admin-guide/device-mapper, and the behaviour of its messages);
-//! where ours differ, `docs/mappers/multipath.md` says so.
+//! The semantics are those of Linux' `dm-mpath` (Documentation/admin-guide/device-mapper, and the behaviour
+//! of its messages); `docs/mappers/multipath.md` lists the differences.
 
 mod choice;
 mod detour;
@@ -36,7 +35,7 @@ pub use selector::Selector;
 pub use shared::{Config, Kick, Multipath};
 pub use table::{Failback, GroupStats, NoPath, PathSpec, PathState, PathStats};
 
-/// The most paths of one drive, those that are being removed included.
+/// Largest number of paths of one drive, including those that are being removed.
 pub const PATHS_MAX: usize = 32;
 
 /// A path of a multipath drive. The number of a path that was removed may be given to another.

@@ -23,18 +23,18 @@ pub enum Selector {
     RoundRobin,
     /// The one with the fewest requests in flight; ties rotate.
     QueueLength,
-    /// The one that would be done first, by its bytes in flight and its relative throughput; ties rotate.
+    /// The one that would finish first, by its bytes in flight and its relative throughput; ties rotate.
     #[default]
     ServiceTime,
-    /// The one that would be done first, by what its requests have taken so far. A path that was not used for 0.25 s is tried
-    /// with one request.
+    /// The one that would finish first, by the times of its earlier requests. A path that was not used for
+    /// 0.25 s is tried with one request.
     HistoricalServiceTime,
     /// By hardware context: context `i` keeps to path `i` modulo the paths of the group, as long as that is usable.
     IoAffinity,
 }
 
 impl Selector {
-    /// All of them.
+    /// All selectors.
     pub const ALL: [Self; 5] = [
         Self::RoundRobin,
         Self::QueueLength,
@@ -61,7 +61,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// The name of no selector.
+/// There is no selector of this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownSelector;
 
@@ -75,20 +75,20 @@ impl FromStr for Selector {
     }
 }
 
-/// What a context does to choose, worked out when it looked at the table.
+/// How a context chooses, computed when it reads the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// One after the other.
     RoundRobin,
-    /// Always this one.
+    /// Always this path.
     Pinned(u8),
     /// By the number of requests in flight.
     QueueLength,
     /// By the bytes in flight.
     ServiceTime,
-    /// By the own history.
+    /// By the context's own history.
     History,
-    /// There is none.
+    /// There is no path.
     None,
 }
 

@@ -1,5 +1,5 @@
-//! Decides what one hardware context counts of its paths, and how others see it: a line for each path, written by its owner
-//! alone. Selectors that weigh a path's whole load add the lines of all contexts up.
+//! Decides what one hardware context counts of its paths, and how others see it: a cache line for each path,
+//! written by its owner only. Selectors that weigh a path's whole load sum the lines of all contexts.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -7,13 +7,13 @@ use blkmq_sync::Counter;
 
 use super::PATHS_MAX;
 
-/// What one hardware context knows of each path.
+/// One hardware context's counts of all paths.
 #[derive(Debug)]
 pub(super) struct Shard {
     pub(super) paths: [PathShard; PATHS_MAX],
 }
 
-/// What one hardware context knows of one path: a cache line.
+/// One hardware context's counts of one path: a cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct PathShard {
@@ -21,7 +21,7 @@ pub(super) struct PathShard {
     pub(super) serial: Counter,
     /// Requests that the path's driver has taken.
     pub(super) ios: Counter,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub(super) bytes: Counter,
     /// Requests that did not end with success, final errors included.
     pub(super) errors: Counter,
@@ -40,7 +40,7 @@ impl Shard {
 }
 
 impl PathShard {
-    /// Begins anew if another path has this number now; for the owner.
+    /// Starts from zero if another path has this number now; called by the owner.
     pub(super) fn adopt(&self, serial: u64) {
         if self.serial.get() != serial {
             debug_assert_eq!(self.in_flight(), 0, "a path's number was given away while in use");
@@ -51,20 +51,20 @@ impl PathShard {
         }
     }
 
-    /// Counts a request that was taken; for the owner.
+    /// Counts a request that was taken; called by the owner.
     #[inline]
     pub(super) fn count(&self, bytes: u64) {
         self.ios.add(1);
         self.bytes.add(bytes);
     }
 
-    /// A request is in flight from here on; for the owner.
+    /// Counts a request as in flight; called by the owner.
     #[inline]
     pub(super) fn start(&self, bytes: u64) {
         self.set(self.in_flight() + 1, self.in_flight_bytes() + bytes);
     }
 
-    /// It is no more; for the owner.
+    /// Counts a request as no longer in flight; called by the owner.
     #[inline]
     pub(super) fn end(&self, bytes: u64) {
         let (requests, in_flight) = (self.in_flight(), self.in_flight_bytes());
@@ -78,7 +78,7 @@ impl PathShard {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Their bytes.
+    /// Bytes of the requests in flight.
     #[inline]
     pub(super) fn in_flight_bytes(&self) -> u64 {
         self.in_flight_bytes.load(Ordering::Relaxed)

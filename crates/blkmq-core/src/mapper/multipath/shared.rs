@@ -1,5 +1,5 @@
-//! Decides what the hardware contexts of one multipath drive share: the table, the number that says when to look at it, and the
-//! shards. `message` changes it from outside, `hctx` and `check` from inside.
+//! Decides what the hardware contexts of one multipath drive share: the table, the epoch that tells when to
+//! read it, and the shards. `message` changes the table from outside, `hctx` and `check` from inside.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use super::shard::Shard;
 use super::table::{Failback, NoPath, Path, PathState, Table};
 use super::{GroupStats, PATHS_MAX, PathId, PathSpec, PathStats, Selector};
 
-/// What a multipath drive is to be.
+/// The configuration of a multipath drive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Its name, for messages.
@@ -28,18 +28,18 @@ pub struct Config {
     pub selector: Selector,
     /// When a higher group is returned to. Default at once.
     pub failback: Failback,
-    /// What becomes of requests without a usable path. Default: they fail.
+    /// What happens to requests without a usable path. Default: they fail.
     pub no_path: NoPath,
-    /// How far apart probes of a failed path are; the first ones come sooner. Default 1 s.
+    /// Interval between probes of a failed path; the first ones come sooner. Default 1 s.
     pub check_interval: Nanos,
     /// When a probe that has not ended counts as failed. Default 5 s.
     pub check_timeout: Nanos,
-    /// What goes over a worker. Default nothing.
+    /// The parts of a request's way that go over a worker. Default none.
     pub detours: Detours,
 }
 
 impl Config {
-    /// A drive with these paths, everything else by default.
+    /// A drive with these paths, and defaults for the rest.
     pub fn new(name: impl Into<String>, paths: Vec<PathSpec>) -> Self {
         Self {
             name: name.into(),
@@ -54,30 +54,30 @@ impl Config {
     }
 }
 
-/// Has a hardware context's reactor run it, from any thread: the table has changed, or a worker has something for it.
+/// Makes a hardware context's reactor run it, from any thread: the table has changed, or a worker has a job for it.
 pub trait Kick: Send + Sync {
-    /// Has the reactor run the context soon.
+    /// Makes the reactor run the context soon.
     fn kick(&self, hctx: HctxId);
 }
 
-/// What the hardware contexts of one multipath drive share, and where it is watched and changed.
+/// The state that the hardware contexts of one multipath drive share; it is observed and changed here.
 pub struct Multipath {
     name: String,
-    /// Grows with every change of the table. Alone on its line: every request reads it.
+    /// Grows with every change of the table. On its own cache line: every request reads it.
     epoch: CachePadded<AtomicU64>,
     table: Mutex<Table>,
     shards: [OnceLock<Arc<Shard>>; REACTORS_MAX],
     kick: OnceLock<Arc<dyn Kick>>,
 }
 
-/// What one context knows of the table.
+/// One context's copy of the table.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) epoch: u64,
-    /// The current group's paths: those that are there, and those of them that are usable, by their numbers.
+    /// The current group's present paths, and the usable ones among them, by their numbers.
     pub(super) members: List,
     pub(super) usable: List,
-    /// All paths that are there, a bit each; by number, which path it is and its throughput.
+    /// All present paths, a bit each; by number, the path's serial and its throughput.
     pub(super) present: u32,
     pub(super) serials: [u64; PATHS_MAX],
     pub(super) throughputs: [u32; PATHS_MAX],
@@ -136,7 +136,7 @@ impl Multipath {
     /// Makes the shared side of a drive.
     ///
     /// # Errors
-    /// If there are no paths or too many, two have one name, or a number is out of range.
+    /// If there are no paths or too many, two have the same name, or a number is out of range.
     pub fn new(config: Config) -> Result<Arc<Self>, MessageError> {
         let this = Self {
             name: config.name.clone(),
@@ -163,12 +163,12 @@ impl Multipath {
         &self.name
     }
 
-    /// Says how the reactors are to be woken; the first call counts.
+    /// Sets how the reactors are woken; only the first call has an effect.
     pub fn set_kick(&self, kick: Arc<dyn Kick>) {
         let _ = self.kick.set(kick);
     }
 
-    /// Has a context run, see [`Kick`].
+    /// Makes a context run, see [`Kick`].
     pub fn kick(&self, hctx: HctxId) {
         if let Some(kick) = self.kick.get() {
             kick.kick(hctx);
@@ -181,7 +181,7 @@ impl Multipath {
         table.all().map(|(id, path)| self.stats_of(id, path)).collect()
     }
 
-    /// The choice of a group, and what holds for all paths.
+    /// The current group, and the settings for all paths.
     pub fn group_stats(&self) -> GroupStats {
         let table = self.lock();
         GroupStats {
@@ -196,14 +196,15 @@ impl Multipath {
         }
     }
 
-    /// Says which change of the table was the latest.
+    /// The number of the latest change of the table.
     #[inline]
     pub(super) fn epoch(&self) -> u64 {
-        // Acquire: pairs with the Release in `bump`; who sees the number and then takes the lock sees that change.
+        // Acquire: pairs with the Release in `publish`; a thread that sees the number and then takes the lock
+        // sees that change.
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Changes the table, and has every open context look at it.
+    /// Changes the table, and makes every open context read it.
     pub(super) fn change<T>(&self, now: Instant, change: impl FnOnce(&mut Table) -> T) -> T {
         let mut table = self.lock();
         let result = change(&mut table);
@@ -211,7 +212,7 @@ impl Multipath {
         result
     }
 
-    /// A request or a probe has failed on a path.
+    /// Notes that a request or a probe has failed on a path.
     pub(super) fn failed(&self, path: PathId, error: Status, now: Instant) {
         let mut table = self.lock();
         if table.failed(path, error, now) {
@@ -219,7 +220,7 @@ impl Multipath {
         }
     }
 
-    /// A probe has succeeded.
+    /// Notes that a probe has succeeded.
     pub(super) fn probed(&self, path: PathId, now: Instant) {
         let mut table = self.lock();
         let is_failed = |path: &mut Path| path.state == PathState::Failed;
@@ -228,12 +229,12 @@ impl Multipath {
         }
     }
 
-    /// Has those of these paths, a bit each, that have failed probed at once.
+    /// Makes the failed ones of these paths, a bit each, be probed at once.
     pub(super) fn check_now(&self, paths: u32, now: Instant) {
         self.lock().check_now(paths, now);
     }
 
-    /// Does what is due. Returns the paths to probe, a bit each, and when to come again.
+    /// Does what is due. Returns the paths to probe, a bit each, and when to call it again.
     pub(super) fn tend(&self, now: Instant) -> (u32, Option<Instant>) {
         let mut table = self.lock();
         let has_changed = table.tick(now);
@@ -245,20 +246,21 @@ impl Multipath {
         (checks, next)
     }
 
-    /// A context opens. Returns its shard.
+    /// Opens a context. Returns its shard.
     pub(super) fn open(&self, hctx: HctxId) -> Arc<Shard> {
         let shard = self.shards[hctx.index()].get_or_init(|| Arc::new(Shard::new()));
-        // The others are to count what this one has in flight.
+        // The others must count what this context has in flight.
         self.change(Instant(0), |table| table.open |= 1 << hctx.0);
         Arc::clone(shard)
     }
 
-    /// A context closes.
+    /// Closes a context.
     pub(super) fn close(&self, hctx: HctxId) {
         self.lock().open &= !(1 << hctx.0);
     }
 
-    /// Shows a context, which has drivers of the paths in `mine`, the table. It may open all others that are present.
+    /// Gives the table to a context that has drivers of the paths in `mine`. The context may open all other
+    /// present paths.
     pub(super) fn look(&self, mine: u32, view: &mut View) {
         let mut table = self.lock();
         view.epoch = self.epoch.load(Ordering::Relaxed);
@@ -287,7 +289,7 @@ impl Multipath {
         view.check_timeout = table.check_timeout;
     }
 
-    /// A context has no driver of a path, or no longer.
+    /// Notes that a context has no driver of a path, or no longer.
     pub(super) fn release(&self, path: PathId) {
         self.lock().release(path);
     }
@@ -297,7 +299,7 @@ impl Multipath {
         self.shards.iter().filter_map(OnceLock::get)
     }
 
-    /// Counts the change, lets go of the table and wakes those who should look.
+    /// Counts the change, unlocks the table and wakes the contexts that must read it.
     fn publish(&self, mut table: MutexGuard<'_, Table>, now: Instant) {
         table.update_state(now);
         let open = table.open;

@@ -1,5 +1,6 @@
-//! Decides which paths are usable, which group of them is the current one, and what becomes of requests while there is none.
-//! `shared` keeps it behind a lock; here is the state and its transitions, with time as an argument.
+//! Decides which paths are usable, which group of them is the current one, and what happens to requests while
+//! none is usable. `shared` keeps it behind a lock; this is the state and its transitions, with time as an
+//! argument.
 //!
 //! ```text
 //!            a request or a probe fails             fail (message)
@@ -15,7 +16,7 @@ use crate::time::{Instant, Nanos};
 use super::detour::Detours;
 use super::{Config, PATHS_MAX, PathId, Selector, paths_in};
 
-/// When a higher priority group is returned to, one of whose paths is back.
+/// When a higher-priority group with a path that is back is returned to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Failback {
     /// At once.
@@ -23,11 +24,11 @@ pub enum Failback {
     Immediate,
     /// By message only, or when the current group has no usable path left.
     Manual,
-    /// So long after a path of it came back, if it still is usable then.
+    /// This long after one of its paths came back, if that path is still usable.
     After(Nanos),
 }
 
-/// What becomes of requests while no path is usable (`queue_if_no_path`).
+/// What happens to requests while no path is usable (`queue_if_no_path`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NoPath {
     /// They end with an error at once.
@@ -35,32 +36,32 @@ pub enum NoPath {
     Fail,
     /// They are held until a path is back.
     Queue,
-    /// They are held, until there has been no path for so long; from then on they end with an error, until a path is back.
+    /// They are held until there has been no path for this long; then they end with an error, until a path is back.
     QueueFor(Nanos),
 }
 
-/// A path as it is asked for.
+/// The specification of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathSpec {
     /// Its name, unique in the drive.
     pub name: String,
     /// Its priority group, 0 first.
     pub group: u8,
-    /// How much it carries in comparison with the others, 0 to 100, for `service-time`. With 0 it carries nothing while there
-    /// is another in the group. Default 1.
+    /// Its throughput relative to the others, 0 to 100, for `service-time`. With 0 it carries nothing while
+    /// there is another path in the group. Default 1.
     pub throughput: u32,
 }
 
-/// What is known of a path.
+/// The state of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// It is used if its group is.
+    /// It is used if its group is the current one.
     Active,
     /// A request or a probe failed. It is probed, and used again when a probe succeeds.
     Failed,
-    /// An operator does not want it used. Only a message changes that.
+    /// An operator has disabled it. Only a message changes that.
     Disabled,
-    /// It was removed, and has requests in flight or contexts that have not looked yet.
+    /// It was removed, and has requests in flight or contexts that have not read the table yet.
     Leaving,
 }
 
@@ -77,42 +78,43 @@ pub struct PathStats {
     pub throughput: u32,
     /// Its state.
     pub state: PathState,
-    /// How often it went from active to failed.
+    /// Number of changes from active to failed.
     pub fails: u64,
-    /// With which error it last did.
+    /// The error of the latest failure.
     pub last_error: Status,
     /// Requests in flight there, of all hardware contexts.
     pub in_flight: u64,
-    /// Bytes of them.
+    /// Bytes of the requests in flight.
     pub in_flight_bytes: u64,
     /// Requests that its driver has taken.
     pub ios: u64,
-    /// Bytes of them.
+    /// Bytes of these requests.
     pub bytes: u64,
-    /// Requests that ended with an error there, those that went on over another path included.
+    /// Requests that ended with an error there, including those that continued over another path.
     pub errors: u64,
-    /// Moving average of what a request adds to the time that the path is busy, as the hardware contexts that use it see it.
+    /// Moving average of the time that a request adds to the path's busy time, as seen by the hardware
+    /// contexts that use the path.
     pub service: Nanos,
 }
 
-/// The drive's choice of a group, as an operator sees it.
+/// The drive's current group, as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStats {
     /// The current group.
     pub current: u8,
-    /// How often another group has become the current one.
+    /// Number of changes of the current group.
     pub switches: u64,
     /// The selector.
     pub selector: Selector,
     /// What happens without a usable path.
     pub no_path: NoPath,
-    /// There is none.
+    /// There is no usable path.
     pub has_no_path: bool,
-    /// Requests are failed although they were to be held, since that has lasted too long.
+    /// Requests fail although they should be held, because there was no path for too long.
     pub gave_up: bool,
     /// When a higher group is returned to.
     pub failback: Failback,
-    /// What goes over the worker.
+    /// The parts of a request's way that go over the worker.
     pub detours: Detours,
 }
 
@@ -120,14 +122,14 @@ pub struct GroupStats {
 pub(super) struct Path {
     pub(super) spec: PathSpec,
     pub(super) state: PathState,
-    /// Tells it from an earlier path of the same number.
+    /// Distinguishes it from an earlier path of the same number.
     pub(super) serial: u64,
     pub(super) fails: u64,
     pub(super) last_error: Status,
-    /// While failed: when it is probed next, and how long after that once more.
+    /// While failed: when it is probed next, and the interval to the probe after that.
     next_check: Instant,
     pause: Nanos,
-    /// Hardware contexts that have a driver of it, or are about to.
+    /// Hardware contexts that have a driver of it, or are about to open one.
     holders: u32,
 }
 
@@ -142,12 +144,12 @@ pub(super) struct Table {
     pub(super) detours: Detours,
     pub(super) check_interval: Nanos,
     pub(super) check_timeout: Nanos,
-    /// There is no usable path since then.
+    /// When the last usable path was lost.
     pub(super) no_path_since: Option<Instant>,
-    /// That has lasted longer than requests are to be held.
+    /// There was no path for longer than requests are held.
     pub(super) gave_up: bool,
     failback_due: Option<Instant>,
-    /// Hardware contexts that are open, a bit each.
+    /// Open hardware contexts, a bit each.
     pub(super) open: u128,
     serials: u64,
 }
@@ -181,7 +183,7 @@ impl Table {
         numbered.filter_map(|(id, path)| Some((PathId(id as u8), path.as_ref()?)))
     }
 
-    /// Adds a path in a free place; none if there is none.
+    /// Adds a path in a free entry; none if there is none.
     pub(super) fn add(&mut self, spec: PathSpec) -> Option<PathId> {
         let place = self.paths.iter().position(Option::is_none)?;
         self.serials += 1;
@@ -198,7 +200,7 @@ impl Table {
         Some(PathId(place as u8))
     }
 
-    /// Removes a path; its place is free when all contexts have let go of it.
+    /// Removes a path; its entry is free when all contexts have released it.
     pub(super) fn remove(&mut self, id: PathId) {
         if let Some(path) = self.path(id) {
             path.state = PathState::Leaving;
@@ -206,7 +208,7 @@ impl Table {
         }
     }
 
-    /// A request or a probe has failed there. Says whether that is news.
+    /// Notes that a request or a probe has failed on a path. Says whether that changes the path's state.
     pub(super) fn failed(&mut self, id: PathId, error: Status, now: Instant) -> bool {
         let pause = FIRST_CHECK.min(self.check_interval);
         let Some(path) = self.path(id).filter(|path| path.state == PathState::Active) else {
@@ -220,7 +222,7 @@ impl Table {
         true
     }
 
-    /// A path is usable again. Says whether that is news.
+    /// Notes that a path is usable again. Says whether that changes the path's state.
     pub(super) fn came_back(&mut self, id: PathId, now: Instant) -> bool {
         let Some(path) = self.path(id).filter(|path| path.state != PathState::Active) else {
             return false;
@@ -231,7 +233,7 @@ impl Table {
         true
     }
 
-    /// A path of `group` is usable from now on: that group may be returned to.
+    /// Notes that a path of `group` is usable from now on: that group may be returned to.
     pub(super) fn fall_back(&mut self, group: u8, now: Instant) {
         if group < self.current && self.is_usable(self.current) {
             match self.failback {
@@ -244,7 +246,7 @@ impl Table {
         }
     }
 
-    /// Begins with the first group that there is.
+    /// Starts with the first existing group.
     pub(super) fn start(&mut self) {
         self.current = self.best_group().unwrap_or(0);
     }
@@ -257,7 +259,7 @@ impl Table {
         }
     }
 
-    /// Brings what depends on the paths' states up to date: the current group, and since when there is no path.
+    /// Updates the state that depends on the paths: the current group, and since when there is no path.
     pub(super) fn update_state(&mut self, now: Instant) {
         let best = self.best_group();
         match best {
@@ -286,7 +288,7 @@ impl Table {
         gives_up || fails_back
     }
 
-    /// Takes the failed paths that are to be probed now, a bit each.
+    /// Takes the failed paths that must be probed now, a bit each.
     pub(super) fn take_due_checks(&mut self, now: Instant) -> u32 {
         let mut due = 0;
         let most = self.check_interval;
@@ -301,7 +303,7 @@ impl Table {
         due
     }
 
-    /// Makes the probes of those of these paths, a bit each, due that have failed.
+    /// Makes the probes of the failed ones of these paths, a bit each, due.
     pub(super) fn check_now(&mut self, paths: u32, now: Instant) {
         for place in paths_in(paths) {
             if let Some(path) = &mut self.paths[place] {
@@ -310,7 +312,7 @@ impl Table {
         }
     }
 
-    /// Says when there is something to do.
+    /// When the next action is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let failed = |(_, path): (_, &Path)| (path.state == PathState::Failed).then_some(path.next_check);
         let checks = self.all().filter_map(failed);
@@ -326,14 +328,14 @@ impl Table {
         }
     }
 
-    /// A context that has looked wants a driver of a path.
+    /// Notes that a context that has read the table wants a driver of a path.
     pub(super) fn hold(&mut self, id: PathId) {
         if let Some(path) = self.path(id) {
             path.holders += 1;
         }
     }
 
-    /// It has none, or no longer.
+    /// Notes that a context has no driver of a path, or no longer.
     pub(super) fn release(&mut self, id: PathId) {
         let path = self.path(id).expect("a path that is held is there");
         path.holders -= 1;
@@ -363,5 +365,5 @@ impl Table {
     }
 }
 
-/// How soon after its failure a path is probed; later probes are twice as far apart each, up to the interval.
+/// How soon after its failure a path is probed; the interval doubles after each probe, up to the configured interval.
 const FIRST_CHECK: Nanos = Nanos::from_millis(10);

@@ -1,4 +1,4 @@
-//! Maps against their plain definition: a list of where each block lies, joined and dealt out block by block.
+//! Compares maps with their plain definition: a list of where each block lies, joined and distributed block by block.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 /// Where each block of a disk lies: the leaf, and the block on it.
 type Blocks = Vec<(u32, u64)>;
 
-/// A mapped disk to be made: its members are numbers among the leaves and the mapped disks before it.
+/// A mapped disk to add: its members are numbers among the leaves and the earlier mapped disks.
 #[derive(Clone, Debug)]
 struct Plan {
     chunk: Option<u32>,
@@ -22,7 +22,7 @@ fn plans() -> impl Strategy<Value = Vec<Plan>> {
     prop::collection::vec(plan, 1..6)
 }
 
-/// Makes the table, and beside it the plain definition. Disks that cannot be are left out.
+/// Makes the table and the plain definition. Disks that cannot be made are left out.
 fn make(leaves: &[u64], plans: &[Plan]) -> (Table, Vec<Blocks>) {
     let list = leaves
         .iter()

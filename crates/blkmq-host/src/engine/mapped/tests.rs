@@ -7,7 +7,7 @@ use blkmq_core::ids::GroupId;
 use super::*;
 use crate::disk::QueueId;
 
-/// Says that every other page, from the first on, is a hole; and notes what it is asked.
+/// Reports every other page, from the first on, as a hole; and records the queries.
 #[derive(Default)]
 struct Pages(Mutex<Vec<(u32, u64, u64)>>);
 

@@ -1,8 +1,9 @@
-//! Decides what `clients` measures: how long 1 to 512 clients of a filesystem take for a fixed amount of work each, on one
-//! rotating disk behind 64 hardware contexts; the gate, what Linux did before 2020, and a single hardware queue.
+//! Decides what `clients` measures: how long 1 to 512 clients of a filesystem take for a fixed amount of work
+//! each, on one rotating disk behind 64 hardware contexts; with the gate, with Linux's way before 2020, and
+//! with a single hardware queue.
 //!
-//! It is a model: what the clients do is modelled on dbench over XFS (`program`), CPUs and disk are those of `rig`; the
-//! queue and the elevator are real. Equal seeds give equal times.
+//! It is a model: the clients are modelled on dbench over XFS (`program`), CPUs and disk are those of `rig`;
+//! the queue and the elevator are real. Equal seeds give equal times.
 
 mod program;
 mod rig;
@@ -17,26 +18,27 @@ pub use self::rig::{CPUS, DISK_DEPTH, measure};
 
 /// Its name on the command line.
 pub const NAME: &str = "clients";
-/// What it is about.
+/// A summary, for the command line.
 pub const ABOUT: &str = "measures 1 to 512 dbench-like clients on a disk with seeks and 64 contexts; a table";
-/// The numbers of clients that the published table has.
+/// The numbers of clients in the published table.
 pub const CLIENTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 512];
 
-/// How requests get from 64 reactors to the disk.
+/// How requests reach the disk from 64 reactors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// 64 hardware contexts; an insertion runs one, a completion all of them, as SCSI asked for; each waits for the elevator's lock.
+    /// 64 hardware contexts; an insertion runs one, a completion all of them, as SCSI did; each waits for the
+    /// elevator's lock.
     Before,
     /// 64 hardware contexts and the gate.
     After,
-    /// One hardware context for all, on the CPU that owns it.
+    /// One hardware context for all reactors, on the CPU that owns it.
     SingleQueue,
-    /// The same, where handing over to that CPU takes no time: a single queue that any CPU may issue to.
+    /// The same, but handing over to that CPU takes no time: a single queue that any CPU may issue to.
     SingleDirect,
 }
 
 impl Side {
-    /// All of them, in the order of the published table.
+    /// All sides, in the order of the published table.
     pub const ALL: [Self; 4] = [Self::Before, Self::SingleQueue, Self::SingleDirect, Self::After];
 
     /// Its name in reports.
@@ -50,23 +52,23 @@ impl Side {
     }
 }
 
-/// What one run gave.
+/// The result of one run.
 #[derive(Clone, Debug)]
 pub struct Point {
     /// Virtual time until the last client had finished.
     pub time: Nanos,
-    /// Bios that the clients submitted, fewer than requests that reached the disk by those that were merged.
+    /// Bios that the clients submitted. Merged ones are the difference to the requests that reached the disk.
     pub bios: u64,
     /// Requests that reached the disk.
     pub requests: u64,
-    /// CPU time over all CPUs.
+    /// CPU time, summed over all CPUs.
     pub busy: Nanos,
-    /// The time that each bio took in nanoseconds, in order of size.
+    /// The time that each bio took in nanoseconds, in ascending order.
     pub latencies: Vec<u64>,
 }
 
 impl Point {
-    /// Returns the share of bios that became part of another's request, in millionths.
+    /// Returns the share of bios that were merged into another's request, in millionths.
     pub fn merged_ppm(&self) -> u64 {
         (self.bios - self.requests) * 1_000_000 / self.bios.max(1)
     }

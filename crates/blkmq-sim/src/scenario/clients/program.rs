@@ -1,5 +1,5 @@
-//! Decides what one client does: a program like dbench's on a filesystem laid out like XFS, seen from below the page cache.
-//! `rig` runs it on a CPU and tells it of the ends of its I/O.
+//! Decides what one client does: a program like dbench's on a filesystem laid out like XFS, as seen below the
+//! page cache. `rig` runs it on a CPU and reports the ends of its I/O to it.
 //!
 //! ```text
 //!   Write ─► Sync (now and then) ─► Log ─► Read ─► Meta ─► think ─┬─► Write, so many times
@@ -29,22 +29,23 @@ pub(super) struct Program {
     reads: u32,
 }
 
-/// What a client wants next.
+/// The next action of a client.
 #[derive(Debug)]
 pub(super) enum Want {
-    /// Submit these from this CPU, as one batch, and ask again.
+    /// Submit these bios from this CPU, as one batch, and ask again.
     Submit(usize, Vec<Bio>),
     /// Ask again at that time.
     Sleep(Instant),
     /// Ask again when one of its bios has ended.
     Wait,
-    /// Nothing any more.
+    /// It is done.
     Nothing,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// The files' data goes to the disk in chunks, as write-back does it; `is_paced`: the next chunk is being prepared.
+    /// Writes the files' data to the disk in chunks, as write-back does; `is_paced`: the next chunk is being
+    /// prepared.
     Write {
         chunks: u32,
         is_paced: bool,
@@ -53,7 +54,7 @@ enum Phase {
     Sync,
     /// Waits for the journal.
     Log,
-    /// Reads a file from its start, with read-ahead; `is_paced`: what has come is being looked at.
+    /// Reads a file from its start, with read-ahead; `is_paced`: the data is being used.
     Read {
         left: u32,
         is_paced: bool,
@@ -62,12 +63,12 @@ enum Phase {
     Meta {
         left: u32,
     },
-    /// Lets its own data become durable, and is done.
+    /// Waits until its own data is durable, and is done.
     Finish,
     Done,
 }
 
-/// The filesystem's journal: one place for all clients, written onwards.
+/// The filesystem's journal: one region for all clients, written sequentially.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     head: u64,
@@ -104,7 +105,7 @@ impl Program {
         }
     }
 
-    /// Says what it wants now.
+    /// Returns its next action.
     pub(super) fn want(&mut self, now: Instant, log: &mut Log) -> Want {
         match self.phase {
             Phase::Write { chunks: 0, .. } => {

@@ -1,5 +1,5 @@
 //! Decides the course of one run: the CPUs with their reactors, the clients on them and the disk, in virtual time.
-//! It has no faults, no control thread and no oracle, as `world` has: it is made for many I/Os.
+//! Unlike `world`, it has no faults, no control thread and no oracle: it is made for many I/Os.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ use crate::stage;
 /// Runs `clients` clients to their end.
 ///
 /// # Panics
-/// If the clients get stuck: an I/O was lost.
+/// If the clients do not finish: an I/O was lost.
 pub fn measure(side: Side, elevator: Kind, clients: usize, seed: u64) -> Point {
     let mut rig = Rig::new(side, elevator, clients, seed);
     for client in 0..clients {
@@ -211,7 +211,7 @@ impl Rig {
             assert!(bio.status.is_ok(), "{bio:?}");
             self.latencies.push(now.0 - bio.cookie);
             self.programs[bio.client as usize].ended(&bio);
-            // The client goes on where it runs: it is woken there.
+            // The client continues where it runs: it is woken there.
             self.events.push(at, Event::Ask(bio.client as usize));
         }
         self.start_disk();
@@ -354,9 +354,9 @@ impl HctxDriver for ModelledHctx {
     }
 }
 
-/// Reactors, a CPU each.
+/// Number of reactors, with a CPU each.
 pub const CPUS: usize = 64;
-/// Commands that the disk takes.
+/// Number of commands that the disk takes.
 pub const DISK_DEPTH: u32 = 32;
 const STREAM_DISK: u64 = 1;
 const STREAM_CLIENTS: u64 = 1000;

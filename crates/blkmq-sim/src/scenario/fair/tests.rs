@@ -127,7 +127,7 @@ fn a_client_that_loses_its_processor_for_moments_keeps_its_share() {
         length: Nanos::from_millis(6),
     };
     let mut world = shallow(3, |world| world.absences = Some((GroupId(3), absence)));
-    // While it is away the others go on.
+    // While it is away the others continue.
     world.lead_max = None;
     let error = error_over(&mut world, 2);
     assert!(error < 10_000, "{error} millionths off");

@@ -1,4 +1,4 @@
-//! Decides what `mapped-faults` is: one member fails, sends requests back, refuses them or loses them, and the others do not.
+//! Decides what `mapped-faults` is: one member fails, requeues, refuses or loses requests, and the others do not.
 
 use blkmq_core::time::Nanos;
 

@@ -1,5 +1,6 @@
-//! Decides what `mapped` is: stripes, linear disks and disks on both, over one to four drives that differ in their limits and
-//! caches; one queue is frozen, quiesced and changed meanwhile. [`faults`] and [`power_cut`] add what their names say.
+//! Decides what `mapped` is: stripes, linear disks and disks on both, over one to four drives that differ in
+//! their limits and caches; one queue is frozen, quiesced and changed meanwhile. [`faults`] and [`power_cut`]
+//! add what their names say.
 
 pub(super) mod faults;
 pub(super) mod power_cut;

@@ -1,4 +1,4 @@
-//! Decides how long a modelled device takes for a read: a typical time, and how single reads differ from it.
+//! Decides how long a modelled device takes for a read: a typical time, and how single reads deviate from it.
 //! `poll` runs it in virtual time, `blkmq bench poll` on a real reactor.
 
 use std::fmt;
@@ -12,16 +12,16 @@ use crate::rng::{Ppm, Rng};
 pub struct ModelledDevice {
     /// In microseconds.
     pub us: u64,
-    /// How reads differ.
+    /// How the times of reads vary.
     pub shape: Shape,
 }
 
-/// How the times of a device's reads differ.
+/// How the times of a device's reads vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Not at all.
     Fixed,
-    /// Around the typical time as flash does: a bell of ± 15 %, and one in 200 takes three times as long.
+    /// Around the typical time, as with flash: a bell of ± 15 %, and one in 200 takes three times as long.
     Spread,
     /// Three in ten take twice as long.
     Bimodal,
@@ -32,7 +32,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// All of them.
+    /// All shapes.
     pub const ALL: [Self; 5] = [Self::Fixed, Self::Spread, Self::Bimodal, Self::Step, Self::Mixed];
 
     /// Its name in the names of cases.

@@ -1,5 +1,5 @@
-//! Decides when failed paths are probed, and does what else is due by time: failback, and the end of patience without a path.
-//! The first hardware context does it, whose reactor always comes back.
+//! Decides when failed paths are probed, and handles the other timers: failback, and the time limit without a
+//! path. The first hardware context does it, because its reactor always returns to it.
 
 use crate::bio::Status;
 use crate::driver::{Issued, TimedOut};
@@ -16,13 +16,13 @@ pub(super) struct Checker {
     tag: Tag,
     generation: u32,
     probes: [Option<Probe>; PATHS_MAX],
-    /// When to look at the table.
+    /// When to check the table.
     next: Option<Instant>,
 }
 
 struct Probe {
     cookie: Cookie,
-    /// The driver may look at it until the probe has ended.
+    /// The driver may read it until the probe has ended.
     _rq: Box<Request>,
     expires: Instant,
 }
@@ -41,7 +41,7 @@ impl Checker {
         self.tag
     }
 
-    /// The table has changed.
+    /// Notes that the table has changed.
     pub(super) fn look_now(&mut self) {
         self.next = Some(Instant(0));
     }
@@ -69,7 +69,7 @@ impl Checker {
 }
 
 impl MultipathHctx {
-    /// Does what is due: timers of the table, probes, probes that have taken too long.
+    /// Does what is due: timers of the table, probes, probes that took too long.
     pub(super) fn tend(&mut self, now: Instant) {
         let (checks, mut next) = self.shared.tend(now);
         for path in paths_in(checks) {
@@ -84,7 +84,7 @@ impl MultipathHctx {
         checker.next = next;
     }
 
-    /// A probe has been reported.
+    /// Handles the end of a probe.
     pub(super) fn probe_ended(&mut self, path: usize, cookie: Cookie, status: Status, now: Instant) {
         let checker = self.checker.as_mut().expect("the first context's");
         if checker.take(path, cookie).is_some() {
@@ -116,12 +116,12 @@ impl MultipathHctx {
                     expires,
                 });
             }
-            // Busy is no answer: the next probe may have one.
+            // Busy is no result: the next probe may have one.
             Issued::Resource | Issued::DeviceResource => {}
         }
     }
 
-    /// A probe that shows an error of the medium has reached it: the path works.
+    /// A probe that ends with an error of the medium has reached the medium: the path works.
     fn probe_told(&mut self, path: usize, status: Status, now: Instant) {
         let has_failed = matches!(
             status,

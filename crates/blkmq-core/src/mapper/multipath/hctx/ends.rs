@@ -1,5 +1,5 @@
-//! Decides what the end of a request at its path means: it goes up as it is, or the path has failed and another carries the
-//! request.
+//! Decides what the end of a request at its path means: the end is reported unchanged, or the path has failed
+//! and another carries the request.
 
 use crate::bio::Status;
 use crate::driver::{Done, Issued};
@@ -12,7 +12,7 @@ use super::super::{PathId, paths_in};
 use super::{Frame, MultipathHctx, Stage};
 
 impl MultipathHctx {
-    /// A path's driver has taken a request.
+    /// Notes that a path's driver has taken a request.
     pub(super) fn start(&mut self, path: usize, rq: &Request, cookie: Cookie, now: Instant) {
         let bytes = rq.len();
         let frame = &mut self.frames[cookie.tag().index()];
@@ -30,13 +30,13 @@ impl MultipathHctx {
         self.choice.started(path, now);
     }
 
-    /// What is remembered of a request, unless its tag is used by a later one.
+    /// The record of a request, unless its tag is used by a later one.
     pub(super) fn frame(&self, cookie: Cookie) -> Option<Frame> {
         let frame = self.frames.get(cookie.tag().index())?;
         (frame.stage != Stage::Free && frame.cookie == cookie.raw()).then_some(*frame)
     }
 
-    /// The request is no longer with its path.
+    /// Removes the record of a request that is no longer with its path.
     pub(super) fn take_frame(&mut self, cookie: Cookie) -> Option<Frame> {
         self.take_frame_at(cookie, Stage::Issued)
     }
@@ -48,7 +48,7 @@ impl MultipathHctx {
         Some(frame)
     }
 
-    /// Takes what has ended at the paths.
+    /// Takes completions from the paths.
     pub(super) fn reap_paths(&mut self, now: Instant, done: &mut Vec<Done>) {
         self.choice.end_batch();
         let mut back = 0;
@@ -66,13 +66,13 @@ impl MultipathHctx {
             }
         }
         if let Some(checker) = self.checker.as_mut().filter(|_| back != 0) {
-            // A connection that is back, say: no reason to wait for the next probe's time.
+            // For example, a connection is back: no reason to wait for the next probe's time.
             self.shared.check_now(back, now);
             checker.look_now();
         }
     }
 
-    /// Goes through what one path has reported, from `first` on.
+    /// Handles completions that one path has reported, from `first` on.
     fn ended(&mut self, path: usize, first: usize, now: Instant, done: &mut Vec<Done>) {
         let (mut start, mut count) = (now, 0);
         let mut at = first;
@@ -83,7 +83,7 @@ impl MultipathHctx {
                 continue;
             }
             let Some(frame) = self.take_frame(cookie) else {
-                // Stale: nobody waits for it.
+                // Stale: nothing waits for it.
                 done.remove(at);
                 continue;
             };
@@ -102,7 +102,7 @@ impl MultipathHctx {
         }
     }
 
-    /// Keeps how much of a request is done that a path has not ended well: another carries the rest.
+    /// Saves how much of a request is done that did not end well on a path: another path carries the rest.
     pub(super) fn note_partial(&mut self, path: usize, cookie: Cookie, status: Status) {
         if !status.is_ok()
             && let bytes = self.driver(path).done_before(cookie)
@@ -114,8 +114,9 @@ impl MultipathHctx {
 
     /// Decides what a status of a path's driver means.
     ///
-    /// Errors of the medium or the target are final: another path leads to the same. So is a lack of memory, which is this
-    /// host's own. Everything else is laid at the path's door: it has failed, and the request is to go over another.
+    /// Errors of the medium or the target are final: another path leads to the same target. So is a lack of
+    /// memory, which is this host's own. Any other error counts as a failure of the path, and the request
+    /// must go over another.
     pub(super) fn judge(&mut self, path: usize, status: Status, now: Instant) -> Status {
         match status {
             Status::Ok | Status::Requeue => status,
@@ -131,7 +132,7 @@ impl MultipathHctx {
             Status::Io | Status::Transport | Status::Timeout | Status::Shutdown => {
                 self.shard.paths[path].errors.add(1);
                 self.shared.failed(PathId(path as u8), status, now);
-                // The next request is to see it.
+                // The next request must see the change.
                 self.choice.end_batch();
                 Status::Requeue
             }
@@ -150,13 +151,13 @@ impl MultipathHctx {
         if !detours.complete {
             return Issued::Done(status);
         }
-        // It is with nobody but the worker: whoever looks at the tag finds nothing.
+        // Only the worker has it: a lookup of the tag finds nothing.
         self.frames[cookie.tag().index()] = Frame::FREE;
         self.send(Job::Complete(Done { cookie, status }));
         Issued::Queued
     }
 
-    /// Sends ends over the worker, from `first` on, and has it run the upper queue for each.
+    /// Sends ends, from `first` on, over the worker, which also runs the upper queue for each.
     fn send_ends(&mut self, first: usize, done: &mut Vec<Done>) {
         let detours = self.view.detours;
         for end in done.iter().skip(first) {
@@ -172,7 +173,7 @@ impl MultipathHctx {
         }
     }
 
-    /// Takes what the worker has sent back.
+    /// Takes what the worker has returned.
     pub(super) fn take_from_worker(&mut self, now: Instant, done: &mut Vec<Done>) {
         let Some(mut detour) = self.detour.take() else {
             return;
@@ -192,11 +193,11 @@ impl MultipathHctx {
             self.retry_at = None;
             self.inserted.append(&mut self.waiting);
         }
-        // They are taken from the end, and are to go in order.
+        // They are taken from the end, and must be issued in order.
         self.inserted.reverse();
     }
 
-    /// The worker has not issued a request: no room, or no driver. It is to be issued here.
+    /// Handles a request that the worker has not issued: it had no room, or no driver. It must be issued here.
     fn given_back(&mut self, cookie: Cookie) {
         if self.take_frame_at(cookie, Stage::ByWorker).is_some() {
             self.choice.end_batch();
@@ -208,7 +209,7 @@ impl MultipathHctx {
         }
     }
 
-    /// Decides what an end means that the worker gives back: it is the path's own if the worker issued the request.
+    /// Decides what an end means that the worker returns: it is the path's own if the worker issued the request.
     fn judge_end(&mut self, end: Done, now: Instant) -> Done {
         let Some(frame) = self.take_frame_at(end.cookie, Stage::ByWorker) else {
             return end;
@@ -224,7 +225,7 @@ impl MultipathHctx {
         }
     }
 
-    /// Paths whose drivers have something to say, a bit each.
+    /// Paths whose drivers may have completions to report, a bit each.
     pub(super) fn active_mask(&self) -> u32 {
         let mut active = 0;
         for path in paths_in(self.opened) {

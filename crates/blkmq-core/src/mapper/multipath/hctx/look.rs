@@ -1,5 +1,5 @@
-//! Decides what one hardware context does when the table has changed: it opens and closes drivers of paths, and works out how
-//! it chooses from now on.
+//! Decides what one hardware context does when the table has changed: it opens and closes drivers of paths,
+//! and computes how it chooses from now on.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::check::Checker;
 use super::{DETOURS, Frame, MultipathHctx, Opener, UNCOMMITTED};
 
 impl MultipathHctx {
-    /// Opens a context of a queue whose tags number `depth`, with a driver of each path.
+    /// Opens a context of a queue with `depth` tags, with a driver of each path.
     ///
     /// # Errors
     /// The first path whose driver cannot be opened.
@@ -59,12 +59,12 @@ impl MultipathHctx {
         }
     }
 
-    /// Says whether a probe is with a path's driver, so that its memory is in use.
+    /// Says whether a path's driver has a probe, so that its memory is in use.
     pub fn is_probing(&self) -> bool {
         self.checker.as_ref().is_some_and(Checker::is_probing_any)
     }
 
-    /// Brings what is known up to date. What was pushed back may have a path now, or is to fail.
+    /// Updates the context's copy of the table. Requests that were pushed back may have a path now, or must fail.
     #[cold]
     #[inline(never)]
     pub(super) fn look(&mut self, now: Instant) {

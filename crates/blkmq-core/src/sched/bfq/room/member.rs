@@ -1,29 +1,29 @@
-//! What is known of one member from its probes: its reach, how long its requests may take, and when it is probed next.
+//! The results of one member's probes: its reach, how long its requests may take, and when it is probed next.
 
 use super::probe::{Mark, REACH_MAX};
 use super::{LONGER_PART, REACH_HIGH, REACH_LOW};
 use crate::time::{Instant, Nanos};
 
-/// What is known of one group or client.
+/// The results of one group's or client's probes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
-    /// What it has alone over its due, in 1/1024: the mean of so many probes.
+    /// Its service alone divided by its due, in 1/1024: the mean of `probes` probes.
     pub(super) reach: u64,
     probes: u64,
-    /// How long a request of it may take while it is passed over; zero if that is not known: then as long as it likes.
+    /// How long its requests may take while it is passed over; zero if not known: then there is no limit.
     pub(super) time_max: Nanos,
     pub(super) is_passed: bool,
-    /// When it is probed next, and how long it rests after that; zero until others were held for it once.
+    /// When it is probed next, and how long it rests after that; zero until others were first held for it.
     probe_at: Instant,
     rest: Nanos,
-    /// What it had been served at the end of its latest probe.
+    /// How many bytes it had been served at the end of its latest probe.
     pub(super) probed: Mark,
 }
 
 /// What the end of a probe means for its subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is held for, or passed over, as before.
+    /// It stays as it is: others are held for it, or it is passed over.
     Unchanged,
     PassOver,
     CountAgain,
@@ -43,8 +43,8 @@ impl Member {
         },
     };
 
-    /// Says whether its rest is over, which begins when others are held for it for the first time. One that `is_urgent` is not
-    /// waited for.
+    /// Says whether its rest is over; the first rest begins when others are first held for it. An urgent
+    /// member (`is_urgent`) need not rest.
     pub(super) fn is_due(&mut self, served: u64, is_urgent: bool, now: Instant) -> bool {
         if self.rest == Nanos::ZERO {
             self.rest = REST_FIRST;
@@ -56,14 +56,15 @@ impl Member {
         is_urgent || now >= self.probe_at
     }
 
-    /// What was found out: the reach, by how many probes, how long a request may take; how long it rests next, and when it is probed.
+    /// The results: the reach, the number of probes, how long a request may take; how long it rests next, and
+    /// the time until its next probe.
     pub(super) fn learnt(&self, now: Instant) -> Option<[u64; 5]> {
         let probe_in = self.probe_at.since(now);
         let learnt = [self.reach, self.probes, self.time_max.0, self.rest.0, probe_in.0];
         (self.probes > 0).then_some(learnt)
     }
 
-    /// Goes on with what was found out elsewhere.
+    /// Continues with the results of another elevator.
     pub(super) fn take_learnt(&mut self, learnt: [u64; 5], served: u64, now: Instant) {
         let [reach, probes, time_max, rest, probe_in] = learnt;
         (self.reach, self.probes) = (reach.min(REACH_MAX), probes.clamp(1, PROBES_KEPT));
@@ -73,13 +74,13 @@ impl Member {
         self.probed = Mark { served, at: now };
     }
 
-    /// What was known counts no more, and the next chance is for a probe.
+    /// Drops the old results, and makes a probe due at once.
     pub(super) fn doubt(&mut self) {
         (self.probes, self.rest, self.probe_at) = (0, REST_FIRST, Instant(0));
     }
 
-    /// A probe has found this reach, and that its requests may take so long. Says what is to be done, and whether a member that was
-    /// passed over seems to be able to have its due, which is to be known soon.
+    /// Adds the results of a probe: the reach, and how long its requests may take. Returns the verdict, and
+    /// whether a passed-over member seems able to use its due, which is to be verified soon.
     pub(super) fn learn(&mut self, reach: u64, time_max: Option<Nanos>) -> (Verdict, bool) {
         let is_another = self.is_passed && reach > REACH_HIGH;
         let kept = if is_another { 2 } else { PROBES_KEPT };
@@ -94,7 +95,7 @@ impl Member {
         if is_another || !self.is_passed && reach < REACH_LOW {
             self.rest = REST_FIRST;
         }
-        // To be passed over it is to be seen twice, or clearly.
+        // To be passed over, a member must be found low twice, or clearly.
         let is_low = self.reach < REACH_LOW && self.probes > 1 || reach < REACH_LOW / 2;
         let verdict = match self.is_passed {
             true if self.reach > REACH_HIGH => Verdict::CountAgain,
@@ -104,9 +105,9 @@ impl Member {
         (verdict, is_another)
     }
 
-    /// How much of its weight counts while it is passed over, in 1/1024. A member that has a backlog, also alone, would have the
-    /// drive to itself by its whole weight: with this part of it, it has what it has alone, also where all together do a fifth
-    /// less.
+    /// How much of its weight counts while it is passed over, in 1/1024. A member that has a backlog even
+    /// when alone would, with its whole weight, have the drive to itself: with this part of its weight it is
+    /// served as much as alone, even if all members together are served a fifth less.
     pub(super) fn counts(&self, has_backlog: bool) -> u32 {
         match has_backlog {
             true => (self.reach + self.reach / LONGER_PART) as u32,
@@ -122,11 +123,11 @@ impl Member {
     }
 }
 
-/// A request of whomever takes no longer.
+/// Largest time that a request may take.
 const TIME_MAX: Nanos = Nanos::from_secs(10);
-/// The reach is a mean of so many probes.
+/// The reach is a mean of at most this many probes.
 const PROBES_KEPT: u64 = 4;
-/// How long a member rests from one probe to the next: at first, and at most; each rest is so many times the one before.
+/// How long a member rests between probes: at first, and at most; each rest is `REST_GROWS` times the one before.
 const REST_FIRST: Nanos = Nanos::from_millis(100);
 const REST_MAX: Nanos = Nanos::from_secs(8);
 const REST_GROWS: u64 = 4;

@@ -1,10 +1,11 @@
-//! One probe of a member: its phases, how long each lasts, and what it has counted so far. `room` begins and ends them.
+//! One probe of a member: its phases, how long each lasts, and what it has counted so far. `room` starts and
+//! ends probes.
 
 use super::super::wf2q::EntityId;
 use super::LONGER_PART;
 use crate::time::{Instant, Nanos};
 
-/// A probe that is going on, or, in the phase `Resting`, the end of the latest one.
+/// The present probe, or, in the phase `Resting`, the end of the latest one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub(super) phase: Phase,
@@ -12,13 +13,13 @@ pub(super) struct Probe {
     pub(super) subject: EntityId,
     pub(super) began: Instant,
     pub(super) phase_began: Instant,
-    /// Where this phase began to count, and how many requests were given out since then.
+    /// The mark from which this phase counts, and how many requests were dispatched since then.
     pub(super) from: Option<Mark>,
     pub(super) taken: u32,
-    /// When a request of the subject was given out or has ended, at the latest.
+    /// The latest time at which a request of the subject was dispatched or ended.
     pub(super) seen_at: Instant,
-    /// Requests that have ended in this phase: of members that are passed over if it is the first one, of the subject in the last
-    /// one, with the time that the drive had them, summed up.
+    /// Requests that ended in this phase, of passed-over members in the first phase, of the subject in the
+    /// last; and the sum of the times that the drive had them.
     pub(super) ends: u64,
     pub(super) times: Nanos,
     /// Requests that were in flight when draining began and have not ended.
@@ -27,7 +28,7 @@ pub(super) struct Probe {
     pub(super) due: u64,
 }
 
-/// The phases of a probe, in their order: see the picture in `room`.
+/// The phases of a probe, in their order: see the diagram in `room`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Resting,
@@ -36,7 +37,7 @@ pub(super) enum Phase {
     Alone,
 }
 
-/// How many bytes a member had been served at some moment.
+/// How many bytes a member had been served at a given time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mark {
     pub(super) served: u64,
@@ -60,19 +61,19 @@ impl Probe {
         }
     }
 
-    /// Begins a phase.
+    /// Starts a phase.
     pub(super) fn begin(&mut self, phase: Phase, from: Option<Mark>, now: Instant) {
         (self.phase, self.phase_began, self.from, self.taken) = (phase, now, from, 0);
         (self.ends, self.times) = (0, Nanos::ZERO);
     }
 
-    /// A rate in bytes per second as a part of the subject's due, in 1/1024.
+    /// Divides a rate in bytes per second by the subject's due, in 1/1024.
     pub(super) fn of_due(&self, rate: u64) -> u64 {
         (u128::from(rate) * 1024 / u128::from(self.due)).min(REACH_MAX.into()) as u64
     }
 
-    /// How long a request of the subject may take when others have room: as long as it takes alone, and a part of the time from
-    /// one to the next more.
+    /// How long a request of the subject may take when others have room: the time that it takes alone, plus a
+    /// part of the time from one request to the next.
     pub(super) fn time_max(&self, now: Instant) -> Option<Nanos> {
         let lasts = now.since(self.from?.at).0;
         let time = self.times.0.checked_div(self.ends)?;
@@ -100,11 +101,11 @@ impl Mark {
     }
 }
 
-/// A reach counts for no more than this, in 1/1024.
+/// Largest value of a reach, in 1/1024.
 pub(super) const REACH_MAX: u64 = 4 * 1024;
-/// A phase counts after this time: by then the drive is filled.
+/// A phase starts to count after this time: by then the drive's queue is full.
 const SKIP: Nanos = Nanos::from_millis(1);
-/// How long a phase counts: the shorter, the more requests were given out in it.
+/// How long a phase counts: shorter if more requests were dispatched in it.
 const TAKEN_MANY: u32 = 64;
 const PHASE_SHORT: Nanos = Nanos::from_millis(5);
 const TAKEN_FEW: u32 = 8;

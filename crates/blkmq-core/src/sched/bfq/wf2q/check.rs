@@ -1,12 +1,12 @@
-//! What is always true of the trees, for tests.
+//! The invariants of the trees, for tests.
 
 use super::super::heap::before;
 use super::entity::{EntityId, State};
 use super::{CLASSES, ROOT, Wf2q};
 
 impl Wf2q {
-    /// Asserts that every entity is where its state says, its weight counted, its tags in order, and that a group is
-    /// active exactly if a member of it is. `served` is the leaf being served.
+    /// Asserts that every entity is where its state says, its weight is counted, its tags are in order, and
+    /// that a group is active exactly if one of its members is. `served` is the leaf being served.
     pub(in super::super) fn check(&self, served: Option<EntityId>) {
         self.check_lead();
         let mut found = vec![State::Out; self.entities.len()];
@@ -49,7 +49,7 @@ impl Wf2q {
                 let is_held = entity.presence.is_noted;
                 assert_eq!(is_held, self.held.contains(&(id as u32)), "group {id} is noted");
                 let has_members = self.first_class(id as u32).is_some();
-                // A group that was held is looked at again by the next pick.
+                // The next pick examines a held group again.
                 assert!(is_held || active == has_members, "group {id} and its members");
             }
         }

@@ -3,7 +3,7 @@
 use super::super::heap::{Links, Node};
 use super::lead;
 
-/// The number of an entity: that of its group, or of its queue behind all the groups.
+/// The number of an entity: its group's number, or its queue's after all groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct EntityId(pub(super) u32);
 
@@ -15,21 +15,21 @@ pub(super) struct Entity {
     /// Until it is served next, its finish is its start.
     pub(super) is_urgent: bool,
     pub(super) class: u8,
-    /// The group that schedules it; the root has itself.
+    /// The group that schedules it; the root's is the root.
     pub(super) parent: u32,
-    /// What it was given, and how much of it counts, in 1/1024.
+    /// The weight as configured, and how much of it counts, in 1/1024.
     pub(super) given: u32,
     pub(super) counts: u32,
-    /// Both together, in 1/[`WEIGHT_UNIT`].
+    /// The product of both, in 1/[`WEIGHT_UNIT`].
     pub(super) weight: u32,
-    /// [`UNIT`] times 2^32 over the weight.
+    /// 2^(32 + [`UNIT_BITS`]) over the weight.
     pub(super) inverse: u64,
     pub(super) budget: u32,
     pub(super) start: u64,
     pub(super) finish: u64,
 }
 
-/// Where an entity is; see the picture above.
+/// Where an entity is; see the diagram in `wf2q`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Out,
@@ -88,12 +88,12 @@ impl EntityId {
     }
 }
 
-/// The number of the leaf whose entity this is where there are so many groups; `None` for a group's.
+/// The number of the leaf that has this entity, if there are `groups` groups; `None` for a group's entity.
 pub(in super::super) fn leaf_number(id: EntityId, groups: usize) -> Option<usize> {
     id.index().checked_sub(groups)
 }
 
-/// The weight that counts of one that was given, in 1/[`WEIGHT_UNIT`].
+/// The part of a configured weight that counts, in 1/[`WEIGHT_UNIT`].
 pub(super) fn effective(given: u32, counts: u32) -> u32 {
     assert!(given > 0, "a weight of 0");
     let weight = u64::from(given) * u64::from(WEIGHT_UNIT) * u64::from(counts) / u64::from(COUNTS_ALL);
@@ -104,10 +104,10 @@ pub(super) fn inverse(weight: u32) -> u64 {
     (1 << (32 + UNIT_BITS)) / u64::from(weight)
 }
 
-/// Virtual time counts service over weight in units of 2^-20: rounding is far below a byte, and tags of one tree are less
-/// than 2^52 apart, so that they can wrap around.
+/// Virtual time counts service over weight in units of 2^-20: the rounding error is far below a byte, and
+/// tags of one tree differ by less than 2^52, so they can wrap around.
 pub(super) const UNIT_BITS: u32 = 20;
-/// Weights are counted in parts, since of a small one only a part may count.
+/// Weights are counted in fractions, since only a part of a small weight may count.
 pub(super) const WEIGHT_UNIT: u32 = 32;
 /// All of a weight counts.
 pub(super) const COUNTS_ALL: u32 = 1024;

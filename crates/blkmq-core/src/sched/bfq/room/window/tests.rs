@@ -1,8 +1,8 @@
-//! When room counts and when it is lifted.
+//! When the room applies and when it is lifted.
 
 use super::*;
 
-/// So many ends, one in so many microseconds each, of requests that take too long.
+/// Ends `n` requests that take too long, one every `every` microseconds.
 fn ends(window: &mut Window, n: u64, every: u64, now: &mut Instant) {
     for _ in 0..n {
         *now = *now + Nanos(every * 1000);
@@ -11,7 +11,7 @@ fn ends(window: &mut Window, n: u64, every: u64, now: &mut Instant) {
     }
 }
 
-/// A room that counts, after requests that took too long ended one in 100 µs.
+/// A room that applies, after requests that took too long ended one in 100 µs.
 fn limited() -> (Window, Instant) {
     let (mut window, mut now) = (Window::default(), Instant(0));
     window.note_held_back(32);
@@ -22,7 +22,7 @@ fn limited() -> (Window, Instant) {
     (window, now)
 }
 
-/// An open phase of 5 ms with so many ends, and so many times the usual rate of all.
+/// An open phase of 5 ms with `ends` ends, and `times` times the usual rate of all members.
 fn open(window: &mut Window, ends: u64, times: u64) {
     window.note_open(ends, Nanos::from_millis(5), 1_000_000 * times, 1_000_000);
 }
