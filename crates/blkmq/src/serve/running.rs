@@ -2,6 +2,7 @@
 //! differences become steps, and either all steps are done or, if one fails, those before it are
 //! undone. One change at a time; no change waits on a reactor.
 
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -46,6 +47,14 @@ pub(super) struct State {
 pub(super) struct OpenExport {
     pub(super) spec: ExportSpec,
     pub(super) served: Vec<Box<dyn Served>>,
+}
+
+impl OpenExport {
+    /// The names of those disks that are to be served there.
+    fn wanted<'a>(&self, config: &Config, disks: &'a [Disk]) -> Vec<&'a str> {
+        let wanted = served(config, disks, self.spec.disks.as_deref()).into_iter();
+        wanted.map(|disk| disk.name.as_str()).collect()
+    }
 }
 
 impl Running {
@@ -258,15 +267,7 @@ impl Running {
                     .for_each(|served| served.close());
                 Ok(())
             }
-            Change::Export(spec) => {
-                read(spec)?.check(&spec.tls)?;
-                let open = state
-                    .exports
-                    .iter_mut()
-                    .find(|open| is_same_place(&open.spec, spec));
-                open.context("it is not open")?.spec = spec.clone();
-                self.offer(state, new, &self.engine.disks())
-            }
+            Change::Export(spec) => self.change_export(state, new, spec),
             // Read when it is needed.
             Change::ShutdownLimit => Ok(()),
         }
@@ -290,7 +291,10 @@ impl Running {
 
     fn remove_disk(&self, state: &mut State, new: &Config, name: &str) -> Result<()> {
         let others = without(&self.engine.disks(), name);
-        self.offer(state, new, &others)?;
+        if let Err(error) = self.offer(state, new, &others) {
+            self.offer_again(state, &state.config.clone());
+            return Err(error);
+        }
         let limit = Nanos(
             state
                 .config
@@ -300,7 +304,7 @@ impl Running {
                 .unwrap_or(u64::MAX),
         );
         if let Err(error) = live::remove_disk(&self.control(), name, limit) {
-            let _ = self.offer(state, &state.config.clone(), &self.engine.disks());
+            self.offer_again(state, &state.config.clone());
             return Err(error);
         }
         // The drive is closed: this is the last report of lost writes.
@@ -313,34 +317,66 @@ impl Running {
     /// Makes all addresses serve these disks: opens the sockets of new ones and closes those of
     /// removed ones.
     fn offer(&self, state: &mut State, config: &Config, disks: &[Disk]) -> Result<()> {
+        // Nothing is closed before all is open that can be open beside it.
         for open in &mut state.exports {
-            let wanted = served(config, disks, open.spec.disks.as_deref());
-            let is_wanted = |served: &dyn Served| {
-                served
-                    .disk()
-                    .is_none_or(|name| wanted.iter().any(|disk| disk.name == name))
-            };
+            let address = read(&open.spec)?;
+            let mut names = open.wanted(config, disks);
+            address.check_disks(&names)?;
+            let present = open.served.iter().filter_map(|served| served.disk());
+            names.extend(present.filter(|name| !names.contains(name)).collect::<Vec<_>>());
+            if address.check_disks(&names).is_ok() {
+                self.open_missing(open, config, disks)?;
+            }
+        }
+        for open in &mut state.exports {
+            let wanted = open.wanted(config, disks);
+            let is_wanted = |served: &dyn Served| served.disk().is_none_or(|name| wanted.contains(&name));
             let gone = open.served.extract_if(.., |served| !is_wanted(&**served));
             gone.for_each(|served| served.close());
             for served in &open.served {
                 served.offer(disks, offer_of(&open.spec, config))?;
             }
-            let is_open = |name: &str| {
-                open.served
-                    .iter()
-                    .any(|served| served.disk().is_none_or(|disk| disk == name))
-            };
-            let missing: Vec<&str> = wanted
-                .iter()
-                .map(|disk| disk.name.as_str())
-                .filter(|name| !is_open(name))
-                .collect();
-            if !missing.is_empty() {
-                let opened = self.open(&open.spec, config, &missing)?;
-                open.served.extend(opened);
-            }
+            self.open_missing(open, config, disks)?;
         }
         Ok(())
+    }
+
+    /// Offers all disks as before a step that has failed.
+    fn offer_again(&self, state: &mut State, config: &Config) {
+        if let Err(error) = self.offer(state, config, &self.engine.disks()) {
+            tracing::error!("change: taking it back: {error:#}");
+        }
+    }
+
+    /// Opens what is not open of the disks that an address is to serve.
+    fn open_missing(&self, open: &mut OpenExport, config: &Config, disks: &[Disk]) -> Result<()> {
+        let is_open = |name: &str| {
+            open.served
+                .iter()
+                .any(|served| served.disk().is_none_or(|disk| disk == name))
+        };
+        let mut missing = open.wanted(config, disks);
+        missing.retain(|name| !is_open(name));
+        if !missing.is_empty() {
+            let opened = self.open(&open.spec, config, &missing)?;
+            open.served.extend(opened);
+        }
+        Ok(())
+    }
+
+    /// Changes what an address serves, or nothing of it.
+    fn change_export(&self, state: &mut State, new: &Config, spec: &ExportSpec) -> Result<()> {
+        read(spec)?.check(&spec.tls)?;
+        let mut exports = state.exports.iter();
+        let at = exports.position(|open| is_same_place(&open.spec, spec));
+        let at = at.context("it is not open")?;
+        let former = mem::replace(&mut state.exports[at].spec, spec.clone());
+        let offered = self.offer(state, new, &self.engine.disks());
+        if offered.is_err() {
+            state.exports[at].spec = former;
+            self.offer_again(state, new);
+        }
+        offered
     }
 
     fn add_export(&self, state: &mut State, config: &Config, spec: &ExportSpec) -> Result<()> {
