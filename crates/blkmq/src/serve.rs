@@ -351,20 +351,30 @@ impl Daemon {
     /// Changes the daemon to the present content of its file and its flags.
     fn reload(&self, args: &ServeArgs) {
         notify::reloading();
+        let mut done = self.running.resize_all();
         let changed = configuration(args).and_then(|(new, _)| {
             let replace = |document: &mut Document| {
                 *document = new;
                 Ok(())
             };
-            let mut done = self.running.resize_all();
-            done.extend(self.running.refresh()?);
-            done.extend(self.running.change(replace, false)?);
-            Ok(done)
+            self.running.change(replace, false)
         });
+        let mut failed = Vec::new();
         match changed {
-            Ok(steps) if steps.is_empty() => tracing::info!("SIGHUP: nothing differs"),
-            Ok(steps) => tracing::info!("SIGHUP: {}", steps.join("; ")),
-            Err(error) => tracing::error!("SIGHUP: nothing is changed: {error:#}"),
+            Ok(steps) => done.extend(steps),
+            Err(error) => failed.push(format!("the configuration is not changed: {error:#}")),
+        }
+        // After the change, which may name other files.
+        let (refreshed, unreadable) = self.running.refresh();
+        done.extend(refreshed);
+        failed.extend(unreadable);
+        failed
+            .iter()
+            .for_each(|problem| tracing::error!("SIGHUP: {problem}"));
+        match done.is_empty() {
+            false => tracing::info!("SIGHUP: {}", done.join("; ")),
+            true if failed.is_empty() => tracing::info!("SIGHUP: nothing differs"),
+            true => {}
         }
         notify::ready();
     }

@@ -206,21 +206,21 @@ impl Running {
             .collect()
     }
 
-    /// Makes addresses read their certificates again. Returns which have.
-    ///
-    /// # Errors
-    /// A file cannot be used; addresses before it have read theirs.
-    pub(crate) fn refresh(&self) -> Result<Vec<String>> {
-        let mut done = Vec::new();
+    /// Makes all addresses read their certificates again. Returns which have, and which cannot: those
+    /// keep what they have.
+    pub(crate) fn refresh(&self) -> (Vec<String>, Vec<String>) {
+        let (mut done, mut failed) = (Vec::new(), Vec::new());
         for open in &self.lock().exports {
+            let address = &open.spec.address;
             for served in &open.served {
-                let address = &open.spec.address;
-                if served.refresh().with_context(|| format!("export {address}"))? {
-                    done.push(format!("read the certificates of {address} again"));
+                match served.refresh() {
+                    Ok(true) => done.push(format!("read the certificates of {address} again")),
+                    Ok(false) => {}
+                    Err(error) => failed.push(format!("export {address}: {error}")),
                 }
             }
         }
-        Ok(done)
+        (done, failed)
     }
 
     /// Makes writes of clients durable that no flush has covered.

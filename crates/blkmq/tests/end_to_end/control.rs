@@ -393,7 +393,9 @@ fn a_hangup_applies_the_file_again() {
     drop(Client::connect(&scratch.path("nbd.sock"), "vm2").expect("it is served"));
     write("[disk.vm2]\nram = 3\n");
     daemon.signal(Signal::HUP);
-    assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: nothing is changed: ")));
+    assert!(daemon.wait_for(LONG, |line| {
+        line.contains("SIGHUP: the configuration is not changed: ")
+    }));
     write("");
     daemon.signal(Signal::HUP);
     assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: remove disk vm2")));
