@@ -82,6 +82,11 @@ pub trait Device: Allocation + Any {
         ))
     }
 
+    /// Says whether a question to the drive has not been answered in time, nor since. Does not block.
+    fn is_silent(&self) -> bool {
+        false
+    }
+
     /// Says whether its contexts can be closed while the engine goes on.
     fn may_leave(&self) -> bool {
         false

@@ -24,6 +24,7 @@ use crate::error::Error;
 use crate::reactor::shared::{QueueEntry, Shared};
 use crate::size_news::SizeNews;
 
+pub use self::devices::FoundSize;
 pub use self::trace::Trace;
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
@@ -63,7 +64,7 @@ impl Control {
         self.shared.disks()
     }
 
-    /// Where devices tell that disks may be of another size: for a thread that calls [`Control::resize_disk`] then.
+    /// Where devices tell that disks may be of another size: for a thread that calls [`Control::ask_size`] then.
     pub fn size_news(&self) -> Arc<SizeNews> {
         Arc::clone(&self.shared.size_news)
     }

@@ -138,10 +138,7 @@ impl Running {
         edit: impl FnOnce(&mut Document) -> Result<()>,
         dry_run: bool,
     ) -> Result<Vec<String>> {
-        let mut state = self.lock();
-        if let Some(why) = state.closed {
-            anyhow::bail!("{why}");
-        }
+        let mut state = self.open_state()?;
         let mut document = state.document.clone();
         edit(&mut document)?;
         let new = checked(&document)?;
@@ -164,13 +161,13 @@ impl Running {
     /// that is asked for and it is a file. Returns its size before and now.
     ///
     /// # Errors
-    /// As for [`Control::resize_disk`].
+    /// As for [`Control::ask_size`] and [`Control::resize_disk`].
     pub(crate) fn resize(&self, name: &str, size: Option<u64>) -> Result<(u64, u64)> {
-        let mut state = self.lock();
-        if let Some(why) = state.closed {
-            anyhow::bail!("{why}");
-        }
-        let (old, new) = self.control().resize_disk(name, size)?;
+        drop(self.open_state()?);
+        // A drive that does not answer must not prevent changes, nor the shutdown.
+        let found = self.control().ask_size(name, size)?;
+        let mut state = self.open_state()?;
+        let (old, new) = self.control().resize_disk(&found)?;
         if new > old {
             // A configuration that has the size gets the new one.
             let said = state.document.get(Kind::Disk, name);
@@ -188,10 +185,12 @@ impl Running {
         Ok((old, new))
     }
 
-    /// Checks all disks for files or devices that have grown. Returns which have.
+    /// Checks all disks for files or devices that have grown, but for those of drives that do not
+    /// answer. Returns which have.
     pub(crate) fn resize_all(&self) -> Vec<String> {
-        let disks = self.engine.disks();
-        let grown = disks.iter().filter(|disk| match self.resize(&disk.name, None) {
+        let (disks, control) = (self.engine.disks(), self.control());
+        let asked = disks.iter().filter(|disk| !control.is_silent(disk));
+        let grown = asked.filter(|disk| match self.resize(&disk.name, None) {
             Ok((old, new)) => new > old,
             Err(error) => {
                 // Most sizes are unchanged; a disk that has shrunk is logged.
@@ -459,6 +458,15 @@ impl Running {
 
     fn shown(&self) -> MutexGuard<'_, Document> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, to change it.
+    fn open_state(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.lock();
+        match state.closed {
+            Some(why) => anyhow::bail!("{why}"),
+            None => Ok(state),
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
