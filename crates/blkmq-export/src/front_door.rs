@@ -41,6 +41,14 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
         false
     }
 
+    /// Checks, without opening anything, that these disks can be served there at the same time.
+    ///
+    /// # Errors
+    /// The address has one place for several disks, and what to do.
+    fn check_disks(&self, _disks: &[&str]) -> Result<(), OpenError> {
+        Ok(())
+    }
+
     /// Checks, without opening anything, that the address can be served with these settings. Reads
     /// the TLS files.
     ///

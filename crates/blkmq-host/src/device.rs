@@ -81,6 +81,11 @@ pub trait Device: Allocation + Any {
         ))
     }
 
+    /// Says whether the drive has left a question unanswered for too long. Does not block.
+    fn is_silent(&self) -> bool {
+        false
+    }
+
     /// Says whether its contexts can be closed while the engine continues.
     fn may_leave(&self) -> bool {
         false

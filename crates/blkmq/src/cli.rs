@@ -95,7 +95,7 @@ pub enum Bench {
 }
 
 /// What `serve` takes.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_long_help = SERVE_HELP)]
 pub struct ServeArgs {
     /// Serve a disk; may be given again. KEY=VALUE,… as listed below

@@ -296,6 +296,7 @@ impl Daemon {
             .map(|place| metrics::Server::start(place, asked, args.take_over.is_some()));
         let metrics = metrics.transpose()?;
         let size_news = self.look_at_sizes()?;
+        let reload = self.reload_aside(args)?;
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -310,7 +311,8 @@ impl Daemon {
                     report += &report::connections(&self.common);
                     log.print_long(&report, REPORT_WAIT_MAX);
                 }
-                SIGHUP => self.reload(args),
+                // A full channel: one is waiting already, and has yet to read the file.
+                SIGHUP => drop(reload.try_send(())),
                 _ => break,
             }
         }
@@ -348,25 +350,23 @@ impl Daemon {
         Ok(news)
     }
 
-    /// Changes the daemon to the present content of its file and its flags.
-    fn reload(&self, args: &ServeArgs) {
-        notify::reloading();
-        let changed = configuration(args).and_then(|(new, _)| {
-            let replace = |document: &mut Document| {
-                *document = new;
-                Ok(())
-            };
-            let mut done = self.running.resize_all();
-            done.extend(self.running.refresh()?);
-            done.extend(self.running.change(replace, false)?);
-            Ok(done)
-        });
-        match changed {
-            Ok(steps) if steps.is_empty() => tracing::info!("SIGHUP: nothing differs"),
-            Ok(steps) => tracing::info!("SIGHUP: {}", steps.join("; ")),
-            Err(error) => tracing::error!("SIGHUP: nothing is changed: {error:#}"),
-        }
-        notify::ready();
+    /// Starts a thread that reloads whenever it is asked to: files and drives may take long to answer,
+    /// and the signal that ends the daemon must be seen meanwhile.
+    fn reload_aside(&self, args: &ServeArgs) -> Result<SyncSender<()>> {
+        // One that waits covers those that are asked for meanwhile.
+        let (ask, asked) = mpsc::sync_channel(1);
+        let (args, running) = (args.clone(), Arc::downgrade(&self.running));
+        let reload_all = move || {
+            for () in asked {
+                let Some(running) = running.upgrade() else { return };
+                reload(&running, &args);
+            }
+        };
+        let thread = thread::Builder::new().name("reload".to_owned());
+        thread
+            .spawn(reload_all)
+            .context("no thread for reloads can be made")?;
+        Ok(ask)
     }
 
     /// Ends while another daemon serves the clients, which will make their writes durable.
@@ -392,6 +392,39 @@ impl Daemon {
             (Err(error), Err(unsynced)) => bail!("{error}; {unsynced:#}"),
         }
     }
+}
+
+/// Changes the daemon to the present content of its file and its flags.
+fn reload(running: &Running, args: &ServeArgs) {
+    notify::reloading();
+    let mut done = Vec::new();
+    let changed = configuration(args).and_then(|(new, _)| {
+        let replace = |document: &mut Document| {
+            *document = new;
+            Ok(())
+        };
+        running.change(replace, false)
+    });
+    let mut failed = Vec::new();
+    match changed {
+        Ok(steps) => done.extend(steps),
+        Err(error) => failed.push(format!("the configuration is not changed: {error:#}")),
+    }
+    // After the change, which may name other files.
+    let (refreshed, unreadable) = running.refresh();
+    done.extend(refreshed);
+    failed.extend(unreadable);
+    // Last: drives may take long to answer.
+    done.extend(running.resize_all());
+    failed
+        .iter()
+        .for_each(|problem| tracing::error!("SIGHUP: {problem}"));
+    match done.is_empty() {
+        false => tracing::info!("SIGHUP: {}", done.join("; ")),
+        true if failed.is_empty() => tracing::info!("SIGHUP: nothing differs"),
+        true => {}
+    }
+    notify::reloaded();
 }
 
 /// Parses an address by its front door.

@@ -51,6 +51,8 @@ static CLOSINGS: Calls = Calls::new();
 pub(super) struct Calls {
     count: Mutex<usize>,
     changed: Condvar,
+    /// When the last call began that is alone.
+    begun: Mutex<Option<Instant>>,
 }
 
 impl Calls {
@@ -58,6 +60,7 @@ impl Calls {
         Self {
             count: Mutex::new(0),
             changed: Condvar::new(),
+            begun: Mutex::new(None),
         }
     }
 
@@ -77,8 +80,17 @@ impl Calls {
 
     /// Begins a call once no other is under way, at most `limit` from now.
     pub(super) fn begin_alone(self: &Arc<Self>, limit: Duration) -> Option<Call> {
-        *self.lock_when_none(limit)? += 1;
+        let mut count = self.lock_when_none(limit)?;
+        *count += 1;
+        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         Some(Call(Arc::clone(self)))
+    }
+
+    /// Returns whether a call by [`Calls::begin_alone`] is under way for longer than `limit`.
+    pub(super) fn are_late(&self, limit: Duration) -> bool {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        *count > 0 && begun.is_some_and(|begun| begun.elapsed() >= limit)
     }
 
     fn lock_when_none(&self, limit: Duration) -> Option<MutexGuard<'_, usize>> {
@@ -142,7 +154,10 @@ mod tests {
         });
         assert!(given_up.is_none());
         assert!(!calls.wait_for_none(Duration::from_millis(20)));
+        assert!(calls.are_late(Duration::from_millis(20)));
+        assert!(!calls.are_late(Duration::from_secs(3600)));
         drop(goes_on);
         assert!(calls.wait_for_none(Duration::from_secs(10)));
+        assert!(!calls.are_late(Duration::ZERO));
     }
 }

@@ -136,6 +136,11 @@ impl Device for RbdDevice {
         self.shared.image(disk)?.resize(wanted)
     }
 
+    fn is_silent(&self) -> bool {
+        let images = self.shared.images();
+        images.0.iter().flatten().any(|image| image.is_silent())
+    }
+
     fn may_leave(&self) -> bool {
         true
     }

@@ -218,6 +218,11 @@ impl Image {
         answer.unwrap_or_else(|| Err(late()))
     }
 
+    /// Returns whether the cluster has not answered a query in time, nor since.
+    pub(super) fn is_silent(&self) -> bool {
+        self.asked.are_late(self.limit)
+    }
+
     /// Counts a failed request, and logs it if the one before did not fail, unless too many lines
     /// were written lately.
     #[cold]

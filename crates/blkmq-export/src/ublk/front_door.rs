@@ -74,14 +74,19 @@ impl Address for Numbered {
         true
     }
 
-    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
-        let failed = |what: String| OpenError::new(format!("export ublk:{self}: {what}"));
+    fn check_disks(&self, disks: &[&str]) -> Result<(), OpenError> {
         if self.0.is_some() && disks.len() > 1 {
             let count = disks.len();
-            return Err(failed(format!(
-                "one device for {count} disks: name the disk (disks = [..] in an [[export]] of its own), or write {AUTO}"
+            return Err(OpenError::new(format!(
+                "export ublk:{self}: one device for {count} disks: name the disk (disks = [..] in an [[export]] of its own), or write {AUTO}"
             )));
         }
+        Ok(())
+    }
+
+    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        self.check_disks(disks)?;
+        let failed = |what: String| OpenError::new(format!("export ublk:{self}: {what}"));
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         for disk in disks {
             let control = Control::open().map_err(failed)?;

@@ -76,13 +76,18 @@ impl Address for PerDisk {
         true
     }
 
-    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn check_disks(&self, disks: &[&str]) -> Result<(), OpenError> {
         if disks.len() > 1 && !self.place.contains(DISK) {
             let count = disks.len();
             return Err(OpenError::new(format!(
                 "export {self}: one socket for {count} disks: each needs its own; write {DISK} where the name goes"
             )));
         }
+        Ok(())
+    }
+
+    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        self.check_disks(disks)?;
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         for disk in disks {
             let address = self.place.replace(DISK, disk).parse::<common::Address>();

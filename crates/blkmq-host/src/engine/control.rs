@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::reactor::shared::{QueueEntry, Shared};
 use crate::size_news::SizeNews;
 
+pub use self::devices::FoundSize;
 pub use self::trace::{Trace, receivers};
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.
@@ -64,7 +65,7 @@ impl Control {
         self.shared.disks()
     }
 
-    /// Reports of devices that sizes of disks may have changed: for a thread that then calls [`Control::resize_disk`].
+    /// Reports of devices that sizes of disks may have changed: for a thread that then calls [`Control::ask_size`].
     pub fn size_news(&self) -> Arc<SizeNews> {
         Arc::clone(&self.shared.size_news)
     }

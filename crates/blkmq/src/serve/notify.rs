@@ -11,11 +11,17 @@ pub(super) fn ready() {
     say(&format!("READY=1\nMAINPID={}\n", std::process::id()));
 }
 
-/// This process reads its configuration again; [`ready`] follows.
+/// This process reads its configuration again; [`reloaded`] follows.
 pub(super) fn reloading() {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now_us = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
     say(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}\n"));
+}
+
+/// The configuration was read again. Which process is the main one is not said: another one may be by
+/// now.
+pub(super) fn reloaded() {
+    say("READY=1\n");
 }
 
 fn say(words: &str) {

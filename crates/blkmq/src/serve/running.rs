@@ -2,6 +2,7 @@
 //! differences become steps, and either all steps are done or, if one fails, those before it are
 //! undone. One change at a time; no change waits on a reactor.
 
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -46,6 +47,14 @@ pub(super) struct State {
 pub(super) struct OpenExport {
     pub(super) spec: ExportSpec,
     pub(super) served: Vec<Box<dyn Served>>,
+}
+
+impl OpenExport {
+    /// The names of those disks that are to be served there.
+    fn wanted<'a>(&self, config: &Config, disks: &'a [Disk]) -> Vec<&'a str> {
+        let wanted = served(config, disks, self.spec.disks.as_deref()).into_iter();
+        wanted.map(|disk| disk.name.as_str()).collect()
+    }
 }
 
 impl Running {
@@ -129,10 +138,7 @@ impl Running {
         edit: impl FnOnce(&mut Document) -> Result<()>,
         dry_run: bool,
     ) -> Result<Vec<String>> {
-        let mut state = self.lock();
-        if let Some(why) = state.closed {
-            anyhow::bail!("{why}");
-        }
+        let mut state = self.open_state()?;
         let mut document = state.document.clone();
         edit(&mut document)?;
         let new = checked(&document)?;
@@ -155,13 +161,13 @@ impl Running {
     /// that is asked for and it is a file. Returns its size before and now.
     ///
     /// # Errors
-    /// As for [`Control::resize_disk`].
+    /// As for [`Control::ask_size`] and [`Control::resize_disk`].
     pub(crate) fn resize(&self, name: &str, size: Option<u64>) -> Result<(u64, u64)> {
-        let mut state = self.lock();
-        if let Some(why) = state.closed {
-            anyhow::bail!("{why}");
-        }
-        let (old, new) = self.control().resize_disk(name, size)?;
+        drop(self.open_state()?);
+        // A drive that does not answer must not prevent changes, nor the shutdown.
+        let found = self.control().ask_size(name, size)?;
+        let mut state = self.open_state()?;
+        let (old, new) = self.control().resize_disk(&found)?;
         if new > old {
             // A configuration that has the size gets the new one.
             let said = state.document.get(Kind::Disk, name);
@@ -179,10 +185,12 @@ impl Running {
         Ok((old, new))
     }
 
-    /// Checks all disks for files or devices that have grown. Returns which have.
+    /// Checks all disks for files or devices that have grown, but for those of drives that do not
+    /// answer. Returns which have.
     pub(crate) fn resize_all(&self) -> Vec<String> {
-        let disks = self.engine.disks();
-        let grown = disks.iter().filter(|disk| match self.resize(&disk.name, None) {
+        let (disks, control) = (self.engine.disks(), self.control());
+        let asked = disks.iter().filter(|disk| !control.is_silent(disk));
+        let grown = asked.filter(|disk| match self.resize(&disk.name, None) {
             Ok((old, new)) => new > old,
             Err(error) => {
                 // Most sizes are unchanged; a disk that has shrunk is logged.
@@ -197,21 +205,21 @@ impl Running {
             .collect()
     }
 
-    /// Makes addresses read their certificates again. Returns which have.
-    ///
-    /// # Errors
-    /// A file cannot be used; addresses before it have read theirs.
-    pub(crate) fn refresh(&self) -> Result<Vec<String>> {
-        let mut done = Vec::new();
+    /// Makes all addresses read their certificates again. Returns which have, and which cannot: those
+    /// keep what they have.
+    pub(crate) fn refresh(&self) -> (Vec<String>, Vec<String>) {
+        let (mut done, mut failed) = (Vec::new(), Vec::new());
         for open in &self.lock().exports {
+            let address = &open.spec.address;
             for served in &open.served {
-                let address = &open.spec.address;
-                if served.refresh().with_context(|| format!("export {address}"))? {
-                    done.push(format!("read the certificates of {address} again"));
+                match served.refresh() {
+                    Ok(true) => done.push(format!("read the certificates of {address} again")),
+                    Ok(false) => {}
+                    Err(error) => failed.push(format!("export {address}: {error}")),
                 }
             }
         }
-        Ok(done)
+        (done, failed)
     }
 
     /// Makes writes of clients durable that no flush has covered.
@@ -258,15 +266,7 @@ impl Running {
                     .for_each(|served| served.close());
                 Ok(())
             }
-            Change::Export(spec) => {
-                read(spec)?.check(&spec.tls)?;
-                let open = state
-                    .exports
-                    .iter_mut()
-                    .find(|open| is_same_place(&open.spec, spec));
-                open.context("it is not open")?.spec = spec.clone();
-                self.offer(state, new, &self.engine.disks())
-            }
+            Change::Export(spec) => self.change_export(state, new, spec),
             // Read when it is needed.
             Change::ShutdownLimit => Ok(()),
         }
@@ -290,7 +290,10 @@ impl Running {
 
     fn remove_disk(&self, state: &mut State, new: &Config, name: &str) -> Result<()> {
         let others = without(&self.engine.disks(), name);
-        self.offer(state, new, &others)?;
+        if let Err(error) = self.offer(state, new, &others) {
+            self.offer_again(state, &state.config.clone());
+            return Err(error);
+        }
         let limit = Nanos(
             state
                 .config
@@ -300,7 +303,7 @@ impl Running {
                 .unwrap_or(u64::MAX),
         );
         if let Err(error) = live::remove_disk(&self.control(), name, limit) {
-            let _ = self.offer(state, &state.config.clone(), &self.engine.disks());
+            self.offer_again(state, &state.config.clone());
             return Err(error);
         }
         // The drive is closed: this is the last report of lost writes.
@@ -313,34 +316,66 @@ impl Running {
     /// Makes all addresses serve these disks: opens the sockets of new ones and closes those of
     /// removed ones.
     fn offer(&self, state: &mut State, config: &Config, disks: &[Disk]) -> Result<()> {
+        // Nothing is closed before all is open that can be open beside it.
         for open in &mut state.exports {
-            let wanted = served(config, disks, open.spec.disks.as_deref());
-            let is_wanted = |served: &dyn Served| {
-                served
-                    .disk()
-                    .is_none_or(|name| wanted.iter().any(|disk| disk.name == name))
-            };
+            let address = read(&open.spec)?;
+            let mut names = open.wanted(config, disks);
+            address.check_disks(&names)?;
+            let present = open.served.iter().filter_map(|served| served.disk());
+            names.extend(present.filter(|name| !names.contains(name)).collect::<Vec<_>>());
+            if address.check_disks(&names).is_ok() {
+                self.open_missing(open, config, disks)?;
+            }
+        }
+        for open in &mut state.exports {
+            let wanted = open.wanted(config, disks);
+            let is_wanted = |served: &dyn Served| served.disk().is_none_or(|name| wanted.contains(&name));
             let gone = open.served.extract_if(.., |served| !is_wanted(&**served));
             gone.for_each(|served| served.close());
             for served in &open.served {
                 served.offer(disks, offer_of(&open.spec, config))?;
             }
-            let is_open = |name: &str| {
-                open.served
-                    .iter()
-                    .any(|served| served.disk().is_none_or(|disk| disk == name))
-            };
-            let missing: Vec<&str> = wanted
-                .iter()
-                .map(|disk| disk.name.as_str())
-                .filter(|name| !is_open(name))
-                .collect();
-            if !missing.is_empty() {
-                let opened = self.open(&open.spec, config, &missing)?;
-                open.served.extend(opened);
-            }
+            self.open_missing(open, config, disks)?;
         }
         Ok(())
+    }
+
+    /// Offers all disks as before a step that has failed.
+    fn offer_again(&self, state: &mut State, config: &Config) {
+        if let Err(error) = self.offer(state, config, &self.engine.disks()) {
+            tracing::error!("change: taking it back: {error:#}");
+        }
+    }
+
+    /// Opens what is not open of the disks that an address is to serve.
+    fn open_missing(&self, open: &mut OpenExport, config: &Config, disks: &[Disk]) -> Result<()> {
+        let is_open = |name: &str| {
+            open.served
+                .iter()
+                .any(|served| served.disk().is_none_or(|disk| disk == name))
+        };
+        let mut missing = open.wanted(config, disks);
+        missing.retain(|name| !is_open(name));
+        if !missing.is_empty() {
+            let opened = self.open(&open.spec, config, &missing)?;
+            open.served.extend(opened);
+        }
+        Ok(())
+    }
+
+    /// Changes what an address serves, or nothing of it.
+    fn change_export(&self, state: &mut State, new: &Config, spec: &ExportSpec) -> Result<()> {
+        read(spec)?.check(&spec.tls)?;
+        let mut exports = state.exports.iter();
+        let at = exports.position(|open| is_same_place(&open.spec, spec));
+        let at = at.context("it is not open")?;
+        let former = mem::replace(&mut state.exports[at].spec, spec.clone());
+        let offered = self.offer(state, new, &self.engine.disks());
+        if offered.is_err() {
+            state.exports[at].spec = former;
+            self.offer_again(state, new);
+        }
+        offered
     }
 
     fn add_export(&self, state: &mut State, config: &Config, spec: &ExportSpec) -> Result<()> {
@@ -423,6 +458,15 @@ impl Running {
 
     fn shown(&self) -> MutexGuard<'_, Document> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state, to change it.
+    fn open_state(&self) -> Result<MutexGuard<'_, State>> {
+        let state = self.lock();
+        match state.closed {
+            Some(why) => anyhow::bail!("{why}"),
+            None => Ok(state),
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -7,7 +7,7 @@ mod random_changes;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -280,6 +280,51 @@ fn a_change_of_which_one_step_fails_changes_nothing() {
 }
 
 #[test]
+fn a_change_of_an_export_that_fails_is_taken_back_and_stands_in_no_other_change() {
+    let stage = Stage::new(&["--disk", "name=vm2,ram=1M"]);
+    let mut control = stage.control();
+    let pattern = format!("unix:{}", stage.scratch.word("{disk}.vsock"));
+    let one = format!("unix:{}", stage.scratch.word("one.vsock"));
+    let keys = |address: &str, disks: &[&str]| json!({"vhost-user": address, "disks": disks});
+    for address in [&pattern, &one] {
+        add(&mut control, "export", address, &keys(address, &["vm1"])).expect("an address");
+    }
+    // No socket can be made where a directory is.
+    let obstacle = stage.scratch.path("vm2.vsock");
+    std::fs::create_dir(&obstacle).expect("a directory");
+    let before = control.call("config.get", &json!({})).expect("an answer");
+    for (address, disks, part) in [
+        (&pattern, &["vm1", "vm2"][..], "something else than a socket"),
+        (&pattern, &["vm2"], "something else than a socket"),
+        (&one, &["vm1", "vm2"], "one socket for 2 disks"),
+    ] {
+        // The socket is the same afterwards: it has not been closed and opened again.
+        let inode = || std::fs::metadata(stage.scratch.path("vm1.vsock")).map(|found| found.ino());
+        let first = inode().expect("it is served");
+        let error =
+            set(&mut control, "export", address, &json!({"disks": disks})).expect_err("it is refused");
+        assert!(error.to_string().contains(part), "{address} {disks:?}: {error}");
+        assert_eq!(inode().expect("it is served on"), first, "{address} {disks:?}");
+        let after = control.call("config.get", &json!({})).expect("an answer");
+        assert_eq!(after, before, "{address} {disks:?}");
+        add(&mut control, "disk", "vm3", &json!({"ram": "1M"})).expect("another disk comes");
+        remove(&mut control, "disk", "vm3").expect("and goes");
+        for socket in ["vm1.vsock", "one.vsock"] {
+            Guest::connect(&stage.scratch.path(socket)).start();
+        }
+    }
+    // One place is given to another disk, and several places to several disks.
+    std::fs::remove_dir(&obstacle).expect("the directory");
+    set(&mut control, "export", &one, &json!({"disks": ["vm2"]})).expect("it is free");
+    set(&mut control, "export", &pattern, &json!({"disks": ["vm2"]})).expect("it is free");
+    for socket in ["vm2.vsock", "one.vsock"] {
+        Guest::connect(&stage.scratch.path(socket)).start();
+    }
+    assert!(!stage.scratch.path("vm1.vsock").exists());
+    stage.daemon.stop();
+}
+
+#[test]
 fn what_a_daemon_dumps_starts_the_same_daemon() {
     let stage = Stage::new(&[
         "--group",
@@ -348,7 +393,9 @@ fn a_hangup_applies_the_file_again() {
     drop(Client::connect(&scratch.path("nbd.sock"), "vm2").expect("it is served"));
     write("[disk.vm2]\nram = 3\n");
     daemon.signal(Signal::HUP);
-    assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: nothing is changed: ")));
+    assert!(daemon.wait_for(LONG, |line| {
+        line.contains("SIGHUP: the configuration is not changed: ")
+    }));
     write("");
     daemon.signal(Signal::HUP);
     assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: remove disk vm2")));

@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
+use rustix::process::Signal;
 
 use crate::common::daemon::program;
 use crate::common::pattern::{BLOCK, block};
-use crate::common::tools::{installed, run};
+use crate::common::tools::{installed, output_within, run};
 use crate::common::{Daemon, Scratch};
 
 /// A daemon that serves one disk as a file, which is unmounted in the end whatever happens.
@@ -291,6 +292,61 @@ fn a_disk_may_take_the_place_of_its_own_image() {
     let image = File::open(stage.path()).unwrap();
     image.read_exact_at(&mut read, 3 * STEP).unwrap();
     assert!(read == aligned(3).0, "the image has what was written to the disk");
+}
+
+#[test]
+fn a_drive_that_does_not_answer_at_a_hangup_holds_up_neither_changes_nor_the_end() {
+    let Some(mut far) = Stage::new("") else { return };
+    let scratch = Scratch::new();
+    let (image, control) = (far.word(), format!("unix:{}", scratch.word("control.sock")));
+    let disks = [format!("name=far,file={image}"), "name=near,ram=1M".to_owned()];
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let words = [
+        "--disk",
+        &disks[0],
+        "--disk",
+        &disks[1],
+        "--nbd",
+        &nbd,
+        "--control",
+        &control,
+    ];
+    let mut daemon = Daemon::start(&words);
+    let ctl = |words: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(["ctl", "--socket", &control]).args(words);
+        output_within(&mut command, Duration::from_secs(10))
+    };
+    far.daemon().signal(Signal::STOP);
+    // The kernel knows the size for a while without a question.
+    let start = Instant::now();
+    while !asks(&daemon) {
+        daemon.signal(Signal::HUP);
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "the drive is not asked: no test"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let output = ctl(&["add", "disk", "more", "ram=1M"]);
+    assert!(output.status.success(), "{output:?}");
+    daemon.signal(Signal::TERM);
+    let is_seen = daemon.wait_for(Duration::from_secs(10), |line| line.contains("shutting down"));
+    far.daemon().signal(Signal::CONT);
+    assert!(is_seen, "{}", daemon.said());
+    assert!(
+        daemon.ended_within(Duration::from_secs(20)).success(),
+        "{}",
+        daemon.said()
+    );
+    far.stop();
+}
+
+/// Whether a thread of the daemon waits for an answer about a file.
+fn asks(daemon: &Daemon) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.id())).expect("our own child");
+    let mut waits = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("wchan")).ok());
+    waits.any(|at| at.contains("request_wait_answer"))
 }
 
 #[test]

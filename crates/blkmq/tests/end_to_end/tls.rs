@@ -405,6 +405,67 @@ fn certificates_are_read_again_at_sighup() {
 }
 
 #[test]
+fn a_hangup_moves_an_address_to_other_files_though_the_former_are_gone_and_another_has_none() {
+    if !installed(&["nbdinfo"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let authorities = ["old", "broken", "new"].map(|name| {
+        let authority = Authority::new(&scratch, name);
+        authority.server();
+        authority.client("host-a");
+        authority
+    });
+    let [old, broken, new] = &authorities;
+    let write = |second: &Authority| {
+        let export = |socket: &str, authority: &Authority| {
+            let (socket, path) = (scratch.word(socket), |file| authority.path(file));
+            let (certificate, key, ca) = (
+                path("server-cert.pem"),
+                path("server-key.pem"),
+                path("ca-cert.pem"),
+            );
+            format!(
+                "[[export]]\nnbd = \"unix:{socket}\"\ntls = \"require\"\ntls_certificate = {certificate:?}\n\
+                 tls_key = {key:?}\ntls_ca = {ca:?}\n"
+            )
+        };
+        let first = export("first.sock", broken);
+        let text = format!("[disk.a]\nram = \"1M\"\n{first}{}", export("second.sock", second));
+        std::fs::write(scratch.path("a.toml"), text).expect("the file can be written");
+    };
+    let client = |directory: &str| {
+        let (socket, directory) = (scratch.word("second.sock"), scratch.word(directory));
+        let uri =
+            format!("nbds+unix:///a?socket={socket}&tls-certificates={directory}&tls-hostname=localhost");
+        try_run("nbdinfo", &[uri]).success
+    };
+    write(old);
+    let mut daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
+    assert!(client("old") && !client("new"));
+    for authority in [old, broken] {
+        std::fs::remove_file(authority.path("server-cert.pem")).expect("a file");
+    }
+    write(new);
+    daemon.signal(Signal::HUP);
+    let is_read = |line: &str| line.contains("second.sock again") && line.contains("SIGHUP: ");
+    assert!(
+        daemon.wait_for(Duration::from_secs(20), is_read),
+        "{}",
+        daemon.said()
+    );
+    assert!(client("new") && !client("old"));
+    // The address whose file is missing is named.
+    let is_named = |line: &str| line.contains("SIGHUP: export unix:") && line.contains("first.sock");
+    assert!(
+        daemon.wait_for(Duration::from_secs(20), is_named),
+        "{}",
+        daemon.said()
+    );
+    daemon.stop();
+}
+
+#[test]
 fn a_tls_client_comes_again_when_another_daemon_takes_over_and_is_never_served_in_the_clear() {
     if !installed(&["fio"]) {
         return;

@@ -20,6 +20,13 @@ use crate::group_paths::Paths;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::shared::QueueEntry;
 
+/// What a drive has said of a disk's size.
+pub struct FoundSize {
+    disk: Disk,
+    /// In bytes, whole blocks.
+    new: u64,
+}
+
 /// Disks and queues. All of these are for any thread but a reactor's, and for an engine to which no thread can be attached.
 impl Control {
     /// Adds a disk to a queue; `opened` is its driver's argument ([`crate::device::Device::add_disk`]). If the
@@ -123,13 +130,13 @@ impl Control {
         self.refresh(disk.queue).map_err(|error| refused(name, error))
     }
 
-    /// Sets a disk's size to the size that its drive reports now, after the driver has resized it to `wanted`
-    /// bytes, if given. Its users are woken. Returns its size before and now.
+    /// Asks a disk's drive for the disk's size, after the driver has resized it to `wanted` bytes, if given.
+    /// The drive may take long to answer; changes continue meanwhile. [`Control::resize_disk`] applies the answer.
     ///
     /// # Errors
-    /// If it has become smaller, other disks lie on it, or its driver cannot resize it.
-    pub fn resize_disk(&self, name: &str, wanted: Option<u64>) -> Result<(u64, u64), Error> {
-        let _changing = self.changing()?;
+    /// If the disk has become smaller, other disks lie on it, or its driver cannot resize it.
+    pub fn ask_size(&self, name: &str, wanted: Option<u64>) -> Result<FoundSize, Error> {
+        drop(self.changing()?);
         let disks = self.shared.disks();
         let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
             return Err(Error::Disk(format!("disk {name}: there is no such disk")));
@@ -166,12 +173,36 @@ impl Control {
                 "has shrunk from {old} to {found} bytes under its clients"
             ));
         }
+        let disk = disk.clone();
+        Ok(FoundSize { disk, new })
+    }
+
+    /// Says whether a disk's drive has not answered a question in time, nor since: the next one would wait in vain, too.
+    pub fn is_silent(&self, disk: &Disk) -> bool {
+        self.entry(disk.queue).is_ok_and(|entry| entry.device.is_silent())
+    }
+
+    /// Has a disk be as large as its drive has said. Those who use it are woken. Returns its size before and now.
+    ///
+    /// # Errors
+    /// If the disk has been removed since the drive was asked.
+    pub fn resize_disk(&self, found: &FoundSize) -> Result<(u64, u64), Error> {
+        let _changing = self.changing()?;
+        let (name, new) = (&found.disk.name, found.new);
+        let disks = self.shared.disks();
+        // Another one may have its name by now.
+        let Some(disk) = disks.iter().find(|disk| disk.number == found.disk.number) else {
+            return Err(Error::Disk(format!("disk {name}: there is no such disk")));
+        };
+        // Another answer may have come first, with more.
+        let (old, new) = (disk.size, new.max(disk.size));
         if new > old {
+            let entry = self.entry(disk.queue)?;
             entry.queue.grow_disk(disk.id, new, build::end_of)?;
             // Only drivers can refuse, and only disks that are new to them.
             let _ = self.refresh(disk.queue);
             let resized = disks.iter().cloned().map(|mut other| {
-                if other.name == name {
+                if other.number == disk.number {
                     other.size = new;
                 }
                 other
