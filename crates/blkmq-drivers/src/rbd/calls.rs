@@ -21,33 +21,24 @@ pub(super) fn within<T: Send + 'static>(
     receiver.recv_timeout(limit).ok()
 }
 
-/// Drops `value` on a thread of its own, since the drop may block.
-pub(super) fn drop_aside<T: Send + 'static>(value: T) {
-    CLOSINGS.begin();
+/// Drops `value` on a thread of its own, since the drop may block. It is one of `closings` until then.
+pub(super) fn drop_aside<T: Send + 'static>(value: T, closings: &Arc<Calls>) {
+    let closing = closings.begin();
     let value = Arc::new(Mutex::new(Some(value)));
     let taken = Arc::clone(&value);
     let work = move || {
         drop(taken.lock().unwrap_or_else(PoisonError::into_inner).take());
-        CLOSINGS.end();
+        drop(closing);
     };
     let thread = thread::Builder::new().name("blkmq-rbd".to_owned());
     if let Err(error) = thread.spawn(work) {
         tracing::error!("rbd: an image stays open, since there is no thread to close it: {error}");
         std::mem::forget(value);
-        CLOSINGS.end();
     }
 }
 
-/// Waits until no image is being closed, at most `limit`. Returns whether that is so.
-pub(super) fn wait_for_closings(limit: Duration) -> bool {
-    CLOSINGS.wait_for_none(limit)
-}
-
-/// Closes under way.
-static CLOSINGS: Calls = Calls::new();
-
 /// Calls that have begun and not ended, whether or not anybody waits for them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Calls {
     count: Mutex<usize>,
     changed: Condvar,
@@ -56,16 +47,9 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    pub(super) const fn new() -> Self {
-        Self {
-            count: Mutex::new(0),
-            changed: Condvar::new(),
-            begun: Mutex::new(None),
-        }
-    }
-
-    fn begin(&self) {
+    fn begin(self: &Arc<Self>) -> Call {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Call(Arc::clone(self))
     }
 
     fn end(&self) {
@@ -144,8 +128,26 @@ mod tests {
     }
 
     #[test]
+    fn a_close_that_hangs_is_waited_for_by_its_own_drive_alone() {
+        struct Image(mpsc::Receiver<()>);
+        impl Drop for Image {
+            fn drop(&mut self) {
+                let _ = self.0.recv();
+            }
+        }
+        let drives = [Arc::<Calls>::default(), Arc::default()];
+        let (goes_on, hangs) = mpsc::channel::<()>();
+        drop_aside(Image(hangs), &drives[0]);
+        assert!(!drives[0].wait_for_none(Duration::from_millis(20)));
+        drop_aside((), &drives[1]);
+        assert!(drives[1].wait_for_none(Duration::from_secs(10)));
+        drop(goes_on);
+        assert!(drives[0].wait_for_none(Duration::from_secs(10)));
+    }
+
+    #[test]
     fn a_call_that_nobody_waits_for_any_more_is_waited_for_by_the_next() {
-        let calls = Arc::new(Calls::new());
+        let calls = Arc::<Calls>::default();
         let (goes_on, hangs) = mpsc::channel::<()>();
         let call = calls.begin_alone(Duration::ZERO).expect("there is none");
         let given_up = within(Duration::from_millis(20), move || {

@@ -15,24 +15,58 @@ pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> R
         image: image.to_owned(),
         problem,
     })?;
-    // Held during the connect: the others want the same connection, or can wait as long as one
-    // cluster may take.
-    let mut all = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
-    all.retain(|known| known.1.strong_count() > 0);
-    let known = all.iter().find(|known| known.0 == *config);
-    if let Some(rados) = known.and_then(|known| known.1.upgrade()) {
-        return Ok(rados);
+    CONNECTIONS.get(config, || {
+        let made = Rados::connect(library, config, &options(config, limit));
+        let rados = made.map_err(|(action, source)| RbdError::Call {
+            image: image.to_owned(),
+            action,
+            advice: advice(source.raw_os_error()),
+            source,
+        })?;
+        tracing::info!("rbd: connected to cluster {}", rados.fsid());
+        Ok(rados)
+    })
+}
+
+/// Connections by their settings.
+struct Connections<T>(Mutex<Vec<(ClusterConfig, Entry<T>)>>);
+
+/// A connection as long as somebody has it. Locked during the connect: others with its settings want
+/// the same one.
+type Entry<T> = Arc<Mutex<Weak<T>>>;
+
+impl<T> Connections<T> {
+    /// Returns the connection with these settings, made by `connect` if there is none. Waits for
+    /// nobody with other settings.
+    fn get<E>(&self, config: &ClusterConfig, connect: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
+        let entry = self.entry(config);
+        let mut known = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = known.upgrade() {
+            return Ok(connection);
+        }
+        let made = Arc::new(connect()?);
+        *known = Arc::downgrade(&made);
+        Ok(made)
     }
-    let made = Rados::connect(library, config, &options(config, limit));
-    let rados = Arc::new(made.map_err(|(action, source)| RbdError::Call {
-        image: image.to_owned(),
-        action,
-        advice: advice(source.raw_os_error()),
-        source,
-    })?);
-    tracing::info!("rbd: connected to cluster {}", rados.fsid());
-    all.push((config.clone(), Arc::downgrade(&rados)));
-    Ok(rados)
+
+    /// The entry for these settings, and no more of those that nobody uses.
+    fn entry(&self, config: &ClusterConfig) -> Entry<T> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain_mut(|(_, entry)| match Arc::get_mut(entry) {
+            Some(known) => {
+                let known = known.get_mut().unwrap_or_else(PoisonError::into_inner);
+                known.strong_count() > 0
+            }
+            // Somebody connects.
+            None => true,
+        });
+        if let Some((_, entry)) = all.iter().find(|(known, _)| known == config) {
+            return Arc::clone(entry);
+        }
+        let entry = Entry::default();
+        all.push((config.clone(), Arc::clone(&entry)));
+        entry
+    }
 }
 
 /// Ceph's options for a connection; those of the disk come last, and prevail.
@@ -67,4 +101,52 @@ fn advice(errno: Option<i32>) -> &'static str {
     }
 }
 
-static CONNECTIONS: Mutex<Vec<(ClusterConfig, Weak<Rados>)>> = Mutex::new(Vec::new());
+static CONNECTIONS: Connections<Rados> = Connections(Mutex::new(Vec::new()));
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+
+    fn cluster(name: &str) -> ClusterConfig {
+        ClusterConfig {
+            conf: Some(name.to_owned()),
+            ..ClusterConfig::default()
+        }
+    }
+
+    #[test]
+    fn a_cluster_that_does_not_answer_keeps_nobody_from_another() {
+        let all = Connections(Mutex::new(Vec::new()));
+        let (goes_on, hangs) = mpsc::channel::<()>();
+        let (begins, begun) = mpsc::channel();
+        thread::scope(|scope| {
+            let all = &all;
+            let dead = scope.spawn(move || {
+                all.get(&cluster("dead"), move || {
+                    begins.send(()).unwrap();
+                    hangs.recv().map(|()| 0)
+                })
+            });
+            begun.recv().unwrap();
+            assert_eq!(all.get(&cluster("well"), || Ok::<_, ()>(1)).as_deref(), Ok(&1));
+            drop(goes_on);
+            assert!(dead.join().unwrap().is_err());
+        });
+        // The failure is not kept.
+        assert_eq!(all.get(&cluster("dead"), || Ok::<_, ()>(2)).as_deref(), Ok(&2));
+    }
+
+    #[test]
+    fn disks_with_the_same_settings_share_a_connection_as_long_as_one_has_it() {
+        let all = Connections(Mutex::new(Vec::new()));
+        let first = all.get(&cluster("a"), || Ok::<_, ()>(1)).unwrap();
+        let second = all.get(&cluster("a"), || Err(())).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        drop((first, second));
+        assert_eq!(all.get(&cluster("a"), || Ok::<_, ()>(3)).as_deref(), Ok(&3));
+        assert_eq!(all.0.lock().unwrap().len(), 1);
+    }
+}

@@ -13,7 +13,7 @@ use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 
-use super::calls;
+use super::calls::Calls;
 use super::hctx::RbdHctx;
 use super::image::{Image, RbdDisk};
 use super::sys::SEGMENTS_MAX;
@@ -31,6 +31,8 @@ pub struct RbdDevice {
 pub(super) struct Shared {
     images: RwLock<Images>,
     runner: RwLock<Option<Runner>>,
+    /// Closes of its images under way.
+    closings: Arc<Calls>,
 }
 
 /// The images of a drive by the ids of their disks, at one moment.
@@ -74,11 +76,15 @@ impl RbdDevice {
     pub fn new(disks: Vec<RbdDisk>, depth: u32) -> Self {
         let images: Vec<_> = disks.into_iter().map(|disk| Some(disk.image)).collect();
         let sizes = images.iter().flatten().map(|image| image.object_size);
+        let object_size = sizes.min().unwrap_or(OBJECT_SIZE_MIN);
+        let closings = Arc::default();
+        images.iter().flatten().for_each(|image| image.join(&closings));
         Self {
-            object_size: sizes.min().unwrap_or(OBJECT_SIZE_MIN),
+            object_size,
             shared: Arc::new(Shared {
                 images: RwLock::new(Images(images)),
                 runner: RwLock::default(),
+                closings,
             }),
             depth,
         }
@@ -124,6 +130,7 @@ impl Device for RbdDevice {
             return Err(io::Error::other("its queue has disks of a Ceph cluster alone"));
         };
         self.shared.meet(&disk.image);
+        disk.image.join(&self.shared.closings);
         self.shared.set_image(id, Some(disk.image));
         Ok(())
     }
@@ -188,7 +195,7 @@ impl Drop for RbdDevice {
     /// Waits for its images to be closed, so that the next user of their locks need not wait.
     fn drop(&mut self) {
         *self.shared.images.write().unwrap_or_else(PoisonError::into_inner) = Images::default();
-        if !calls::wait_for_closings(CLOSE_MAX) {
+        if !self.shared.closings.wait_for_none(CLOSE_MAX) {
             tracing::warn!(
                 "rbd: images are not closed after {CLOSE_MAX:?}: does the cluster answer? Their locks are held on"
             );

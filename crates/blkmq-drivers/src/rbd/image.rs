@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blkmq_core::time::Instant;
@@ -38,6 +38,8 @@ pub(super) struct Image {
     changes: Arc<Changes>,
     /// Queries that the cluster has not answered, including those for which nobody waits any more.
     asked: Arc<Calls>,
+    /// The closes of its drive's images, once it has joined one.
+    closings: OnceLock<Arc<Calls>>,
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
     /// lines.
     is_failing: AtomicBool,
@@ -119,7 +121,8 @@ fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
         is_locked: config.lock && !read_only,
         limit: config.open_timeout,
         changes,
-        asked: Arc::new(Calls::new()),
+        asked: Arc::default(),
+        closings: OnceLock::new(),
         is_failing: AtomicBool::new(false),
         log: LogBudget::new("it"),
         errors: AtomicU64::new(0),
@@ -155,6 +158,16 @@ impl Image {
     /// Registers `runner` to be notified when the image has changed.
     pub(super) fn meet(&self, runner: &Runner) {
         self.changes.meet(runner);
+    }
+
+    /// Has its close be one of `closings`.
+    pub(super) fn join(&self, closings: &Arc<Calls>) {
+        let _ = self.closings.set(Arc::clone(closings));
+    }
+
+    fn closings(&self) -> Arc<Calls> {
+        // Nobody waits for the close of an image that has joined no drive.
+        self.closings.get().cloned().unwrap_or_default()
     }
 
     #[inline]
@@ -208,10 +221,10 @@ impl Image {
         let Some(call) = self.asked.begin_alone(self.limit) else {
             return Err(late());
         };
-        let raw = Arc::clone(self.raw());
+        let (raw, closings) = (Arc::clone(self.raw()), self.closings());
         let answer = calls::within(self.limit, move || {
             let answer = question(&raw);
-            close(raw);
+            close(raw, &closings);
             drop(call);
             answer
         });
@@ -268,16 +281,16 @@ impl Image {
 impl Drop for Image {
     fn drop(&mut self) {
         if let Some(raw) = self.raw.take() {
-            close(raw);
+            close(raw, &self.closings());
         }
     }
 }
 
 /// Releases an image. The last user closes it, on a thread of its own, since the caller may be a
 /// reactor.
-fn close(raw: Arc<RawImage>) {
+fn close(raw: Arc<RawImage>, closings: &Arc<Calls>) {
     if let Some(raw) = Arc::into_inner(raw) {
-        calls::drop_aside(raw);
+        calls::drop_aside(raw, closings);
     }
 }
 
