@@ -166,14 +166,16 @@ impl Records {
     /// sealed.
     ///
     /// # Errors
-    /// There is no further key. What was appended before must not be taken for all.
+    /// There is no further key, or the end was announced. Records appended before the error are not all of the data.
     pub(crate) fn seal(
         &mut self,
         mut bytes: usize,
         mut fill: impl FnMut(&mut [u8]),
         out: &mut Outbox,
     ) -> Result<(), Error> {
-        assert!(!self.is_closed, "data after the end");
+        if self.is_closed {
+            return Err(Error::General("data after the end".to_owned()));
+        }
         while bytes > 0 {
             if self.owes_key_update || self.sealer.sequence + 1 >= self.sealed_max {
                 self.update_sending(out)?;
