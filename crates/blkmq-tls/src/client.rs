@@ -4,11 +4,12 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::client::Resumption;
+use rustls::client::{Resumption, UnbufferedClientConnection};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, version};
+use rustls::{ClientConfig, version};
 
 use crate::files::{self, FileError};
+use crate::handshake::Handshake;
 use crate::provider;
 use crate::stream::Stream;
 
@@ -74,6 +75,8 @@ impl Client {
             }
         };
         config.resumption = Resumption::disabled();
+        // For `records`.
+        config.enable_secret_extraction = true;
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
             files::content(
                 ca,
@@ -88,7 +91,7 @@ impl Client {
 
     /// Begins a handshake. None if the settings do not allow one, which loading them has ruled out.
     pub fn connect(&self) -> Option<Stream> {
-        let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone()).ok()?;
-        Some(Stream::new(connection.into()))
+        let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), self.name.clone());
+        Some(Stream::new(Handshake::Client(connection.ok()?)))
     }
 }

@@ -7,11 +7,17 @@
 //! | [`files`] | what PEM files must hold, and what is said of those that do not |
 //! | [`names`] | what a peer is called by its certificate |
 //! | [`server`], [`client`] | the two sides: certificates, who is trusted, TLS 1.3 alone |
-//! | [`stream`] | plain bytes to records and back |
+//! | [`stream`] | plain bytes to records and back: buffers, and how much at a time |
+//! | `handshake` | which records the library is shown until there are keys |
+//! | `records` | how records are opened and sealed by these keys |
+//! | `outbox` | where records wait for the socket |
 
 pub mod client;
 pub mod files;
+mod handshake;
 pub mod names;
+mod outbox;
+mod records;
 pub mod server;
 pub mod settings;
 pub mod stream;

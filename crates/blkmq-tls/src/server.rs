@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{ServerConfig, ServerConnection, version};
+use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::{ServerConfig, version};
 
 use crate::files::{self, FileError};
+use crate::handshake::Handshake;
 use crate::provider;
 use crate::settings::{Mode, Settings};
 use crate::stream::Stream;
@@ -47,12 +48,19 @@ impl Server {
         config.send_tls13_tickets = 0;
         config.ignore_client_order = true;
         config.session_storage = Arc::new(NoServerSessionStorage {});
+        // For `records`.
+        config.enable_secret_extraction = true;
         Ok(Some(Self(Arc::new(config))))
     }
 
     /// Begins a handshake with a client. None if the settings do not allow one, which loading them has ruled out.
     pub fn accept(&self) -> Option<Stream> {
-        let connection = ServerConnection::new(Arc::clone(&self.0)).ok()?;
-        Some(Stream::new(connection.into()))
+        let connection = UnbufferedServerConnection::new(Arc::clone(&self.0)).ok()?;
+        Some(Stream::new(Handshake::Server(connection)))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.0)
     }
 }

@@ -1,24 +1,40 @@
-//! Decides how plain bytes become records and records plain bytes. Records come in through a buffer of their own, and wait in the
-//! library until a socket takes them; both are bounded. The arithmetic, the keys and the states are the library's.
+//! Decides how plain bytes become records and records plain bytes. Records come in through a buffer of their own, where they are opened,
+//! and wait in another until a socket takes them; both are bounded. `handshake` is the library's, `records` what follows it.
 
 use std::fmt;
-use std::io::{self, BufRead, IoSlice, Read, Write};
+use std::io::{self, IoSlice};
+use std::ops::Range;
 
-use rustls::Connection;
+use rustls::Error;
 
-use crate::names;
+use crate::handshake::Handshake;
+use crate::outbox::Outbox;
+use crate::records::{Content, HEADER, Records};
 
 /// One TLS connection, apart from its socket. Not shared between threads.
 pub struct Stream {
-    tls: Connection,
-    /// Records that were received and not looked at: `input[start..end]`.
+    state: State,
+    /// What was received and is still needed: `input[start..end]`.
     input: Box<[u8]>,
     start: usize,
     end: usize,
+    /// How much of that the handshake has looked at, in whole records; nothing after it.
+    looked_at: usize,
+    /// Plain bytes that nobody has taken, within `input[..start]`.
+    plain: Range<usize>,
+    out: Outbox,
+    peer_names: Vec<String>,
     /// The peer has said that it sends no more.
     has_ended: bool,
     /// Bytes of records that were looked at since the turn began, without those that were plain bytes.
     overhead: usize,
+}
+
+enum State {
+    ShakingHands(Box<Handshake>),
+    Ready(Box<Records>),
+    /// It cannot go on.
+    Failed,
 }
 
 /// What came of looking for plain bytes.
@@ -35,13 +51,16 @@ pub enum Opened {
 }
 
 impl Stream {
-    pub(crate) fn new(mut tls: Connection) -> Self {
-        tls.set_buffer_limit(Some(UNSENT_MAX));
+    pub(crate) fn new(handshake: Handshake) -> Self {
         Self {
-            tls,
+            state: State::ShakingHands(Box::new(handshake)),
             input: vec![0; INPUT_BYTES].into(),
             start: 0,
             end: 0,
+            looked_at: 0,
+            plain: 0..0,
+            out: Outbox::default(),
+            peer_names: Vec::new(),
             has_ended: false,
             overhead: 0,
         }
@@ -52,10 +71,11 @@ impl Stream {
         self.overhead = 0;
     }
 
-    /// Room for records, to receive into; empty while those that are there have to be looked at first.
+    /// Room for records, to receive into; may be empty while plain bytes are there that nobody has taken.
     pub fn room(&mut self) -> &mut [u8] {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
+        if self.plain.is_empty() && self.start > 0 {
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
         }
         &mut self.input[self.end..]
     }
@@ -73,121 +93,211 @@ impl Stream {
     ///
     /// # Errors
     /// Why the peer cannot be talked with. What it is to be told waits to be sent.
-    pub fn shake_hands(&mut self) -> Result<(), rustls::Error> {
-        while self.tls.is_handshaking() && self.start < self.end {
-            self.feed()?;
+    pub fn shake_hands(&mut self) -> Result<(), Error> {
+        let shaken = self.shake_hands_on();
+        if shaken.is_err() {
+            self.state = State::Failed;
         }
-        Ok(())
+        shaken
     }
 
     /// Says whether the handshake is under way.
     pub fn is_shaking_hands(&self) -> bool {
-        self.tls.is_handshaking()
+        matches!(self.state, State::ShakingHands(_))
     }
 
     /// What the peer is called by its certificate, which has been verified; nothing if it has none.
     pub fn peer_names(&self) -> Vec<String> {
-        let chain = self.tls.peer_certificates().unwrap_or_default();
-        chain.first().map(|first| names::of(first)).unwrap_or_default()
+        self.peer_names.clone()
     }
 
     /// Moves plain bytes into `into`, which is not empty, as far as records are there.
     ///
     /// # Errors
+    /// As those of `open_with`.
+    pub fn open(&mut self, into: &mut [u8]) -> Result<Opened, Error> {
+        self.open_with(|plain| {
+            let count = plain.len().min(into.len());
+            into[..count].copy_from_slice(&plain[..count]);
+            count
+        })
+    }
+
+    /// Shows plain bytes to `take`, which says how many of the first ones it has taken, as far as records are there.
+    ///
+    /// # Errors
     /// The peer does not keep to the protocol, or somebody has changed what it sent. What it is to be told waits to be sent.
-    pub fn open(&mut self, into: &mut [u8]) -> Result<Opened, rustls::Error> {
-        loop {
-            match self.tls.reader().read(into) {
-                Ok(0) => return Ok(Opened::End),
-                Ok(bytes) => {
-                    self.overhead = self.overhead.saturating_sub(bytes);
-                    return Ok(Opened::Bytes(bytes));
-                }
-                Err(_) if self.start == self.end => {
-                    return Ok(if self.has_ended {
-                        Opened::End
-                    } else {
-                        Opened::NeedMore
-                    });
-                }
-                Err(_) if self.overhead > OVERHEAD_MAX => return Ok(Opened::Enough),
-                Err(_) => self.feed()?,
+    pub fn open_with(&mut self, take: impl FnOnce(&[u8]) -> usize) -> Result<Opened, Error> {
+        while self.plain.is_empty() {
+            if self.has_ended {
+                return Ok(Opened::End);
             }
+            let Some(bytes) = self.next_record()? else {
+                return Ok(Opened::NeedMore);
+            };
+            if self.overhead > OVERHEAD_MAX {
+                return Ok(Opened::Enough);
+            }
+            self.open_record(bytes)?;
         }
+        let taken = take(&self.input[self.plain.clone()]);
+        self.plain.start += taken;
+        debug_assert!(self.plain.start <= self.plain.end, "more taken than was there");
+        self.overhead = self.overhead.saturating_sub(taken);
+        Ok(Opened::Bytes(taken))
     }
 
     /// Says whether plain bytes, or records, are there that nobody has looked at.
-    pub fn has_received(&mut self) -> bool {
-        self.start < self.end || self.tls.reader().fill_buf().is_ok_and(|bytes| !bytes.is_empty())
+    pub fn has_received(&self) -> bool {
+        self.start < self.end || !self.plain.is_empty()
     }
 
     /// Makes records of plain bytes. Returns how many it took: not all where too many records wait to be sent.
-    pub fn seal(&mut self, pieces: &[IoSlice<'_>]) -> usize {
-        // It fails only before the handshake, when nobody asks.
-        self.tls.writer().write_vectored(pieces).unwrap_or(0)
+    ///
+    /// # Errors
+    /// The handshake is not over, or has come to nothing.
+    pub fn seal(&mut self, pieces: &[IoSlice<'_>]) -> Result<usize, Error> {
+        let mut pieces = pieces.iter().map(|piece| &**piece);
+        let mut piece = pieces.next().unwrap_or_default();
+        let bytes = piece.len() + pieces.clone().map(<[u8]>::len).sum::<usize>();
+        self.seal_with(bytes, |mut room| {
+            while !room.is_empty() {
+                while piece.is_empty() {
+                    piece = pieces.next().unwrap_or_default();
+                }
+                let count = piece.len().min(room.len());
+                let (now, later) = room.split_at_mut(count);
+                now.copy_from_slice(&piece[..count]);
+                (piece, room) = (&piece[count..], later);
+            }
+        })
+    }
+
+    /// Makes records of `bytes` plain bytes, which `fill` copies: it is called again and again, and is to fill its room with the next
+    /// ones. Returns how many it took, as `seal` does.
+    ///
+    /// # Errors
+    /// As those of `seal`.
+    pub fn seal_with(&mut self, bytes: usize, fill: impl FnMut(&mut [u8])) -> Result<usize, Error> {
+        let State::Ready(records) = &mut self.state else {
+            return Err(Error::HandshakeNotComplete);
+        };
+        let bytes = bytes.min(UNSENT_MAX.saturating_sub(self.out.waiting().len()));
+        let sealed = records.seal(bytes, fill, &mut self.out);
+        if sealed.is_err() {
+            self.state = State::Failed;
+        }
+        sealed.map(|()| bytes)
     }
 
     /// Says whether records wait to be sent.
     pub fn has_unsent(&self) -> bool {
-        self.tls.wants_write()
+        !self.out.waiting().is_empty()
     }
 
-    /// Sends records that wait, by a function that takes pieces and says how many bytes of them went out.
+    /// Sends records that wait, by a function that says how many of the bytes went out.
     ///
     /// # Errors
     /// What the function says; `WouldBlock` where records are left that the socket does not take now.
-    pub fn send(&mut self, send: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
-        let mut out = Out(send);
-        while self.tls.wants_write() {
-            self.tls.write_tls(&mut out)?;
+    pub fn send(&mut self, mut send: impl FnMut(&[u8]) -> io::Result<usize>) -> io::Result<()> {
+        while self.has_unsent() {
+            let sent = send(self.out.waiting())?;
+            self.out.sent(sent);
         }
         Ok(())
     }
 
     /// Has the peer told that nothing more comes.
     pub fn close(&mut self) {
-        self.tls.send_close_notify();
+        if let State::Ready(records) = &mut self.state {
+            records.close(&mut self.out);
+        }
     }
 
-    /// Has the library look at some of the records.
-    fn feed(&mut self) -> Result<(), rustls::Error> {
-        let mut records = &self.input[self.start..self.end];
-        let before = records.len();
-        // Reading from memory fails only where plain bytes are to be taken first, and those are gone.
-        let fed = self.tls.read_tls(&mut records).unwrap_or(0);
-        debug_assert_eq!(fed, before - records.len(), "bytes that the library took");
-        if fed == 0 {
-            return Err(rustls::Error::General("records are too long".to_owned()));
+    fn shake_hands_on(&mut self) -> Result<(), Error> {
+        while let State::ShakingHands(handshake) = &mut self.state {
+            let received = &mut self.input[self.start..self.end];
+            let record = whole_record(&received[self.looked_at..]);
+            // Of a record that is not all there, the library sees whether it can come to anything.
+            let until = record.map_or(received.len(), |bytes| self.looked_at + bytes);
+            let done_with = handshake.look_at(&mut received[..until], &mut self.out)?;
+            self.start += done_with;
+            self.looked_at += record.unwrap_or(0);
+            // What it needs no more is behind what it has looked at.
+            self.looked_at -= done_with;
+            if handshake.is_over() {
+                self.finish_handshake()?;
+            } else if record.is_none() {
+                let is_full = self.end - self.start == self.input.len();
+                return match is_full {
+                    true => Err(Error::General("records are too long".to_owned())),
+                    false => Ok(()),
+                };
+            }
         }
-        self.start += fed;
-        self.overhead += fed;
-        let state = self.tls.process_new_packets()?;
-        self.has_ended |= state.peer_has_closed();
         Ok(())
     }
+
+    fn finish_handshake(&mut self) -> Result<(), Error> {
+        debug_assert_eq!(self.looked_at, 0, "bytes of the handshake behind its end");
+        if let State::ShakingHands(handshake) = std::mem::replace(&mut self.state, State::Failed) {
+            let (records, names) = handshake.finish()?;
+            self.state = State::Ready(Box::new(records));
+            self.peer_names = names;
+        }
+        Ok(())
+    }
+
+    /// How long the next record is, if all of it is there.
+    fn next_record(&mut self) -> Result<Option<usize>, Error> {
+        let received = &self.input[self.start..self.end];
+        match Records::length_of(received) {
+            Ok(bytes) => Ok(bytes.filter(|&bytes| bytes <= received.len())),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    fn open_record(&mut self, bytes: usize) -> Result<(), Error> {
+        let State::Ready(records) = &mut self.state else {
+            return Err(Error::HandshakeNotComplete);
+        };
+        let content = records.open(&mut self.input[self.start..self.start + bytes]);
+        match content {
+            Ok(Content::Data(range)) => self.plain = self.start + range.start..self.start + range.end,
+            Ok(Content::Nothing) => {}
+            Ok(Content::Close) => self.has_ended = true,
+            Err(error) => return Err(self.fail(error)),
+        }
+        self.start += bytes;
+        self.overhead += bytes;
+        if self.has_ended {
+            // What follows a close is nothing (RFC 8446, section 6.1).
+            self.start = self.end;
+        }
+        Ok(())
+    }
+
+    /// Nothing goes in or out any more, but word of why.
+    fn fail(&mut self, error: Error) -> Error {
+        if let State::Ready(records) = &mut self.state {
+            records.tell_error(&error, &mut self.out);
+        }
+        self.state = State::Failed;
+        error
+    }
+}
+
+/// How long the record at the front is, if all of it is there.
+fn whole_record(received: &[u8]) -> Option<usize> {
+    let &[_, _, _, high, low] = received.first_chunk::<HEADER>()?;
+    let bytes = HEADER + usize::from(u16::from_be_bytes([high, low]));
+    (bytes <= received.len()).then_some(bytes)
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waiting = self.end - self.start;
         write!(f, "Stream with {waiting} bytes that nobody has looked at")
-    }
-}
-
-/// A socket, as the library sees it.
-struct Out<F>(F);
-
-impl<F: FnMut(&[IoSlice<'_>]) -> io::Result<usize>> Write for Out<F> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0(&[IoSlice::new(bytes)])
-    }
-
-    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0(pieces)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
@@ -199,3 +309,6 @@ const UNSENT_MAX: usize = 160 << 10;
 /// What one turn looks at beyond plain bytes: about two thousand records without any, which take a millisecond. The longest record
 /// fits in more than once.
 const OVERHEAD_MAX: usize = 48 << 10;
+
+#[cfg(test)]
+mod tests;

@@ -245,7 +245,8 @@ impl Line {
         };
         let mut sealed = 0;
         while sealed < from.len() {
-            sealed += tls.seal(&[IoSlice::new(&from[sealed..])]);
+            let taken = tls.seal(&[IoSlice::new(&from[sealed..])]);
+            sealed += taken.map_err(io::Error::other)?;
             self.flush(&mut tls)?;
         }
         self.tls = Some(tls);
@@ -254,10 +255,9 @@ impl Line {
 
     fn flush(&mut self, tls: &mut blkmq_tls::Stream) -> io::Result<()> {
         self.socket.set_limit(left(self.until)?)?;
-        tls.send(|pieces| {
-            let first = pieces.first().map_or(&[][..], |piece| piece);
-            self.socket.write_all(first)?;
-            Ok(first.len())
+        tls.send(|records| {
+            self.socket.write_all(records)?;
+            Ok(records.len())
         })
     }
 
@@ -278,8 +278,8 @@ impl Line {
     }
 
     /// Says whether something is there that nobody has looked at.
-    fn has_received(&mut self) -> bool {
-        self.tls.as_mut().is_some_and(|tls| tls.has_received())
+    fn has_received(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_received())
     }
 }
 

@@ -17,6 +17,31 @@ pub(super) struct Pieces<'a> {
     ours: PhantomData<&'a mut [u8]>,
 }
 
+/// A place among pieces. The default: the start.
+#[derive(Default)]
+pub(super) struct Place {
+    piece: usize,
+    offset: usize,
+}
+
+impl Place {
+    /// Where the next bytes are, and how many of at most `wanted` are there, which is not 0; moves behind them.
+    ///
+    /// # Panics
+    /// If nothing is left.
+    fn advance(&mut self, pieces: &Pieces<'_>, wanted: usize) -> (*mut u8, usize) {
+        let list = &pieces.list[..pieces.count];
+        while self.offset == list[self.piece].iov_len {
+            (self.piece, self.offset) = (self.piece + 1, 0);
+        }
+        let piece = list[self.piece];
+        let count = wanted.min(piece.iov_len - self.offset);
+        let start = piece.iov_base.cast::<u8>().wrapping_add(self.offset);
+        self.offset += count;
+        (start, count)
+    }
+}
+
 impl<'a> Pieces<'a> {
     pub(super) fn new() -> Self {
         let none = libc::iovec {
@@ -100,32 +125,33 @@ fn header(pieces: &Pieces<'_>) -> libc::msghdr {
     message
 }
 
-/// Copies the first bytes of pieces, as many as fit; returns how many.
-pub(super) fn copy_from(pieces: &Pieces<'_>, into: &mut [u8]) -> usize {
-    let mut filled = 0;
-    for piece in &pieces.list[..pieces.count] {
-        let count = piece.iov_len.min(into.len() - filled);
-        let to = into[filled..filled + count].as_mut_ptr();
-        // SAFETY: the piece is a slice that `pieces` borrows or memory of a write under way, which its lender keeps readable, with
-        // at least `count` bytes; `to` has as many, and is apart from it, being borrowed mutably.
-        unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), to, count) };
-        filled += count;
-    }
-    filled
-}
-
-/// Copies into the first bytes of pieces.
+/// Copies the bytes of pieces from a place on, as many as there is room for, and moves the place behind them.
 ///
 /// # Panics
-/// There is not enough room.
-pub(super) fn copy_to(mut from: &[u8], pieces: &mut Pieces<'_>) {
-    assert!(from.len() <= pieces.bytes, "more bytes than there is room for");
-    for piece in &pieces.list[..pieces.count] {
-        let (now, rest) = from.split_at(piece.iov_len.min(from.len()));
-        from = rest;
-        // SAFETY: the piece is room that `pieces` borrows mutably or memory of a read under way, which its lender keeps writable,
-        // with at least so many bytes; it is apart from `from`, which is ours.
-        unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), piece.iov_base.cast::<u8>(), now.len()) };
+/// If there are fewer.
+pub(super) fn copy_from(pieces: &Pieces<'_>, from: &mut Place, mut into: &mut [u8]) {
+    while !into.is_empty() {
+        let (start, count) = from.advance(pieces, into.len());
+        let (now, later) = into.split_at_mut(count);
+        into = later;
+        // SAFETY: `start` is in a slice that `pieces` borrows or in memory of a write under way, which its lender keeps readable, with
+        // at least `count` bytes behind it; `now` has as many, and is apart from it, being borrowed mutably.
+        unsafe { std::ptr::copy_nonoverlapping(start, now.as_mut_ptr(), count) };
+    }
+}
+
+/// Copies bytes to pieces from a place on, and moves the place behind them.
+///
+/// # Panics
+/// If there is not room for all.
+pub(super) fn copy_to(mut from: &[u8], pieces: &mut Pieces<'_>, to: &mut Place) {
+    while !from.is_empty() {
+        let (start, count) = to.advance(pieces, from.len());
+        let (now, later) = from.split_at(count);
+        from = later;
+        // SAFETY: `start` is in room that `pieces` borrows mutably or in memory of a read under way, which its lender keeps writable,
+        // with at least `count` bytes behind it; it is apart from `now`, which is ours.
+        unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), start, count) };
     }
 }
 

@@ -1,23 +1,17 @@
-//! Decides how bytes pass between a connection and its socket: as they are, straight to and from lent memory, or as TLS records, by
-//! way of a buffer. `connection` sends and receives by it.
+//! Decides how bytes pass between a connection and its socket: straight to and from lent memory, as they are or as TLS records.
+//! `connection` sends and receives by it.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use blkmq_tls::{Opened, Stream};
 
-use super::sys::{self, Pieces};
+use super::sys::{self, Pieces, Place};
 
 /// A socket, and what is between it and plain bytes.
 pub(super) struct Wire {
     socket: OwnedFd,
-    tls: Option<Box<Tls>>,
-}
-
-struct Tls {
-    stream: Stream,
-    /// Plain bytes on their way to or from lent memory: others may change that while it is looked at.
-    bounce: Box<[u8]>,
+    tls: Option<Box<Stream>>,
 }
 
 /// What a call to receive brought.
@@ -35,12 +29,6 @@ pub(super) enum Received {
 
 impl Wire {
     pub(super) fn new(socket: OwnedFd, tls: Option<Box<Stream>>) -> Self {
-        let tls = tls.map(|stream| {
-            Box::new(Tls {
-                stream: *stream,
-                bounce: vec![0; BOUNCE_BYTES].into(),
-            })
-        });
         Self { socket, tls }
     }
 
@@ -55,7 +43,7 @@ impl Wire {
 
     /// Says whether bytes that were taken are still to be sent.
     pub(super) fn has_unsent(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.stream.has_unsent())
+        self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
 
     /// Sends pieces. Says how many bytes it took, and whether the socket takes no more now.
@@ -70,15 +58,13 @@ impl Wire {
                 Err(error) => Err(error),
             };
         };
-        if flush(&self.socket, &mut tls.stream)? {
+        if flush(&self.socket, tls)? {
             return Ok((0, true));
         }
-        let count = sys::copy_from(pieces, &mut tls.bounce);
-        let taken = match count {
-            0 => 0,
-            _ => tls.stream.seal(&[IoSlice::new(&tls.bounce[..count])]),
-        };
-        Ok((taken, flush(&self.socket, &mut tls.stream)?))
+        let mut from = Place::default();
+        let taken = tls.seal_with(pieces.bytes(), |room| sys::copy_from(pieces, &mut from, room));
+        let taken = taken.map_err(|error| io::Error::other(format!("TLS: {error}")))?;
+        Ok((taken, flush(&self.socket, tls)?))
     }
 
     /// Receives into pieces, which have room for something.
@@ -95,26 +81,25 @@ impl Wire {
                 Err(error) => Err(error),
             };
         };
-        let Tls { stream, bounce } = &mut **tls;
-        let room = pieces.bytes().min(bounce.len());
-        let received = open(stream, &self.socket, &mut bounce[..room])?;
-        if let Received::Bytes(count, _) = received {
-            sys::copy_to(&bounce[..count], pieces);
-        }
-        Ok(received)
+        open(tls, &self.socket, pieces)
     }
 
     /// Begins a turn.
     pub(super) fn begin_turn(&mut self) {
-        self.tls.iter_mut().for_each(|tls| tls.stream.begin_turn());
+        self.tls.iter_mut().for_each(|tls| tls.begin_turn());
     }
 }
 
-/// Opens records until `into` is full or the socket has no more.
-fn open(stream: &mut Stream, socket: &OwnedFd, into: &mut [u8]) -> io::Result<Received> {
-    let mut filled = 0;
-    while filled < into.len() {
-        let opened = stream.open(&mut into[filled..]);
+/// Opens records until the pieces are full or the socket has no more.
+fn open(stream: &mut Stream, socket: &OwnedFd, pieces: &mut Pieces<'_>) -> io::Result<Received> {
+    let (mut filled, mut to) = (0, Place::default());
+    let room = pieces.bytes().min(OPENED_MAX);
+    while filled < room {
+        let opened = stream.open_with(|plain| {
+            let count = plain.len().min(room - filled);
+            sys::copy_to(&plain[..count], pieces, &mut to);
+            count
+        });
         match opened.map_err(|error| io::Error::other(format!("TLS: {error}")))? {
             Opened::Bytes(count) => filled += count,
             // The next call says so.
@@ -148,11 +133,9 @@ fn receive_records(stream: &mut Stream, socket: &OwnedFd) -> io::Result<usize> {
 
 /// Sends records that wait. Says whether the socket takes no more now.
 fn flush(socket: &OwnedFd, stream: &mut Stream) -> io::Result<bool> {
-    let sent = stream.send(|slices| {
+    let sent = stream.send(|records| {
         let mut pieces = Pieces::new();
-        for slice in slices.iter().take(sys::PIECES_MAX) {
-            pieces.push(slice);
-        }
+        pieces.push(records);
         sys::send(socket.as_fd(), &pieces)
     });
     match sent {
@@ -162,5 +145,5 @@ fn flush(socket: &OwnedFd, stream: &mut Stream) -> io::Result<bool> {
     }
 }
 
-/// Four of the longest records.
-const BOUNCE_BYTES: usize = 64 << 10;
+/// Bytes that are opened in one call at most. With 64 KiB, large reads had little more than half of the throughput.
+const OPENED_MAX: usize = 256 << 10;

@@ -120,7 +120,7 @@ impl Wire {
         };
         let mut out = flush(tls, self.socket.as_fd())?;
         if !out.is_blocked && !pieces.is_empty() {
-            out.taken = tls.seal(pieces);
+            out.taken = tls.seal(pieces).map_err(|_| Errno::IO)?;
             let after = flush(tls, self.socket.as_fd())?;
             out.sent += after.sent;
             out.is_blocked = after.is_blocked;
@@ -187,8 +187,8 @@ fn open(tls: &mut Stream, socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result
 /// Sends records that wait, as far as the socket takes them now.
 pub(super) fn flush(tls: &mut Stream, socket: BorrowedFd<'_>) -> Result<Out, Errno> {
     let mut out = Out::default();
-    let sent = tls.send(|pieces| {
-        let sent = send(socket, pieces)?;
+    let sent = tls.send(|records| {
+        let sent = send(socket, &[IoSlice::new(records)])?;
         out.sent += sent;
         Ok(sent)
     });

@@ -1,0 +1,660 @@
+//! Streams against each other, and against the library's own connections, which are the reference.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, ContentType, ServerConnection};
+
+use super::*;
+use crate::{Client, ClientFiles, Mode, Server, Settings, files};
+
+#[test]
+fn a_stream_and_a_stream_learn_each_others_names_and_pass_data_both_ways() {
+    let (mut client, mut server) = ready();
+    assert_eq!(server.peer_names()[0], "client.test");
+    assert_eq!(client.peer_names()[0], "server.test");
+    for count in [1, 2, 16_383, 16_384, 16_385, 70_000, 300_000] {
+        let data = noise(count);
+        assert_eq!(pass(&mut client, &mut server, &data), data, "{count} bytes");
+        assert_eq!(pass(&mut server, &mut client, &data), data, "{count} bytes");
+    }
+}
+
+#[test]
+fn data_of_many_pieces_is_sealed_as_if_it_were_one() {
+    let (mut client, mut reference) = client_and_reference();
+    let data = noise(40_000);
+    for piece in [1, 7, 4096, 16_384, 40_000] {
+        let pieces: Vec<IoSlice<'_>> = data.chunks(piece).map(IoSlice::new).collect();
+        assert_eq!(client.seal(&pieces).unwrap(), data.len());
+        let records = taken(&mut client);
+        assert_eq!(records.len(), data.len() + 3 * 22, "three records for {piece}");
+        assert_eq!(reference.deliver(&records).unwrap(), data);
+    }
+    let none = [IoSlice::new(&[]), IoSlice::new(b"x"), IoSlice::new(&[])];
+    assert_eq!(client.seal(&none).unwrap(), 1);
+    assert_eq!(client.seal(&[]).unwrap(), 0);
+    assert_eq!(reference.deliver(&taken(&mut client)).unwrap(), b"x");
+}
+
+#[test]
+fn records_split_at_any_byte_are_opened_whole() {
+    let (mut client, mut reference) = client_and_reference();
+    for at in 0..3 * 22 + 1 + 90 + 200 {
+        let data = noise(291);
+        let parts = [&data[..1], &data[1..91], &data[91..]];
+        let records: Vec<u8> = parts.iter().flat_map(|part| reference.seal(part)).collect();
+        let (before, after) = records.split_at(at);
+        let mut opened = open_all(&mut client, before).unwrap();
+        opened.extend(open_all(&mut client, after).unwrap());
+        assert_eq!(opened, data, "split at {at}");
+    }
+}
+
+#[test]
+fn a_handshake_and_data_behind_it_come_byte_by_byte() {
+    let files = Files::new();
+    let mut client = files.client().connect().unwrap();
+    let mut server = files.server().accept().unwrap();
+    while client.is_shaking_hands() || server.is_shaking_hands() {
+        client.shake_hands().unwrap();
+        for byte in taken(&mut client) {
+            receive(&mut server, &[byte]);
+            server.shake_hands().unwrap();
+        }
+        for byte in taken(&mut server) {
+            receive(&mut client, &[byte]);
+            client.shake_hands().unwrap();
+        }
+    }
+    client.seal(&[IoSlice::new(b"behind it")]).unwrap();
+    let mut opened = Vec::new();
+    for byte in taken(&mut client) {
+        opened.extend(open_all(&mut server, &[byte]).unwrap());
+    }
+    assert_eq!(opened, b"behind it");
+}
+
+#[test]
+fn data_that_comes_with_the_end_of_a_handshake_is_kept() {
+    let files = Files::new();
+    let (mut client, mut server) = (
+        files.client().connect().unwrap(),
+        files.server().accept().unwrap(),
+    );
+    client.shake_hands().unwrap();
+    receive(&mut server, &taken(&mut client));
+    server.shake_hands().unwrap();
+    receive(&mut client, &taken(&mut server));
+    client.shake_hands().unwrap();
+    assert!(!client.is_shaking_hands());
+    client.seal(&[IoSlice::new(b"with it")]).unwrap();
+    receive(&mut server, &taken(&mut client));
+    server.shake_hands().unwrap();
+    assert!(!server.is_shaking_hands() && server.has_received());
+    assert_eq!(open_all(&mut server, &[]).unwrap(), b"with it");
+    assert!(!server.has_received());
+}
+
+#[test]
+fn a_record_larger_than_the_destination_is_taken_in_parts() {
+    let (mut client, mut reference) = client_and_reference();
+    let data = noise(16_384);
+    receive(&mut client, &reference.seal(&data));
+    let (mut into, mut opened) = ([0; 1000], Vec::new());
+    while let Opened::Bytes(count) = client.open(&mut into).unwrap() {
+        assert!(count <= 1000);
+        opened.extend_from_slice(&into[..count]);
+        assert_eq!(client.has_received(), opened.len() < data.len());
+        // Nothing that is left is written over.
+        client.room();
+    }
+    assert_eq!(opened, data);
+}
+
+#[test]
+fn key_updates_are_followed_and_are_answered_once_before_the_next_data() {
+    let (mut client, mut reference) = client_and_reference();
+    for round in 0..3 {
+        for _ in 0..4 {
+            reference.0.refresh_traffic_keys().unwrap();
+        }
+        let records = reference.seal(b"by the new key");
+        assert_eq!(open_all(&mut client, &records).unwrap(), b"by the new key");
+        assert!(
+            !client.has_unsent(),
+            "nothing is answered before there is data to send"
+        );
+        client.seal(&[IoSlice::new(b"an answer")]).unwrap();
+        let records = taken(&mut client);
+        assert_eq!(records.len(), (5 + 22) + (9 + 22), "one update, round {round}");
+        assert_eq!(reference.deliver(&records).unwrap(), b"an answer");
+    }
+}
+
+#[test]
+fn a_key_seals_no_more_records_than_it_may() {
+    let (mut client, mut reference) = client_and_reference();
+    let State::Ready(records) = &mut client.state else {
+        panic!("not ready");
+    };
+    records.limit_sealed(4);
+    for count in 0..40 {
+        let data = noise(20_000 + count);
+        client.seal(&[IoSlice::new(&data)]).unwrap();
+        assert_eq!(reference.deliver(&taken(&mut client)).unwrap(), data, "{count}");
+    }
+}
+
+#[test]
+fn a_close_ends_the_data_before_it_and_voids_what_follows() {
+    let (mut client, mut server) = ready();
+    client.seal(&[IoSlice::new(b"the last")]).unwrap();
+    client.close();
+    client.close();
+    let mut records = taken(&mut client);
+    assert_eq!(records.len(), (8 + 22) + (2 + 22), "one alert");
+    records.extend_from_slice(b"anything");
+    receive(&mut server, &records);
+    let mut into = [0; 64];
+    assert_eq!(server.open(&mut into).unwrap(), Opened::Bytes(8));
+    assert_eq!(server.open(&mut into).unwrap(), Opened::End);
+    assert!(!server.has_received());
+    receive(&mut server, b"more");
+    assert_eq!(server.open(&mut into).unwrap(), Opened::End);
+    // The other direction goes on.
+    assert_eq!(pass(&mut server, &mut client, b"still"), b"still");
+}
+
+#[test]
+fn the_reference_takes_a_close_and_its_own_is_taken() {
+    let (mut client, mut reference) = client_and_reference();
+    client.close();
+    assert_eq!(reference.deliver(&taken(&mut client)).unwrap(), b"");
+    assert_eq!(
+        reference.0.reader().read(&mut [0]).unwrap(),
+        0,
+        "the end, not a cut"
+    );
+    reference.0.send_close_notify();
+    receive(&mut client, &reference.take());
+    assert_eq!(client.open(&mut [0]).unwrap(), Opened::End);
+}
+
+#[test]
+fn an_alert_follows_data_that_waits() {
+    let (mut client, mut reference) = client_and_reference();
+    let data = noise(50_000);
+    client.seal(&[IoSlice::new(&data)]).unwrap();
+    let mut broken = reference.seal(b"a byte of it is changed");
+    broken[9] ^= 1;
+    assert_eq!(open_all(&mut client, &broken), Err(Error::DecryptError));
+    assert!(client.open(&mut [0]).is_err(), "there is no way on");
+    assert!(client.seal(&[IoSlice::new(b"x")]).is_err());
+    client.close();
+    let records = taken(&mut client);
+    let (before, alert) = records.split_at(records.len() - 24);
+    assert_eq!(reference.deliver(before).unwrap(), data);
+    let told = reference.deliver(alert);
+    assert_eq!(told, Err(Error::AlertReceived(AlertDescription::BadRecordMac)));
+}
+
+#[test]
+fn what_does_not_belong_in_records_is_refused_and_said_why() {
+    use AlertDescription as Told;
+    let handshake = ContentType::Handshake;
+    let alert = ContentType::Alert;
+    let cases: [(&str, ContentType, &[u8], Option<Told>); 13] = [
+        ("an empty alert", alert, &[], Some(Told::DecodeError)),
+        ("half an alert", alert, &[2], Some(Told::DecodeError)),
+        ("two alerts", alert, &[1, 0, 1, 0], Some(Told::DecodeError)),
+        ("an error", alert, &[2, 40], None),
+        ("an empty message", handshake, &[], Some(Told::DecodeError)),
+        (
+            "a finished",
+            handshake,
+            &[20, 0, 0, 0],
+            Some(Told::UnexpectedMessage),
+        ),
+        (
+            "a ticket for a server",
+            handshake,
+            &[4, 0, 0, 0],
+            Some(Told::UnexpectedMessage),
+        ),
+        (
+            "an update to 2",
+            handshake,
+            &[24, 0, 0, 1, 2],
+            Some(Told::IllegalParameter),
+        ),
+        (
+            "an update of 2",
+            handshake,
+            &[24, 0, 0, 2, 0, 0],
+            Some(Told::IllegalParameter),
+        ),
+        (
+            "something behind an update",
+            handshake,
+            &[24, 0, 0, 1, 0, 4],
+            Some(Told::UnexpectedMessage),
+        ),
+        (
+            "a long message",
+            handshake,
+            &[4, 1, 0, 0],
+            Some(Told::DecodeError),
+        ),
+        (
+            "a heartbeat",
+            ContentType::Heartbeat,
+            &[1],
+            Some(Told::UnexpectedMessage),
+        ),
+        (
+            "a change of ciphers",
+            ContentType::ChangeCipherSpec,
+            &[1],
+            Some(Told::UnexpectedMessage),
+        ),
+    ];
+    for (what, kind, content, told) in cases {
+        let (mut client, mut server) = ready();
+        seal_any(&mut client, kind, content);
+        assert!(open_all(&mut server, &taken(&mut client)).is_err(), "{what}");
+        assert!(server.open(&mut [0]).is_err(), "{what}");
+        let answer = open_all(&mut client, &taken(&mut server));
+        let expected = told.map_or(Ok(Vec::new()), |told| Err(Error::AlertReceived(told)));
+        assert_eq!(answer, expected, "{what}");
+    }
+}
+
+#[test]
+fn records_that_cannot_be_are_refused_by_their_header() {
+    let cases: [(&[u8], AlertDescription); 3] = [
+        (&[23, 3, 3, 0x41, 1], AlertDescription::RecordOverflow),
+        (&[20, 3, 3, 0, 1, 1], AlertDescription::UnexpectedMessage),
+        (b"GET / HTTP/1.1", AlertDescription::UnexpectedMessage),
+    ];
+    for (bytes, told) in cases {
+        let (mut client, mut server) = ready();
+        assert!(open_all(&mut server, bytes).is_err(), "{bytes:?}");
+        let answer = open_all(&mut client, &taken(&mut server));
+        assert_eq!(answer, Err(Error::AlertReceived(told)), "{bytes:?}");
+    }
+}
+
+#[test]
+fn a_client_passes_over_tickets_in_pieces_and_lets_no_data_between_them() {
+    let mut ticket = noise(204);
+    ticket[..4].copy_from_slice(&[4, 0, 0, 200]);
+    let (mut client, mut server) = ready();
+    for piece in ticket.chunks(50) {
+        seal_any(&mut server, ContentType::Handshake, piece);
+    }
+    server.seal(&[IoSlice::new(b"data")]).unwrap();
+    assert_eq!(open_all(&mut client, &taken(&mut server)).unwrap(), b"data");
+    seal_any(&mut server, ContentType::Handshake, &ticket[..100]);
+    server.seal(&[IoSlice::new(b"data")]).unwrap();
+    assert!(open_all(&mut client, &taken(&mut server)).is_err());
+}
+
+#[test]
+fn records_without_data_are_borne_for_a_while() {
+    for (kind, content) in [
+        (ContentType::ApplicationData, &[][..]),
+        (ContentType::Alert, &[1, 90]),
+        (ContentType::Handshake, &[4, 0, 0, 0]),
+    ] {
+        let (mut client, mut server) = ready();
+        for _ in 0..3 {
+            (0..32).for_each(|_| seal_any(&mut server, kind, content));
+            server.seal(&[IoSlice::new(b"x")]).unwrap();
+            assert_eq!(open_all(&mut client, &taken(&mut server)).unwrap(), b"x");
+        }
+        (0..33).for_each(|_| seal_any(&mut server, kind, content));
+        assert!(open_all(&mut client, &taken(&mut server)).is_err(), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_turn_looks_at_so_many_small_records() {
+    let (mut client, mut server) = ready();
+    let mut opened = 0;
+    client.begin_turn();
+    for _ in 0..3 {
+        (0..2500).for_each(|_| seal_any(&mut server, ContentType::ApplicationData, b"x"));
+        receive(&mut client, &taken(&mut server));
+        while client.open(&mut [0; 9]).unwrap() == Opened::Bytes(1) {
+            opened += 1;
+        }
+        let before = opened;
+        assert_eq!(client.open(&mut [0; 9]).unwrap(), Opened::Enough);
+        client.begin_turn();
+        while client.open(&mut [0; 9]).unwrap() == Opened::Bytes(1) {
+            opened += 1;
+        }
+        assert!((200..2400).contains(&(opened - before)), "{opened} and {before}");
+    }
+    assert_eq!(opened, 7500);
+}
+
+#[test]
+fn what_waits_to_be_sent_has_a_limit() {
+    let (mut client, mut server) = ready();
+    let data = noise(UNSENT_MAX + 1000);
+    let first = client.seal(&[IoSlice::new(&data)]).unwrap();
+    assert_eq!(first, UNSENT_MAX);
+    assert_eq!(client.seal(&[IoSlice::new(&data)]).unwrap(), 0);
+    // The socket takes a part.
+    let mut sent = Vec::new();
+    let blocked = client.send(|records| {
+        if !sent.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        sent.extend_from_slice(&records[..100_000]);
+        Ok(100_000)
+    });
+    assert_eq!(blocked.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    let second = client.seal(&[IoSlice::new(&data[first..])]).unwrap();
+    assert_eq!(second, 1000);
+    sent.extend(taken(&mut client));
+    assert_eq!(open_all(&mut server, &sent).unwrap(), data);
+}
+
+#[test]
+fn a_handshake_that_fails_leaves_an_alert() {
+    let (ours, others) = (Files::new(), Files::new());
+    let (mut client, mut server) = (
+        ours.client().connect().unwrap(),
+        others.server().accept().unwrap(),
+    );
+    client.shake_hands().unwrap();
+    receive(&mut server, &taken(&mut client));
+    server.shake_hands().unwrap();
+    receive(&mut client, &taken(&mut server));
+    assert!(matches!(client.shake_hands(), Err(Error::InvalidCertificate(_))));
+    assert!(client.seal(&[IoSlice::new(b"x")]).is_err() && client.open(&mut [0]).is_err());
+    receive(&mut server, &taken(&mut client));
+    assert!(matches!(server.shake_hands(), Err(Error::AlertReceived(_))));
+
+    let mut server = ours.server().accept().unwrap();
+    receive(&mut server, b"GET / HTTP/1.1\r\n\r\n");
+    assert!(server.shake_hands().is_err());
+    assert_eq!(taken(&mut server).len(), 7, "an alert in the clear");
+}
+
+#[test]
+fn a_handshake_message_that_does_not_fit_is_refused() {
+    let mut server = Files::new().server().accept().unwrap();
+    // A client's hello of 16 MiB, as far as there is room for it.
+    let mut message = vec![1, 0xff, 0xff, 0xff];
+    message.resize(1 << 14, 0);
+    let outcome = (0..8).try_for_each(|_| {
+        receive(&mut server, &[22, 3, 3, 0x40, 0]);
+        receive(&mut server, &message);
+        server.shake_hands()
+    });
+    assert!(outcome.is_err());
+}
+
+#[test]
+fn no_bytes_make_a_stream_panic() {
+    for seed in 0..300 {
+        let mut random = Random(seed);
+        let (mut client, mut server) = ready();
+        for _ in 0..random.below(40) {
+            let kinds = [20, 21, 22, 22, 22, 23, 24, 0];
+            let mut content: Vec<u8> = (0..random.below(40)).map(|_| random.below(26) as u8).collect();
+            if random.below(2) == 0 && content.len() > 4 {
+                let length = content.len() as u8 - 4;
+                content[..4].copy_from_slice(&[[4, 24][random.below(2)], 0, 0, length]);
+            }
+            seal_any(&mut server, kinds[random.below(8)].into(), &content);
+        }
+        let mut records = taken(&mut server);
+        for _ in 0..random.below(3) {
+            let at = random.below(records.len().max(1));
+            if let Some(byte) = records.get_mut(at) {
+                *byte ^= 1 << random.below(8);
+            }
+        }
+        // What comes of it is of no interest here.
+        let _ = open_all(&mut client, &records);
+        let mut shaking = Files::shared().server().accept().unwrap();
+        receive(&mut shaking, &records);
+        let _ = shaking.shake_hands();
+    }
+}
+
+#[test]
+fn each_cipher_is_opened_and_sealed_as_the_reference_does() {
+    for suite in rustls::crypto::ring::ALL_CIPHER_SUITES {
+        let mut provider = rustls::crypto::ring::default_provider();
+        provider.cipher_suites = vec![*suite];
+        let files = Files::shared();
+        let path = |name| files.0.join(name);
+        let config = ClientConfig::builder_with_provider(Arc::new(provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(files::authorities(&path("ca-cert.pem")).unwrap())
+            .with_client_auth_cert(
+                files::own_certificates(&path("client-cert.pem")).unwrap(),
+                files::key(&path("client-key.pem")).unwrap(),
+            );
+        let (mut server, mut reference) = server_and_reference(Arc::new(config.unwrap()));
+        assert_eq!(reference.0.negotiated_cipher_suite(), Some(*suite));
+        for count in [1, 16_385] {
+            reference.0.refresh_traffic_keys().unwrap();
+            let data = noise(count);
+            assert_eq!(open_all(&mut server, &reference.seal(&data)).unwrap(), data);
+            server.seal(&[IoSlice::new(&data)]).unwrap();
+            assert_eq!(reference.deliver(&taken(&mut server)).unwrap(), data);
+        }
+    }
+}
+
+/// Bytes by a seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+fn noise(count: usize) -> Vec<u8> {
+    let mut random = Random(count as u64);
+    (0..count).map(|_| random.below(256) as u8).collect()
+}
+
+/// An authority, and what it has signed, in a directory of their own.
+struct Files(PathBuf);
+
+impl Files {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let directory = std::env::temp_dir().join(format!("blkmq-tls-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut params = CertificateParams::new([]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let put = |name: &str, text: String| std::fs::write(directory.join(name), text).unwrap();
+        put("ca-cert.pem", authority.pem());
+        for side in ["client", "server"] {
+            let key = KeyPair::generate().unwrap();
+            let params = CertificateParams::new([format!("{side}.test")]).unwrap();
+            put(
+                &format!("{side}-cert.pem"),
+                params.signed_by(&key, &authority).unwrap().pem(),
+            );
+            put(&format!("{side}-key.pem"), key.serialize_pem());
+        }
+        Self(directory)
+    }
+
+    /// The same ones for all who ask.
+    fn shared() -> &'static Self {
+        static SHARED: std::sync::OnceLock<Files> = std::sync::OnceLock::new();
+        SHARED.get_or_init(Self::new)
+    }
+
+    fn client(&self) -> Client {
+        Client::load(&ClientFiles::in_directory(&self.0), "server.test").unwrap()
+    }
+
+    fn server(&self) -> Server {
+        let file = |name| Some(self.0.join(name));
+        let settings = Settings {
+            mode: Mode::Require,
+            certificate: file("server-cert.pem"),
+            key: file("server-key.pem"),
+            ca: file("ca-cert.pem"),
+            ..Settings::default()
+        };
+        Server::load(&settings).unwrap().unwrap()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Two streams whose handshake is over.
+fn ready() -> (Stream, Stream) {
+    let files = Files::shared();
+    let (mut client, mut server) = (
+        files.client().connect().unwrap(),
+        files.server().accept().unwrap(),
+    );
+    while client.is_shaking_hands() || server.is_shaking_hands() {
+        client.shake_hands().unwrap();
+        receive(&mut server, &taken(&mut client));
+        server.shake_hands().unwrap();
+        receive(&mut client, &taken(&mut server));
+    }
+    (client, server)
+}
+
+/// A stream of a client, and the library's own server.
+fn client_and_reference() -> (Stream, Reference) {
+    let files = Files::shared();
+    let mut client = files.client().connect().unwrap();
+    let server = ServerConnection::new(files.server().config()).unwrap();
+    let mut reference = Reference(server.into());
+    while client.is_shaking_hands() || reference.0.is_handshaking() {
+        client.shake_hands().unwrap();
+        assert_eq!(reference.deliver(&taken(&mut client)).unwrap(), b"");
+        receive(&mut client, &reference.take());
+    }
+    (client, reference)
+}
+
+/// A stream of a server, and the library's own client.
+fn server_and_reference(config: Arc<ClientConfig>) -> (Stream, Reference) {
+    let mut server = Files::shared().server().accept().unwrap();
+    let client = ClientConnection::new(config, "server.test".try_into().unwrap());
+    let mut reference = Reference(client.unwrap().into());
+    while server.is_shaking_hands() || reference.0.is_handshaking() {
+        receive(&mut server, &reference.take());
+        server.shake_hands().unwrap();
+        assert_eq!(reference.deliver(&taken(&mut server)).unwrap(), b"");
+    }
+    (server, reference)
+}
+
+/// A connection of the library.
+struct Reference(Connection);
+
+impl Reference {
+    /// Has it take records. Returns the data in them.
+    fn deliver(&mut self, mut records: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut data = Vec::new();
+        while !records.is_empty() {
+            self.0.read_tls(&mut records).unwrap();
+            self.0.process_new_packets()?;
+            // It is an error if nothing is there, and what is there has been appended.
+            let _ = self.0.reader().read_to_end(&mut data);
+        }
+        Ok(data)
+    }
+
+    fn seal(&mut self, data: &[u8]) -> Vec<u8> {
+        self.0.writer().write_all(data).unwrap();
+        self.take()
+    }
+
+    fn take(&mut self) -> Vec<u8> {
+        let mut records = Vec::new();
+        while self.0.wants_write() {
+            self.0.write_tls(&mut records).unwrap();
+        }
+        records
+    }
+}
+
+/// What waits to be sent.
+fn taken(stream: &mut Stream) -> Vec<u8> {
+    let mut records = Vec::new();
+    let all = |bytes: &[u8]| {
+        records.extend_from_slice(bytes);
+        Ok(bytes.len())
+    };
+    stream.send(all).unwrap();
+    records
+}
+
+/// Has a stream receive bytes for which there is room.
+fn receive(stream: &mut Stream, bytes: &[u8]) {
+    let room = stream.room();
+    // Where there is none, the stream is to say so.
+    let count = bytes.len().min(room.len());
+    room[..count].copy_from_slice(&bytes[..count]);
+    stream.received(count);
+}
+
+/// Has a stream receive bytes, and takes all the data in them.
+fn open_all(stream: &mut Stream, mut bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    let (mut into, mut data) = (vec![0; 5000], Vec::new());
+    loop {
+        stream.begin_turn();
+        match stream.open(&mut into)? {
+            Opened::Bytes(count) => data.extend_from_slice(&into[..count]),
+            Opened::Enough => {}
+            Opened::NeedMore if !bytes.is_empty() => {
+                let count = stream.room().len().min(bytes.len());
+                receive(stream, &bytes[..count]);
+                bytes = &bytes[count..];
+            }
+            Opened::NeedMore | Opened::End => return Ok(data),
+        }
+    }
+}
+
+/// Has one stream send data to another.
+fn pass(from: &mut Stream, to: &mut Stream, data: &[u8]) -> Vec<u8> {
+    let (mut sealed, mut opened) = (0, Vec::new());
+    while sealed < data.len() {
+        sealed += from.seal(&[IoSlice::new(&data[sealed..])]).unwrap();
+        opened.extend(open_all(to, &taken(from)).unwrap());
+    }
+    opened
+}
+
+fn seal_any(stream: &mut Stream, kind: ContentType, content: &[u8]) {
+    let State::Ready(records) = &mut stream.state else {
+        panic!("not ready");
+    };
+    records.seal_any(kind, content, &mut stream.out);
+}
