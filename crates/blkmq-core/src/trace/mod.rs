@@ -67,7 +67,7 @@ pub struct Event {
     pub group: GroupId,
     /// The operation.
     pub op: Op,
-    /// Its modifiers, those of [`Flags::PUBLIC`].
+    /// Its modifiers, as its submitter set them.
     pub flags: Flags,
     /// What happened.
     pub step: Step,
