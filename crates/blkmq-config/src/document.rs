@@ -3,8 +3,11 @@
 //! meaning.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -16,6 +19,24 @@ use crate::group;
 /// A configuration as people write it. Displayed as TOML.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Document(Table);
+
+/// Reads the text of a configuration file.
+///
+/// # Errors
+/// The file cannot be read, is no UTF-8, or has more than 16 MiB.
+pub fn read_text(path: &Path) -> Result<String> {
+    let read = || {
+        let mut text = String::new();
+        let bytes = File::open(path)?
+            .take(FILE_BYTES_MAX + 1)
+            .read_to_string(&mut text)?;
+        ensure!(bytes as u64 <= FILE_BYTES_MAX, "more than 16 MiB");
+        anyhow::Ok(text)
+    };
+    read().with_context(|| format!("{} cannot be read", path.display()))
+}
+
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// The kinds of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,7 +33,7 @@ mod told;
 
 pub use config::{Config, Control};
 pub use disk::{DiskSpec, Source};
-pub use document::{Document, Kind, typed};
+pub use document::{Document, Kind, read_text, typed};
 pub use export::ExportSpec;
 pub use group::GroupSpec;
 pub use plan::{Plan, plan, plan_with_all_groups};

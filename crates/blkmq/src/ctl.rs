@@ -289,8 +289,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             }
         }
         CtlCommand::Apply { file, dry_run } => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("{} cannot be read", file.display()))?;
+            let text = blkmq_config::read_text(file)?;
             // Parsed here first, since its errors have the line.
             let check = blkmq_config::Config::from_toml(&text);
             check.with_context(|| format!("configuration {}", file.display()))?;

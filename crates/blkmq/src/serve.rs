@@ -20,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use blkmq_config::{Config, Document, ExportSpec, Kind, Plan, plan, typed};
+use blkmq_config::{Config, Document, ExportSpec, Kind, Plan, plan, read_text, typed};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{self, Common};
 use blkmq_export::front_door::{self, FRONT_DOORS};
@@ -89,8 +89,7 @@ fn check(config: &Config) -> Result<()> {
 fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     let mut document = match &args.config {
         Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("configuration {} cannot be read", path.display()))?;
+            let text = read_text(path).context("configuration")?;
             let context = || format!("configuration {}", path.display());
             // Parsed as a whole first, since its errors have the line.
             Config::from_toml(&text).with_context(context)?;
