@@ -106,7 +106,7 @@ impl Encoder {
     pub(super) fn check(&self) -> Result<()> {
         ensure!(
             !self.daemon.has_ended(),
-            "the daemon has ended the trace: it has stopped; events are missing"
+            "the daemon has ended, or another one has taken over: the trace ends here; start it again"
         );
         Ok(())
     }

@@ -80,6 +80,8 @@ pub fn main(args: &TraceArgs) -> Result<()> {
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&is_over))?;
     }
+    // A write beyond a limit of file sizes fails then, instead of ending the process.
+    signal_hook::flag::register(libc::SIGXFSZ, Arc::default())?;
     let mut client = Client::connect(&path)?;
     let (started, memory) = client.call_for_file("trace.start", &json!({"disks": args.disks}))?;
     let started: Started = serde_json::from_value(started).context(OTHER_VERSION)?;
@@ -131,7 +133,12 @@ impl Reader {
             if is_last {
                 return outputs.iter_mut().try_for_each(Output::finish);
             }
-            self.encoder.check()?;
+            if let Err(gone) = self.encoder.check() {
+                // The memory is still there, with what the daemon recorded last.
+                let read = self.read_once(outputs);
+                outputs.iter_mut().try_for_each(Output::finish)?;
+                return read.and(Err(gone));
+            }
             thread::sleep(if is_half_full { EVERY_MIN } else { EVERY });
         }
     }

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -28,8 +29,17 @@ impl Output {
     /// The file cannot be created.
     pub(super) fn create(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        let file = File::create(path).with_context(|| format!("{name} cannot be written"))?;
-        let is_direct = file.metadata()?.is_file() && set_direct(&file, true).is_ok();
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true);
+        // A FIFO without a reader is an error, and not waited for.
+        options.custom_flags(libc::O_NONBLOCK);
+        let open = || {
+            let file = options.open(path)?;
+            set_flag(&file, OFlags::NONBLOCK, false)?;
+            let is_direct = file.metadata()?.is_file() && set_flag(&file, OFlags::DIRECT, true).is_ok();
+            io::Result::Ok((file, is_direct))
+        };
+        let (file, is_direct) = open().with_context(|| format!("{name} cannot be written"))?;
         Ok(Self::new(name, file, is_direct))
     }
 
@@ -115,15 +125,16 @@ impl Output {
 
     fn be_buffered(&mut self) -> Result<()> {
         if std::mem::take(&mut self.is_direct) {
-            set_direct(&self.file, false).with_context(|| format!("{} cannot be written", self.name))?;
+            set_flag(&self.file, OFlags::DIRECT, false)
+                .with_context(|| format!("{} cannot be written", self.name))?;
         }
         Ok(())
     }
 }
 
-fn set_direct(file: &File, is_direct: bool) -> rustix::io::Result<()> {
+fn set_flag(file: &File, flag: OFlags, is_set: bool) -> rustix::io::Result<()> {
     let mut flags = fcntl_getfl(file)?;
-    flags.set(OFlags::DIRECT, is_direct);
+    flags.set(flag, is_set);
     fcntl_setfl(file, flags)
 }
 

@@ -370,3 +370,61 @@ fn a_trace_that_finds_its_disk_full_says_which_file() {
     assert!(said.contains(&name) && said.contains("No space left"), "{said}");
     daemon.stop();
 }
+
+#[test]
+fn a_trace_has_all_that_a_daemon_recorded_before_it_was_killed() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let tracing = trace(&scratch, &[]);
+    load(&scratch);
+    let ios = count(&statistics(&scratch), "b", "ios");
+    kill_process(Pid::from_raw(daemon.id() as i32).expect("a pid"), Signal::KILL).expect("it runs");
+    let output = tracing.wait_with_output().expect("it ends");
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("start it again"), "{said}");
+    let all = records(&scratch);
+    let is_queued = |record: &&Record| record.device & 0xf_ffff == 1 && record.is_event(QUEUE);
+    assert_eq!(all.iter().filter(is_queued).count() as u64, ios);
+    drop(daemon);
+}
+
+#[test]
+fn a_trace_into_a_fifo_that_nobody_reads_and_beyond_a_limit_of_file_sizes_ends_with_the_reason() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    let (socket, out) = (
+        format!("unix:{}", scratch.word("control.sock")),
+        scratch.word("t"),
+    );
+    run("mkfifo", &[&scratch.word("t.blktrace.0")]);
+    let traced = |limit: &str| {
+        let script = format!(
+            "{limit} exec {} trace --socket {socket} --out {out} --seconds 1",
+            program().display()
+        );
+        Command::new("sh")
+            .args(["-c", &script])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs")
+    };
+    let said = |child: Child| {
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).expect("text")
+    };
+    let refused = said(traced(""));
+    assert!(refused.contains("t.blktrace.0 cannot be written"), "{refused}");
+    std::fs::remove_file(scratch.path("t.blktrace.0")).expect("it is there");
+    let mut limited = traced("ulimit -f 8;");
+    while limited.try_wait().expect("our own child").is_none() {
+        load(&scratch);
+    }
+    let refused = said(limited);
+    assert!(
+        refused.contains("cannot be written") && refused.contains("too large"),
+        "{refused}"
+    );
+    daemon.stop();
+}
