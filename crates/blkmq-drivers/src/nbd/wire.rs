@@ -62,7 +62,8 @@ impl Wire {
             return Ok((0, true));
         }
         let mut from = Place::default();
-        let taken = tls.seal_with(pieces.bytes(), |room| sys::copy_from(pieces, &mut from, room));
+        let bytes = pieces.bytes().min(SEALED_MAX);
+        let taken = tls.seal_with(bytes, |room| sys::copy_from(pieces, &mut from, room));
         let taken = taken.map_err(|error| io::Error::other(format!("TLS: {error}")))?;
         Ok((taken, flush(&self.socket, tls)?))
     }
@@ -145,5 +146,8 @@ fn flush(socket: &OwnedFd, stream: &mut Stream) -> io::Result<bool> {
     }
 }
 
+/// Plain bytes that are sealed and sent at a time. With more the server waits while all requests of
+/// a batch are sealed, and then the client while the server opens them.
+const SEALED_MAX: usize = 64 << 10;
 /// Bytes that are opened in one call at most. With 64 KiB, large reads had little more than half of the throughput.
 const OPENED_MAX: usize = 256 << 10;
