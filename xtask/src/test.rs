@@ -35,7 +35,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
     guest::run_short(steps)?;
-    ceph::test(steps, &ceph::Wish::default())?;
+    ceph::test_short(steps)?;
     run_suite(steps, &skips, mode)
 }
 

@@ -5,6 +5,7 @@ mod fuse;
 mod vhost_user;
 
 use std::fs::File;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -229,12 +230,17 @@ fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan
 
 /// Starts a server at a socket, or at a file, which is the disk once it has a size.
 fn start(command: Command, door: Door, dir: Scratch, place: PathBuf) -> Result<Running> {
-    if door != Door::Fuse {
-        return Running::start(command, dir, place);
+    match door {
+        Door::Nbd => Running::start(command, dir, place),
+        Door::VhostUser => {
+            Running::start_until(command, dir, place, |socket| UnixStream::connect(socket).is_ok())
+        }
+        Door::Fuse => {
+            File::create_new(&place).context("making a file to be the disk")?;
+            let is_served = |file: &Path| file.metadata().is_ok_and(|file| file.len() > 0);
+            Running::start_until(command, dir, place, is_served)
+        }
     }
-    File::create_new(&place).context("making a file to be the disk")?;
-    let is_served = |file: &Path| file.metadata().is_ok_and(|file| file.len() > 0);
-    Running::start_until(command, dir, place, is_served)
 }
 
 /// Runs each load on a thread of its own through the window.

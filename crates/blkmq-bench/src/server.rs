@@ -2,6 +2,7 @@
 //! until it serves there, and ended in all cases. `nbd` compares servers, `fairness` runs tenants on ours.
 
 use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,13 +21,13 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a command that becomes a server on `socket`, and waits until it listens. `dir` is its own, and
-    /// is removed with it.
+    /// Starts a command that becomes an NBD server on `socket`, and waits until it greets a client. `dir` is
+    /// its own, and is removed with it.
     ///
     /// # Errors
-    /// If it ends, or does not listen within a minute; the error contains its message.
+    /// If it ends, or does not serve within a minute; the error contains its message.
     pub(crate) fn start(command: Command, dir: Scratch, socket: PathBuf) -> Result<Self> {
-        Self::start_until(command, dir, socket, |socket| UnixStream::connect(socket).is_ok())
+        Self::start_until(command, dir, socket, greets)
     }
 
     /// The same with a server that serves at `place` once `is_served` says so.
@@ -93,6 +94,18 @@ impl Running {
     }
 }
 
+/// Whether an NBD server at `socket` greets. One that only listens does not: `qemu-nbd` opens its image later,
+/// and may yet fail.
+fn greets(socket: &Path) -> bool {
+    let Ok(mut client) = UnixStream::connect(socket) else {
+        return false;
+    };
+    let mut greeting = [0; GREETING.len()];
+    client.set_read_timeout(Some(GREET_WITHIN)).is_ok()
+        && client.read_exact(&mut greeting).is_ok()
+        && greeting == *GREETING
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         // Asked first, so that it drains and takes its socket away; forced if it does not hear.
@@ -140,6 +153,10 @@ impl Drop for Scratch {
     }
 }
 
+/// Each NBD server's first bytes.
+const GREETING: &[u8; 8] = b"NBDMAGIC";
+/// A server that opens its image meanwhile is asked again after this time.
+const GREET_WITHIN: Duration = Duration::from_secs(1);
 /// A disk in a Ceph cluster may wait for the lock of a server before.
 const SERVE_WITHIN: Duration = Duration::from_secs(60);
 /// A killed server keeps such a lock.

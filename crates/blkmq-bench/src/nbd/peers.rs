@@ -107,7 +107,7 @@ impl Server {
         format!("{}; {set_up}", self.version)
     }
 
-    /// Starts it on a socket of its own and waits until it listens.
+    /// Starts it on a socket of its own and waits until it serves.
     ///
     /// # Errors
     /// If it ends, or does not listen within a minute; the error contains its message.
