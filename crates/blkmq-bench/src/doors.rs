@@ -209,7 +209,7 @@ fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan
         }
         Door::Nbd => {
             let connections = connect(server.place(), usize::from(queues), HeaderStyle::Simple)?;
-            let load = Load::new(connections, depth, BLOCK_BYTES);
+            let mut load = Load::new(connections, depth, BLOCK_BYTES);
             run(
                 &server,
                 &Window::new(1),

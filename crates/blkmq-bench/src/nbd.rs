@@ -154,7 +154,7 @@ fn measure(server: &Server, conns: usize, depth: usize, style: HeaderStyle, plan
     let running = server.start()?;
     let window = Window::new(1);
     let connections = client::connect(running.place(), conns, style)?;
-    let load = client::Load::new(connections, depth, BLOCK_BYTES);
+    let mut load = client::Load::new(connections, depth, BLOCK_BYTES);
     std::thread::scope(|scope| {
         let generator = scope.spawn(|| load.run(&window));
         let measured = window.measure(plan, || {

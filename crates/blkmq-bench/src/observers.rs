@@ -1,7 +1,10 @@
 //! Decides how the cost of observing a daemon is measured for its tenant: one NBD client of a null disk,
-//! without observers, with a trace of all requests written to files, and with two programs that print the
-//! activity of hundreds of disks; in processes of their own.
+//! without observers, with a trace of all requests written to files, with two programs that print the activity
+//! of hundreds of disks, in processes of their own, and with somebody who changes the daemon all the time.
 
+mod changes;
+
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -11,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use blkmq_nbd::codec::HeaderStyle;
 use rustix::process::{Pid, Signal, kill_process};
 
+use self::changes::Changes;
 use crate::args::{BenchArgs, Plan};
 use crate::nbd::{EXPORT, Load, connect};
 use crate::report::{self, About, Report, Row};
@@ -20,7 +24,7 @@ use crate::table;
 use crate::usage::Usage;
 use crate::window::Window;
 
-/// Measure what it costs a client that its daemon is traced, or that its statistics are read
+/// Measure what it costs a client that its daemon is traced, that its statistics are read, or that it is changed
 #[derive(clap::Args, Clone, Debug)]
 pub struct ObserversArgs {
     /// What all benches have.
@@ -51,7 +55,8 @@ pub fn main(args: &ObserversArgs) -> Result<()> {
         args.disks
     );
     let plan = args.common.plan(args.depth.len() * SIDES.len(), SET_UP)?;
-    let mut points = points(args);
+    let scene = RefCell::new(None);
+    let mut points = points(args, &scene);
     let mut report = Report::start("observers", about(args), &plan);
     let rows = rounds::run(&plan, &mut points)?;
     drop(points);
@@ -69,53 +74,72 @@ enum Side {
     Trace,
     /// Two times `blkmq iostat` prints what disks did each second.
     Statistics,
+    /// The daemon is changed 33 times a second.
+    Changes,
 }
 
-fn points(args: &ObserversArgs) -> Vec<Point<'_>> {
+/// A daemon and its client. The sides of one depth and round meet the same, so that only the observers differ:
+/// where the system places a daemon and a client is worth more than what a trace costs.
+struct Scene {
+    daemon: Running,
+    load: Load,
+}
+
+impl Scene {
+    fn start(args: &ObserversArgs, depth: u32) -> Result<Self> {
+        let daemon = start(args.disks)?;
+        let connections = connect(daemon.place(), 1, HeaderStyle::Simple)?;
+        Ok(Self {
+            load: Load::new(connections, depth as usize, BLOCK_BYTES),
+            daemon,
+        })
+    }
+
+    fn measure(&mut self, side: Side, plan: &Plan) -> Result<Sample> {
+        let Self { daemon, load } = self;
+        let observers = Observers::start(side, daemon.dir())?;
+        let window = Window::new(1);
+        let (latency, measured) = thread::scope(|scope| {
+            let generator = scope.spawn(|| load.run(&window));
+            let measured = window.measure(plan, || Ok([Usage::of(daemon.pid())?, observers.usage()?]));
+            (
+                generator.join().expect("the load generator does not panic"),
+                measured,
+            )
+        });
+        // The generator's error says more than the window's.
+        let latency = latency.with_context(|| daemon.last_words())?;
+        let measured = measured?;
+        let observers_cpu = measured.usage[1].cpu_ns as f64 / measured.elapsed.as_nanos() as f64;
+        let dropped = observers.end()?;
+        Ok(Sample {
+            ios: measured.ios,
+            elapsed: measured.elapsed,
+            latency: (&latency).into(),
+            usage: measured.usage[0],
+            client: None,
+            figures: vec![("observers_cpu", observers_cpu), ("dropped", dropped as f64)],
+        })
+    }
+}
+
+/// The points of each depth, in the order of the sides: the first starts a scene anew, the others take it over.
+fn points<'a>(args: &'a ObserversArgs, scene: &'a RefCell<Option<Scene>>) -> Vec<Point<'a>> {
     let depths = args.depth.iter();
     let both = depths.flat_map(|&depth| SIDES.map(|(name, side)| (depth, name, side)));
     let point = |(depth, name, side): (u32, &'static str, Side)| Point {
-        case: case(args, depth),
+        case: format!("disks={}/depth={depth}", args.disks),
         side: name.into(),
-        measure: Box::new(move |plan| measure(args.disks, depth as usize, side, plan)),
+        measure: Box::new(move |plan| {
+            let mut scene = scene.borrow_mut();
+            if side == SIDES[0].1 {
+                *scene = Some(Scene::start(args, depth)?);
+            }
+            let scene = scene.as_mut().context("the first side makes the scene")?;
+            scene.measure(side, plan)
+        }),
     };
     both.map(point).collect()
-}
-
-fn case(args: &ObserversArgs, depth: u32) -> String {
-    format!("disks={}/depth={depth}", args.disks)
-}
-
-fn measure(disks: u32, depth: usize, side: Side, plan: &Plan) -> Result<Sample> {
-    let daemon = start(disks)?;
-    let mut observers = Observers::start(side, daemon.dir())?;
-    let load = Load::new(
-        connect(daemon.place(), 1, HeaderStyle::Simple)?,
-        depth,
-        BLOCK_BYTES,
-    );
-    let window = Window::new(1);
-    let (latency, measured) = thread::scope(|scope| {
-        let generator = scope.spawn(|| load.run(&window));
-        let measured = window.measure(plan, || Ok([Usage::of(daemon.pid())?, observers.usage()?]));
-        (
-            generator.join().expect("the load generator does not panic"),
-            measured,
-        )
-    });
-    // The generator's error says more than the window's.
-    let latency = latency.with_context(|| daemon.last_words())?;
-    let measured = measured?;
-    let observers_cpu = measured.usage[1].cpu_ns as f64 / measured.elapsed.as_nanos() as f64;
-    let dropped = observers.end()?;
-    Ok(Sample {
-        ios: measured.ios,
-        elapsed: measured.elapsed,
-        latency: (&latency).into(),
-        usage: measured.usage[0],
-        client: None,
-        figures: vec![("observers_cpu", observers_cpu), ("dropped", dropped as f64)],
-    })
 }
 
 fn start(disks: u32) -> Result<Running> {
@@ -142,10 +166,11 @@ fn address(path: &Path) -> String {
     format!("unix:{}", path.display())
 }
 
-/// The programs that look on, until this is dropped.
+/// The programs that look on, until this is dropped, and who changes the daemon.
 struct Observers {
     side: Side,
     programs: Vec<Child>,
+    changes: Option<Changes>,
 }
 
 impl Observers {
@@ -155,6 +180,7 @@ impl Observers {
         let mut observers = Self {
             side,
             programs: Vec::new(),
+            changes: None,
         };
         match side {
             Side::Nobody => {}
@@ -168,6 +194,7 @@ impl Observers {
                     observers.run(&["iostat", "--socket", &control, "1"])?;
                 }
             }
+            Side::Changes => observers.changes = Some(Changes::start(&dir.join(CONTROL))?),
         }
         Ok(observers)
     }
@@ -191,8 +218,11 @@ impl Observers {
         Ok(sum)
     }
 
-    /// Has a trace end. Returns how many of its events found no room.
-    fn end(&mut self) -> Result<u64> {
+    /// Ends them. Returns how many events of a trace found no room.
+    fn end(mut self) -> Result<u64> {
+        if let Some(changes) = self.changes.take() {
+            ensure!(changes.end()? > 0, "the daemon was not changed in this time");
+        }
         let mut dropped = 0;
         for mut program in self.programs.drain(..) {
             if self.side != Side::Trace {
@@ -243,13 +273,14 @@ fn dropped_events(said: &str) -> Option<u64> {
 
 fn about(args: &ObserversArgs) -> About {
     About {
-        question: "what does it cost a client that its daemon is traced, or that its statistics are read?".into(),
+        question: "what does it cost a client that its daemon is traced, read or changed?".into(),
         setting: vec![
             format!(
-                "one NBD client, {BLOCK_BYTES} B random reads of one of {} null disks; a fresh daemon for every visit",
+                "one NBD client, {BLOCK_BYTES} B random reads of one of {} null disks; daemon and client are new for each depth and round, and the same for all sides of it",
                 args.disks
             ),
             "trace: blkmq trace writes all requests of all disks to files; statistics: two times blkmq iostat, each second".into(),
+            "changes: 33 a second of disks, weights, the scheduler of the read disk and whole configurations, four in ten refused".into(),
             "CPU and context switches are the daemon's; observers_cpu is the observers', in processors".into(),
         ],
     }
@@ -277,10 +308,11 @@ fn summary(rows: &[Row]) -> String {
     lines
 }
 
-const SIDES: [(&str, Side); 3] = [
+const SIDES: [(&str, Side); 4] = [
     ("nobody", Side::Nobody),
     ("trace", Side::Trace),
     ("statistics", Side::Statistics),
+    ("changes", Side::Changes),
 ];
 /// The control socket's name.
 const CONTROL: &str = "c";

@@ -78,6 +78,7 @@ impl Load {
     pub(crate) fn new(connections: Vec<(UnixStream, Agreed)>, depth: usize, block_bytes: u32) -> Self {
         let (streams, agreed): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
         let session = |(index, agreed): (usize, Agreed)| Session {
+            in_flight: 0,
             requests: Vec::with_capacity(depth * agreed.style.request_bytes()),
             replies: Replies::new(agreed.style, block_bytes),
             offsets: Offsets::new(agreed.size_bytes, u64::from(block_bytes), true, index as u64),
@@ -90,11 +91,12 @@ impl Load {
         }
     }
 
-    /// Runs until the window says stop and returns the latencies of the reads that ended within it.
+    /// Runs until the window says stop and all replies have arrived, and returns the latencies of the reads that
+    /// ended within it. May be called again.
     ///
     /// # Errors
     /// If a server hangs up, is silent for ten seconds, violates the protocol or answers with an error.
-    pub(crate) fn run(mut self, window: &Window) -> Result<Histogram> {
+    pub(crate) fn run(&mut self, window: &Window) -> Result<Histogram> {
         let latency = self.run_phases(window);
         if latency.is_err() {
             window.fail();
@@ -118,7 +120,11 @@ impl Load {
         loop {
             let before = std::mem::replace(&mut phase, window.phase());
             if phase == Phase::Stop {
-                return Ok(tally.latency);
+                let latency = std::mem::take(&mut tally.latency);
+                for (session, stream) in sessions.iter_mut().zip(streams) {
+                    session.finish(stream, &mut tally)?;
+                }
+                return Ok(latency);
             }
             if phase != before {
                 tally.latency.clear();
@@ -166,6 +172,8 @@ impl Tally {
 
 /// What belongs to one connection besides its socket.
 struct Session {
+    /// Reads whose replies have not ended.
+    in_flight: usize,
     requests: Vec<u8>,
     replies: Replies,
     offsets: Offsets,
@@ -175,14 +183,30 @@ struct Session {
 impl Session {
     /// Takes what has arrived and sends as many new requests.
     fn turn(&mut self, stream: &UnixStream, tally: &mut Tally) -> Result<()> {
-        self.receive(stream)?;
-        let now = tally.now();
-        let ended = self.replies.parse(&mut tally.latency, now)?;
-        tally.ended += ended as u64;
+        let (ended, now) = self.take(stream, tally)?;
         if ended > 0 {
             self.send(stream, ended, now)?;
         }
         Ok(())
+    }
+
+    /// Takes the replies that are still to come, and sends nothing more.
+    fn finish(&mut self, stream: &UnixStream, tally: &mut Tally) -> Result<()> {
+        while self.in_flight > 0 {
+            self.take(stream, tally)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what has arrived; returns how many reads ended by it, and when.
+    fn take(&mut self, stream: &UnixStream, tally: &mut Tally) -> Result<(usize, u64)> {
+        self.receive(stream)?;
+        let now = tally.now();
+        let ended = self.replies.parse(&mut tally.latency, now)?;
+        let left = self.in_flight.checked_sub(ended);
+        self.in_flight = left.context("a reply to nothing")?;
+        tally.ended += ended as u64;
+        Ok((ended, now))
     }
 
     /// Sends `count` reads in one call. The cookie is the time: a reply tells its own latency.
@@ -198,6 +222,7 @@ impl Session {
             };
             header.write(self.replies.style, &mut self.requests);
         }
+        self.in_flight += count;
         stream.write_all(&self.requests).context("sending requests")
     }
 
