@@ -31,6 +31,7 @@ pub struct Record {
 
 impl Record {
     /// The record of an event, without `sequence`, `pid`, `device` and `cpu`. `None` for [`Step::Renumbered`].
+    #[inline]
     pub fn of(event: &Event) -> Option<Self> {
         let action = action(event.step)?;
         Some(Self {
@@ -65,22 +66,33 @@ impl Record {
     }
 
     /// Appends it to a file's bytes.
+    #[inline]
     pub fn write(&self, out: &mut Vec<u8>) {
         let text = &self.text[..self.text.len().min(TEXT_MAX)];
         let mut head = [0; HEAD_BYTES];
-        let mut put = |at: usize, bytes: &[u8]| head[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, &(MAGIC | VERSION).to_ne_bytes());
-        put(4, &self.sequence.to_ne_bytes());
-        put(8, &self.time.to_ne_bytes());
-        put(16, &self.sector.to_ne_bytes());
-        let words = [self.bytes, self.action, self.pid, self.device, self.cpu];
-        for (at, word) in (24..).step_by(4).zip(words) {
-            put(at, &word.to_ne_bytes());
+        // Places are constants, so that this becomes a few stores.
+        macro_rules! put {
+            ($($at:literal: $value:expr;)*) => {
+                $(*head[$at..].first_chunk_mut().expect("it has room") = $value.to_ne_bytes();)*
+            };
         }
-        put(44, &self.error.to_ne_bytes());
-        put(46, &(text.len() as u16).to_ne_bytes());
+        put! {
+            0: (MAGIC | VERSION);
+            4: self.sequence;
+            8: self.time;
+            16: self.sector;
+            24: self.bytes;
+            28: self.action;
+            32: self.pid;
+            36: self.device;
+            40: self.cpu;
+            44: self.error;
+            46: (text.len() as u16);
+        }
         out.extend_from_slice(&head);
-        out.extend_from_slice(text);
+        if !text.is_empty() {
+            out.extend_from_slice(text);
+        }
     }
 
     /// Reads the first record of some bytes. Returns it and how many bytes it took; none if it is not all there.

@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use blkmq_sync::mpsc::{self, Receiver, Sender};
 use rustix::event::{EventfdFlags, eventfd};
@@ -64,7 +64,9 @@ impl Mailbox {
     pub(super) fn put(&self, end: End) {
         let pushed = self.sender.push(end);
         debug_assert!(pushed.is_ok(), "a slot has one end at a time");
-        // Relaxed: the thread that switches it checks once afterwards in any case.
+        // SeqCst: pairs with the fence in `set_polled`. Either this thread sees that nobody polls any
+        // more, or the check after the switch sees what was pushed.
+        fence(Ordering::SeqCst);
         if self.is_polled.load(Ordering::Relaxed) {
             return;
         }
@@ -88,8 +90,9 @@ impl Mailbox {
     /// Sets whether the reactor polls, so that no notification is needed. The reactor must check
     /// once afterwards.
     pub(super) fn set_polled(&self, on: bool) {
-        // Relaxed: see `put`.
         self.is_polled.store(on, Ordering::Relaxed);
+        // SeqCst: pairs with the fence in `put`.
+        fence(Ordering::SeqCst);
     }
 }
 
