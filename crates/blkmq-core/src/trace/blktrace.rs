@@ -30,19 +30,20 @@ pub struct Record {
 }
 
 impl Record {
-    /// The record of an event, without `sequence`, `pid`, `device` and `cpu`. `None` for [`Step::Renumbered`].
+    /// Makes this the record of an event, without `sequence`, `pid`, `device` and `cpu`, which stay. Returns `false` for
+    /// [`Step::Renumbered`], which has no record.
     #[inline]
-    pub fn of(event: &Event) -> Option<Self> {
-        let action = action(event.step)?;
-        Some(Self {
-            time: event.at.0,
-            sector: event.offset / SECTOR,
-            // Discards can be longer than a record can say.
-            bytes: event.len & !511,
-            action: action | kind(event.op, event.flags) << CATEGORIES,
-            error: event.status.errno() as u16,
-            ..Self::default()
-        })
+    pub fn set(&mut self, event: &Event) -> bool {
+        let Some(action) = action(event.step) else {
+            return false;
+        };
+        self.time = event.at.0;
+        self.sector = event.offset / SECTOR;
+        // Discards can be longer than a record can say.
+        self.bytes = event.len & !511;
+        self.action = action | kind(event.op, event.flags) << CATEGORIES;
+        self.error = event.status.errno() as u16;
+        true
     }
 
     /// A notice: of a process's name, or of a message.

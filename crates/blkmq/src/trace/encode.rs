@@ -34,8 +34,8 @@ pub(super) struct Encoder {
     come: BTreeMap<u32, String>,
     /// The number of each reactor's latest record.
     sequences: Vec<u32>,
-    /// The time of the latest event.
-    time: u64,
+    /// The record of the latest event.
+    record: Record,
 }
 
 impl Encoder {
@@ -55,7 +55,7 @@ impl Encoder {
             known_devices: BTreeSet::new(),
             come: BTreeMap::new(),
             sequences: vec![0; reactors],
-            time: 0,
+            record: Record::default(),
         };
         encoder.look_again()?;
         encoder.come.clear();
@@ -68,14 +68,13 @@ impl Encoder {
     /// The daemon does not answer what its numbers mean.
     #[inline]
     pub(super) fn event(&mut self, reactor: ReactorId, event: &Event, out: &mut Vec<u8>) -> Result<bool> {
-        let Some(mut record) = Record::of(event) else {
+        if !self.record.set(event) {
             self.is_stale |= event.step == Step::Renumbered;
             return Ok(false);
-        };
+        }
         if self.is_stale && self.asked_at.elapsed() > ASK_AGAIN {
             self.look_again()?;
         }
-        self.time = record.time;
         let (disk, group) = ((event.queue, event.disk.0), (event.queue, event.group.0));
         let device = match self.devices.find(disk) {
             Some(device) => Some(device),
@@ -86,16 +85,17 @@ impl Encoder {
             None => None,
         };
         let Some(device) = device else { return Ok(false) };
-        record.device = device;
         if let Some(name) = self.come.remove(&device) {
             super::say_device(device, &name);
             self.message(reactor, device, &format!("{DISK}{name}"), out);
         }
-        record.pid = match self.pids.find(group) {
+        let pid = match self.pids.find(group) {
             Some(pid) => pid,
             None => self.introduce(reactor, group, device, out),
         };
-        self.write(reactor, record, out);
+        (self.record.device, self.record.pid) = (device, pid);
+        number(&mut self.record, &mut self.sequences, reactor);
+        self.record.write(out);
         Ok(true)
     }
 
@@ -117,7 +117,7 @@ impl Encoder {
     }
 
     fn message(&mut self, reactor: ReactorId, device: u32, text: &str, out: &mut Vec<u8>) {
-        let mut message = Record::notice(MESSAGE, self.time, text);
+        let mut message = Record::notice(MESSAGE, self.record.time, text);
         message.device = device;
         self.write(reactor, message, out);
     }
@@ -151,7 +151,7 @@ impl Encoder {
         if pid != next {
             return pid;
         }
-        let mut name = Record::notice(PROCESS, self.time, end_of(&path));
+        let mut name = Record::notice(PROCESS, self.record.time, end_of(&path));
         name.text.resize(NAME_BYTES, 0);
         (name.pid, name.device) = (pid, device);
         self.write(reactor, name, out);
@@ -159,12 +159,18 @@ impl Encoder {
     }
 
     fn write(&mut self, reactor: ReactorId, mut record: Record, out: &mut Vec<u8>) {
-        let sequence = &mut self.sequences[reactor.index()];
-        *sequence = sequence.wrapping_add(1);
-        record.sequence = *sequence;
-        record.cpu = u32::from(reactor.0);
+        number(&mut record, &mut self.sequences, reactor);
         record.write(out);
     }
+}
+
+/// Gives a record the next number of its reactor.
+#[inline]
+fn number(record: &mut Record, sequences: &mut [u32], reactor: ReactorId) {
+    let sequence = &mut sequences[reactor.index()];
+    *sequence = sequence.wrapping_add(1);
+    record.sequence = *sequence;
+    record.cpu = u32::from(reactor.0);
 }
 
 /// Values by queue and disk, or by queue and group. The latest is found at once, because many events of one follow each other.
