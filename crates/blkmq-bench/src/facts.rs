@@ -17,7 +17,7 @@ pub struct Host {
     pub cores: usize,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Load average over one minute before the run; other load then distorts the figures.
+    /// Load average over one minute before the run; other load distorts the figures.
     pub load_before: f64,
     /// The same after the run; it includes the run itself.
     pub load_after: f64,

@@ -19,7 +19,7 @@ impl Report {
         self.finish_with(&table, rows, args)
     }
 
-    /// The same with a table of the bench's own.
+    /// The same with the bench's own table.
     ///
     /// # Errors
     /// If a file cannot be written.

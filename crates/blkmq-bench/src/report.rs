@@ -29,7 +29,7 @@ pub struct Row {
     pub cpu_ns_per_io: f64,
     /// Context switches per I/O of the measured side.
     pub ctx_per_io: f64,
-    /// The same time of the load generator, if it is another process than the measured side.
+    /// The same time of the load generator, if it is a process of its own.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_cpu_ns_per_io: Option<f64>,
     /// Figures of this bench only, medians over the rounds, by the names that the bench's page explains.
@@ -115,7 +115,7 @@ pub struct About {
     pub setting: Vec<String>,
 }
 
-/// Prints a text, of which the reader may read only a part: `blkmq bench engine | head` is no failure.
+/// Prints a text. A reader that stops reading, as in `blkmq bench engine | head`, is no failure.
 pub(crate) fn say(text: &str) {
     use std::io::Write;
     let _ = std::io::stdout().write_all(text.as_bytes());

@@ -17,7 +17,7 @@ use crate::usage::Usage;
 struct Copied {
     ios: u64,
     latency: Histogram,
-    /// Of the thread, which has ended when the process is asked.
+    /// Usage of the thread, which has ended when the process's usage is read.
     usage: Usage,
 }
 
