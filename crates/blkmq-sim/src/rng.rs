@@ -49,7 +49,7 @@ impl Rng {
     /// If `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         assert!(end > 0, "a number below 0 was asked for");
-        // The high half of a product: its bias is `end` / 2^64, of no matter here.
+        // The high half of a product. Its bias is `end` / 2^64, which does not matter here.
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
@@ -58,8 +58,8 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// Returns true with probability `p`. Draws even if `p` is 0, so that switching a fault off changes no
-    /// other choice.
+    /// Returns true with probability `p`. Draws even if `p` is 0, so that disabling a fault changes
+    /// no other choice.
     pub fn chance(&mut self, p: Ppm) -> bool {
         self.below(1_000_000) < u64::from(p.0)
     }

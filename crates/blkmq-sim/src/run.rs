@@ -9,7 +9,7 @@ use crate::world::{self, Summary};
 /// Runs one seed of a scenario; `trace` prints every fact.
 ///
 /// # Errors
-/// The failure, and the command that replays it. A panic of the core is such a failure, too.
+/// The failure, and the command that replays it. A panic of the core is also a failure.
 pub fn one(scenario: &Scenario, seed: u64, trace: bool) -> Result<Summary, String> {
     with_setup(&scenario.setup_of(seed), seed, trace)
         .map_err(|fault| format!("{fault}\nreplay: {}", replay(scenario, seed)))

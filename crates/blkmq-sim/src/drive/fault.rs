@@ -11,7 +11,7 @@ use crate::rng::{Ppm, Rng};
 /// The faults of a drive.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// The answer `Resource`: no event will tell when it is better.
+    /// The answer `Resource`: no event announces the end of the shortage.
     pub resource: Ppm,
     /// The answer `DeviceResource`, if a request is in flight whose end will free the resource.
     pub device_resource: Ppm,
@@ -44,7 +44,7 @@ pub enum Mutation {
     FlushPersistsNothing,
     /// Ignores FUA.
     IgnoresFua,
-    /// Reports a command that is still under way as done (as a cookie without a generation would).
+    /// Reports another command, still under way, as done (as a cookie without a generation would).
     EndsAnother,
     /// Returns the content that the block had before its last write.
     ReadsOldData,

@@ -90,7 +90,7 @@ impl ModelledHctx {
         self.stage.work.set(work);
     }
 
-    /// Above several paths some ends must not appear.
+    /// Above several paths some statuses must not appear.
     fn judge(&self, status: Status) {
         let fault = self.stage.paths.as_ref().and_then(|paths| paths.fault_of(status));
         if let Some(fault) = fault {

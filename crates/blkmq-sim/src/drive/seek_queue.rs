@@ -51,8 +51,8 @@ impl<T> SeekQueue<T> {
         self.waiting.is_empty()
     }
 
-    /// Takes the command that the arm reaches first from where it is, unless one has waited too long, and
-    /// moves the arm. Returns the command with the time that it takes from now.
+    /// Removes the command that the arm reaches first from its position, unless one has waited too
+    /// long, and moves the arm. Returns the command's value and the time that it takes from now.
     pub fn take(&mut self, now: Instant) -> Option<(T, Nanos)> {
         let next = self.waiting.remove(self.choose(now)?)?;
         let time = self.model.service(&next.work, now, &mut self.arm, &mut self.rng);
