@@ -10,7 +10,7 @@ use crate::place::cargo;
 use crate::steps::Steps;
 use crate::test::PROPERTY_SEED;
 
-/// Repeats rounds until the time is up; a round that has begun is finished.
+/// Repeats rounds until the time is up; the last round is finished.
 ///
 /// # Errors
 /// The first step that fails.

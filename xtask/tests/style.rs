@@ -1,7 +1,8 @@
-//! Decides which habits of CONTRIBUTING.md are checked by a machine: the ones a reader would otherwise have to police.
+//! Decides which habits of CONTRIBUTING.md are checked by a machine and not by reviewers.
 //!
-//! The rules look at every file that git tracks or would track, line by line, with comments and string literals told
-//! apart well enough for this code base; what needs a real parser is left to clippy.
+//! The rules check every file that git tracks or would track, line by line. They tell comments and
+//! string literals apart well enough for this code base; what needs a real parser is left to
+//! clippy.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -129,7 +130,7 @@ fn the_rules_themselves_can_fail() {
     assert_eq!(code_of(r#"call("https://host") // why"#), r#"call("") "#);
 }
 
-/// Asserts that no rule was broken and prints every place where one was.
+/// Asserts that no rule was broken, and prints every place where one was.
 fn assert_none(broken: Vec<String>) {
     assert!(
         broken.is_empty(),
@@ -207,7 +208,7 @@ fn is_justified(lines: &[&str], index: usize) -> bool {
         .any(|line| line.contains("SAFETY:"))
 }
 
-/// Whether the function is a measurement that clippy has been told of, with a reason, in the attribute right above.
+/// Whether the attribute right above the function allows it in clippy, with a reason.
 fn is_excepted(lines: &[&str], index: usize) -> bool {
     let above = &lines[index.saturating_sub(6)..index];
     above.iter().any(|line| line.contains("clippy::disallowed_"))
@@ -262,7 +263,7 @@ fn tracked_files() -> Vec<Source> {
         String::from_utf8_lossy(&listed.stderr)
     );
     let paths = String::from_utf8(listed.stdout).expect("file names are UTF-8");
-    // Binary files, and those deleted but still tracked, have no text to judge.
+    // Binary files, and those deleted but still tracked, have no text to check.
     paths
         .lines()
         .filter_map(|path| {
@@ -305,5 +306,5 @@ const MACHINE_PATHS: [&str; 3] = [
     concat!("/ro", "ot/"),
     concat!("/ho", "me/"),
 ];
-/// `unsafe` is what these are for; everywhere else it lives in a file named `sys.rs`.
+/// Crates whose purpose needs `unsafe`; elsewhere it is only in files named `sys.rs`.
 const UNSAFE_CRATES: [&str; 3] = ["crates/blkmq-sync/", "crates/blkmq-capi/", "crates/blkmq-fio/"];

@@ -42,7 +42,7 @@ impl Net {
     /// Sets up the hosts and `links` links.
     ///
     /// # Errors
-    /// The kernel's error: an operation that it does not allow or know.
+    /// The kernel's error, such as an operation that is not allowed or not supported.
     pub(crate) fn set_up(links: usize) -> Result<Self> {
         clear_leftovers();
         let own = std::process::id();
@@ -71,7 +71,7 @@ impl Net {
         match cut {
             Cut::NearDown => ip(&format!("-n {} link set {device} down", self.near)),
             Cut::FarDown => ip(&format!("-n {} link set {device} down", self.far)),
-            // A station that is not there: the other side drops what is sent to it.
+            // To a station that does not exist, so that the other side drops what it receives.
             Cut::RequestsLost => mislead(&self.near, &far_address(link), &device),
             Cut::RepliesLost => mislead(&self.far, &near_address(link), &device),
         }
@@ -100,7 +100,7 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         for host in [&self.near, &self.far] {
-            // It may not have come into being.
+            // It may not exist.
             let _ = ip(&format!("netns delete {host}"));
         }
     }
@@ -129,7 +129,7 @@ fn ask_again(host: &str, address: &str, device: &str) -> Result<()> {
     ip(&format!("-n {host} neighbour delete {address} dev {device}"))
 }
 
-/// Takes away what runs have left behind that were killed.
+/// Removes what killed runs have left.
 fn clear_leftovers() {
     let Ok(hosts) = std::fs::read_dir("/run/netns") else {
         return;
