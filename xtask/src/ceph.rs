@@ -1,5 +1,5 @@
-//! Decides how tests get a Ceph cluster: a monitor and one OSD on the loopback, in a directory of their own,
-//! started and ended by name or around the tests that need one.
+//! Decides how tests get a Ceph cluster: a monitor and one OSD on the loopback, in a directory of
+//! their own, started and ended by name or around the tests that need one.
 
 mod cluster;
 mod images;
@@ -69,11 +69,11 @@ pub(crate) fn test(steps: &mut Steps, wish: &Wish) -> Result<()> {
     test_on(steps, wish, &KINDS)
 }
 
-/// As [`test`], on the kind of cluster that covers more: its clients show keys, and its OSD can be
+/// As [`test()`], on the kind of cluster that covers more: its clients show keys, and its OSD can be
 /// killed.
 ///
 /// # Errors
-/// As [`test`].
+/// As [`test()`].
 pub(crate) fn test_short(steps: &mut Steps) -> Result<()> {
     test_on(steps, &Wish::default(), &KINDS[1..])
 }

@@ -102,7 +102,8 @@ pub(crate) fn run_short(steps: &mut Steps) -> Result<()> {
 /// Runs the proofs on builds that lose data, each of which must be caught.
 ///
 /// # Errors
-/// If a mutant is not caught, or cannot be built, or there is none of that name for a proof of that name.
+/// If a mutant is not caught, or cannot be built, or there is none of that name for a proof of that
+/// name.
 pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<&str>) -> Result<()> {
     let is_wanted = |word: Option<&str>, name: &str| word.is_none_or(|word| word == name);
     let all = PROOFS

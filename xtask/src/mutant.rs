@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use crate::place::{cargo, target_dir};
 use crate::steps::run_shown;
 
-/// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no environment
-/// variable of the daemon can switch on.
+/// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no
+/// environment variable of the daemon can switch on.
 ///
 /// `optimized` is for mutants that must be about as fast as the delivered daemon.
 ///

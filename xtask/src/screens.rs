@@ -181,7 +181,8 @@ fn fill(text: &str, screens: &[Screen]) -> Result<String> {
     Ok(filled)
 }
 
-/// Two queues: a drive of about 20000 IOPS that four tenants share by weight, and a fast one without a scheduler.
+/// Two queues: a drive of about 20000 IOPS that four tenants share by weight, and a fast one
+/// without a scheduler.
 const CONFIG: &str = r#"
 [daemon]
 reactors = 1

@@ -1,8 +1,8 @@
 //! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the
 //! test suite last.
 //!
-//! The suite comes last so that its own closing lines are the end of the whole run: the list of skipped tests
-//! precedes the documentation's tests, which cannot skip.
+//! The suite comes last so that its own closing lines are the end of the whole run: the list of
+//! skipped tests precedes the documentation's tests, which cannot skip.
 
 use anyhow::Result;
 

@@ -189,7 +189,8 @@ fn opens_unsafe(code: &str) -> bool {
     false
 }
 
-/// Whether a comment with `SAFETY:` ends at most three lines of code above, or stands on the line itself.
+/// Whether a comment with `SAFETY:` ends at most three lines of code above, or stands on the line
+/// itself.
 fn is_justified(lines: &[&str], index: usize) -> bool {
     if lines[index].contains("SAFETY:") {
         return true;

@@ -1,5 +1,5 @@
-//! Decides how the cost of an I/O in the engine itself is measured: load in process on attached threads,
-//! without a protocol or a hand-over; on a file, compared with fio's io_uring engine.
+//! Decides how the cost of an I/O in the engine itself is measured: load in process on attached
+//! threads, without a protocol or a hand-over; on a file, compared with fio's io_uring engine.
 
 pub mod direct;
 pub mod many;
@@ -37,14 +37,15 @@ pub struct EngineArgs {
     /// What all benches have.
     #[command(flatten)]
     pub common: BenchArgs,
-    /// What to run on: null, ram, file:PATH or an NBD URI; a file is also measured with fio, where that is installed, and
-    /// an NBD server with nbdcopy, if --rw is read
+    /// What to run on: null, ram, file:PATH or an NBD URI; a file is also measured with fio, where
+    /// that is installed, and an NBD server with nbdcopy, if --rw is read
     #[arg(long, value_name = "DEVICE", default_value = "null")]
     pub device: DeviceArg,
     /// Elevators to measure [default: all; on a file or an NBD server: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
     pub elevator: Vec<Kind>,
-    /// Submitters, a thread each [default: 1,2,8; on a file: 1; on an NBD server, a connection each: 1,4]
+    /// Submitters, a thread each [default: 1,2,8; on a file: 1; on an NBD server, a connection
+    /// each: 1,4]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub jobs: Vec<u32>,
     /// I/Os under way per submitter [default: 1,16,64,256,1024; on a file: 1,32; on an NBD server: 64]
@@ -59,7 +60,8 @@ pub struct EngineArgs {
     /// Allow writing to the file or server: what is there is lost
     #[arg(long)]
     pub overwrite: bool,
-    /// Give each submitter a disk and a group of its own, on the null drive: a scheduler then counts and shares by group
+    /// Give each submitter a disk and a group of its own, on the null drive: a scheduler then
+    /// counts and shares by group
     #[arg(long)]
     pub groups: bool,
     /// Another build of blkmq to compare with: it becomes the side `before`, this one `after`

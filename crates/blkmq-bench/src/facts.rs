@@ -1,5 +1,5 @@
-//! Decides which circumstances a report states: host, kernel, commit, command, other load.
-//! A figure without these is not evidence; `report` writes them above every table and into every JSON file.
+//! Decides which circumstances a report states: host, kernel, commit, command, other load. A figure
+//! without these is not evidence; `report` writes them above every table and into every JSON file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,7 +43,8 @@ impl Host {
     }
 }
 
-/// The commit that this program was built from, as far as the work tree around it tells: `-dirty` if it has changes.
+/// The commit that this program was built from, as far as the work tree around it tells: `-dirty`
+/// if it has changes.
 pub(crate) fn commit() -> String {
     work_tree()
         .and_then(|tree| describe(&tree))

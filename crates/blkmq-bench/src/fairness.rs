@@ -1,6 +1,6 @@
-//! Decides how the costs and benefits of sharing a drive are measured: tenants with weights on one drive,
-//! under each elevator and under caps; the figures are shares, latency of a light tenant, total throughput
-//! and reaction time.
+//! Decides how the costs and benefits of sharing a drive are measured: tenants with weights on one
+//! drive, under each elevator and under caps; the figures are shares, latency of a light tenant,
+//! total throughput and reaction time.
 
 mod cases;
 mod clients;
@@ -50,7 +50,8 @@ pub struct FairnessArgs {
     /// As clients see it: `blkmq serve` and an fio for each tenant, processes of their own, over NBD
     #[arg(long, conflicts_with = "file")]
     pub clients: bool,
-    /// Directory for the images of --clients; may be given again [default: the current one, and /dev/shm]
+    /// Directory for the images of --clients; may be given again [default: the current one, and
+    /// /dev/shm]
     #[arg(long, value_name = "DIR", requires = "clients")]
     pub dir: Vec<PathBuf>,
     /// Size of each image of --clients and --kernel, filled before
@@ -62,10 +63,12 @@ pub struct FairnessArgs {
     /// Beside the kernel's own schedulers, on a loop device over the same file; needs root
     #[arg(long)]
     pub kernel: bool,
-    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP],… as in 1:64:64k,2:4:64k:randwrite; may be given again
+    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP],… as in 1:64:64k,2:4:64k:randwrite;
+    /// may be given again
     #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
     case: Vec<Scene>,
-    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but bfq-target; of clients none, bfq]
+    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but
+    /// bfq-target; of clients none, bfq]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
     pub side: Vec<Side>,
     /// What the light tenant's I/O should take at most with bfq-target, in microseconds
@@ -87,7 +90,8 @@ pub struct FairnessArgs {
 pub enum Side {
     /// An elevator, or none.
     Elevator(Kind),
-    /// No elevator, and every tenant, the light one included, capped at its due part of the drive's capacity.
+    /// No elevator, and every tenant, the light one included, capped at its due part of the drive's
+    /// capacity.
     Caps,
     /// bfq with a latency target for the light tenant's group.
     Target,

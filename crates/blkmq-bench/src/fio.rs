@@ -33,7 +33,8 @@ pub(crate) fn has_engine(name: &str) -> bool {
 /// Runs one job for `window` after `warm_up` and returns the results that fio reports, including
 /// its CPU time and context switches.
 ///
-/// `options` are fio's own, in an order that the caller chooses (its nbd engine must be named before its `--uri`).
+/// `options` are fio's own, in an order that the caller chooses (its nbd engine must be named
+/// before its `--uri`).
 ///
 /// # Errors
 /// If fio fails; the error contains its message.

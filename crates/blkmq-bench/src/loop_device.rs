@@ -1,5 +1,5 @@
-//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which is removed
-//! automatically. Needs root and losetup, and reports what is missing.
+//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which is
+//! removed automatically. Needs root and losetup, and reports what is missing.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A loop device with direct I/O on a file. The kernel removes it when this is dropped and no other process
-/// has it open, or when this process ends.
+/// A loop device with direct I/O on a file. The kernel removes it when this is dropped and no other
+/// process has it open, or when this process ends.
 pub(crate) struct LoopDevice {
     device: String,
     /// The kernel removes the device at its last close.

@@ -1,5 +1,5 @@
-//! Decides the comparison of NBD servers: one lean client against our server and the installed peers, each
-//! with a null disk on a unix socket, in one run with alternating sides.
+//! Decides the comparison of NBD servers: one lean client against our server and the installed
+//! peers, each with a null disk on a unix socket, in one run with alternating sides.
 
 mod client;
 mod peers;
@@ -70,8 +70,8 @@ impl Replies {
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If an option is out of range, a server to be measured does not start or answers wrongly, or a file cannot
-/// be written.
+/// If an option is out of range, a server to be measured does not start or answers wrongly, or a
+/// file cannot be written.
 pub fn main(args: &NbdArgs) -> Result<()> {
     check(args)?;
     let sides = sides(args)?;

@@ -1,5 +1,5 @@
-//! Decides the next I/O's offset: random or sequential. Load generators call it once per I/O, so it costs
-//! about a nanosecond.
+//! Decides the next I/O's offset: random or sequential. Load generators call it once per I/O, so it
+//! costs about a nanosecond.
 
 /// A stream of offsets on a disk, each a whole number of blocks.
 #[derive(Clone, Debug)]
@@ -11,7 +11,8 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// Makes offsets for a disk of `size` bytes and I/Os of `block_bytes`. Equal seeds give equal streams.
+    /// Makes offsets for a disk of `size` bytes and I/Os of `block_bytes`. Equal seeds give equal
+    /// streams.
     ///
     /// # Panics
     /// If the disk is smaller than one block.

@@ -68,8 +68,8 @@ pub(crate) fn drive(keys: Option<&str>, default: NullConfig) -> Result<NullConfi
     Ok(drive)
 }
 
-/// Loads a queue with a null drive, whose configuration `set` completes, for the plan's window. Also returns
-/// how many runs of hardware contexts were queued meanwhile.
+/// Loads a queue with a null drive, whose configuration `set` completes, for the plan's window.
+/// Also returns how many runs of hardware contexts were queued meanwhile.
 ///
 /// # Errors
 /// If the engine does not start, or an I/O fails.

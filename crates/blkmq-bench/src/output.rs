@@ -1,4 +1,5 @@
-//! Decides where the result of a bench goes: its table to stdout, and JSON and a picture to the requested files.
+//! Decides where the result of a bench goes: its table to stdout, and JSON and a picture to the
+//! requested files.
 
 use std::fs;
 use std::path::Path;

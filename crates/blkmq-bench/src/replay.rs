@@ -43,7 +43,8 @@ pub struct ReplayArgs {
 /// Play in virtual time
 #[derive(clap::Args, Clone, Debug)]
 pub struct SimulateArgs {
-    /// Play in virtual time on a modelled drive instead: flash or rotating, with keys, such as flash,read=60us,units=8
+    /// Play in virtual time on a modelled drive instead: flash or rotating, with keys, such as
+    /// flash,read=60us,units=8
     #[arg(long, value_name = "MODEL", conflicts_with_all = ["disk", "group", "config"])]
     simulate: Option<DeviceModel>,
     /// The scheduler of the modelled drive
@@ -73,8 +74,8 @@ impl FromStr for Speed {
     }
 }
 
-/// Replays a recording on the disks of an engine, and prints the result. The recording's devices are mapped
-/// to the disks of these names, in the order of both; one name is for all devices.
+/// Replays a recording on the disks of an engine, and prints the result. The recording's devices
+/// are mapped to the disks of these names, in the order of both; one name is for all devices.
 ///
 /// # Errors
 /// If there is no such recording, it does not fit the disks, or the engine cannot start.

@@ -1,5 +1,5 @@
-//! Decides what the result of a bench is: rows, with where and how they were measured. `output` writes it;
-//! docs/benchmarks/README.md documents its JSON.
+//! Decides what the result of a bench is: rows, with where and how they were measured. `output`
+//! writes it; docs/benchmarks/README.md documents its JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,7 +32,8 @@ pub struct Row {
     /// The same time of the load generator, if it is a process of its own.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_cpu_ns_per_io: Option<f64>,
-    /// Figures of this bench only, medians over the rounds, by the names that the bench's page explains.
+    /// Figures of this bench only, medians over the rounds, by the names that the bench's page
+    /// explains.
     #[serde(flatten)]
     pub figures: BTreeMap<String, f64>,
     /// I/Os per second of each round, in the order measured.
@@ -47,8 +48,8 @@ impl Row {
         (low.min(high), high)
     }
 
-    /// Compares the I/Os per second of this side with another's of the same case, round by round: a temporary
-    /// slowdown of the machine affected both.
+    /// Compares the I/Os per second of this side with another's of the same case, round by round: a
+    /// temporary slowdown of the machine affected both.
     pub fn against(&self, other: &Self) -> Ratio {
         Ratio::of(&self.rounds, &other.rounds)
     }
@@ -122,7 +123,8 @@ pub(crate) fn say(text: &str) {
 }
 
 impl Report {
-    /// Starts a report: collects facts about the machine and prints the question, the setting and the circumstances.
+    /// Starts a report: collects facts about the machine and prints the question, the setting and
+    /// the circumstances.
     pub fn start(bench: &str, about: About, plan: &Plan) -> Self {
         let report = Self {
             bench: bench.into(),

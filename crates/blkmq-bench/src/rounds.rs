@@ -1,8 +1,8 @@
 //! Decides the order in which points are visited and how the visits are evaluated: medians and spread.
 //! `engine` and `nbd` make the points; `report` prints the rows.
 //!
-//! One round visits every point once, the sides of a case one after the other. So sides alternate (A B A B),
-//! and disturbances of the machine affect all of them.
+//! One round visits every point once, the sides of a case one after the other. So sides alternate
+//! (A B A B), and disturbances of the machine affect all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

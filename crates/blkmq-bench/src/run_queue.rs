@@ -16,7 +16,8 @@ use crate::on_null::{self, Jobs, check_load};
 use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 
-/// Measure run-queue work: contexts run once and only where they wait, against all of them at each completion
+/// Measure run-queue work: contexts run once and only where they wait, against all of them at each
+/// completion
 #[derive(clap::Args, Clone, Debug)]
 pub struct RunQueueArgs {
     /// What all benches have.
@@ -31,8 +32,8 @@ pub struct RunQueueArgs {
     /// Tags that all hardware contexts share
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub tags: u32,
-    /// The null drive, by keys of its driver (docs/drivers/null.md), such as bandwidth=1G [default: a drive that completes when
-    /// it is next looked at]
+    /// The null drive, by keys of its driver (docs/drivers/null.md), such as bandwidth=1G [default:
+    /// a drive that completes when it is next looked at]
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub drive: Option<String>,
 }

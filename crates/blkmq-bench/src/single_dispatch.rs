@@ -21,7 +21,8 @@ use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Latency, Point, Sample};
 use crate::usage::Usage;
 
-/// Measure one dispatcher for a scheduler, against every hardware context and against a single hardware queue
+/// Measure one dispatcher for a scheduler, against every hardware context and against a single
+/// hardware queue
 #[derive(clap::Args, Clone, Debug)]
 pub struct SingleDispatchArgs {
     /// What all benches have.
@@ -36,11 +37,12 @@ pub struct SingleDispatchArgs {
     /// I/Os under way on the null drive, over all submitters
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub depth: u32,
-    /// Clients of the modelled disk; 0 for none [default: 1,2,4,8,16,32,64,512; with --quick without 512]
+    /// Clients of the modelled disk; 0 for none [default: 1,2,4,8,16,32,64,512; with --quick
+    /// without 512]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub clients: Vec<usize>,
-    /// Measure with dbench instead, on XFS on the modelled disk in real time, beside the kernel's scheduler; needs root [default: clients 1
-    /// to 64, bfq, 3 rounds]
+    /// Measure with dbench instead, on XFS on the modelled disk in real time, beside the kernel's
+    /// scheduler; needs root [default: clients 1 to 64, bfq, 3 rounds]
     #[arg(long)]
     pub dbench: bool,
     /// Sides to measure with dbench [default: all]

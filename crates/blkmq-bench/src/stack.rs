@@ -21,7 +21,8 @@ use crate::on_null;
 use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 
-/// Measure request-based multipath: inline, against insertion, completion and queue runs over a worker thread
+/// Measure request-based multipath: inline, against insertion, completion and queue runs over a
+/// worker thread
 #[derive(clap::Args, Clone, Debug)]
 pub struct StackArgs {
     /// What all benches have.
@@ -43,7 +44,8 @@ pub struct StackArgs {
     /// I/Os under way from each submitter
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub depth: u32,
-    /// The null drive, by keys of its driver (docs/drivers/null.md), such as completion=deferred [default: it completes inline]
+    /// The null drive, by keys of its driver (docs/drivers/null.md), such as completion=deferred
+    /// [default: it completes inline]
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub drive: Option<String>,
 }

@@ -34,7 +34,8 @@ impl Usage {
         of_thread(Path::new("/proc/thread-self"))
     }
 
-    /// Reads the CPU time of all descendants of this process that have been waited for: in ticks of 10 ms.
+    /// Reads the CPU time of all descendants of this process that have been waited for: in ticks of
+    /// 10 ms.
     ///
     /// # Errors
     /// If procfs is missing or unlike Linux's.
@@ -42,8 +43,8 @@ impl Usage {
         Self::of_stat("/proc/self/stat", CHILDREN)
     }
 
-    /// Reads the CPU time of process `pid`, including threads that have ended: in ticks of 10 ms, and without
-    /// context switches.
+    /// Reads the CPU time of process `pid`, including threads that have ended: in ticks of 10 ms,
+    /// and without context switches.
     ///
     /// # Errors
     /// If the process is gone or procfs is not readable.

@@ -92,7 +92,8 @@ fn connect(path: &Path) -> Client {
     }
 }
 
-/// Starts an engine with one reactor, whose disk `vm`, with these keys, is served at the socket of `name`.
+/// Starts an engine with one reactor, whose disk `vm`, with these keys, is served at the socket of
+/// `name`.
 fn start(name: &str, disk: &str) -> Engine {
     let plan = plan(&Config {
         disks: vec![DiskSpec::parse(&format!("name=vm,{disk},group=/")).unwrap()],

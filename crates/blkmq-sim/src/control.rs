@@ -1,5 +1,5 @@
-//! Decides what the control thread does to the running queue: freeze, quiesce, switch the elevator, change
-//! the depth, or change groups (`tenants`). `world` calls it at the times that it returns.
+//! Decides what the control thread does to the running queue: freeze, quiesce, switch the elevator,
+//! change the depth, or change groups (`tenants`). `world` calls it at the times that it returns.
 //!
 //! ```text
 //!   Rest ─► begin ─► Waiting until it is so ─► (switch) ─► Holding ─► end ─► Rest

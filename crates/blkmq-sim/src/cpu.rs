@@ -1,5 +1,6 @@
-//! Decides how long a modelled CPU takes for a reactor's steps, from the figures measured on our machines.
-//! `world` charges each step of a reactor; the gate's serial part is charged to its holder.
+//! Decides how long a modelled CPU takes for a reactor's steps, from the figures measured on our
+//! machines. `world` charges each step of a reactor; the gate's serial part is charged to its
+//! holder.
 
 use blkmq_core::time::{Instant, Nanos};
 
@@ -95,8 +96,9 @@ pub struct Done {
     pub driver: Work,
 }
 
-/// The gate as a serial resource. In the simulator a call into the core takes no time, so no reactor ever
-/// finds the gate held; the work that a holder would do for others is charged to it here instead.
+/// The gate as a serial resource. In the simulator a call into the core takes no time, so no
+/// reactor ever finds the gate held; the work that a holder would do for others is charged to it
+/// here instead.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gate {
     holder: usize,
@@ -115,9 +117,9 @@ impl Costs {
 }
 
 impl Gate {
-    /// Charges the `entries` of a step of `cpu`, and its `requests` that went through the elevator. Returns
-    /// how long `cpu` is busy with them: as the holder, or only with publishing them, if another CPU holds
-    /// the gate at that moment.
+    /// Charges the `entries` of a step of `cpu`, and its `requests` that went through the elevator.
+    /// Returns how long `cpu` is busy with them: as the holder, or only with publishing them, if
+    /// another CPU holds the gate at that moment.
     pub fn charge(&mut self, costs: &Costs, cpu: usize, entries: u64, requests: u64, now: Instant) -> u64 {
         if entries == 0 {
             return 0;

@@ -1,4 +1,5 @@
-//! Decides what the simulator's command line means: replay one history, run many, or list the scenarios.
+//! Decides what the simulator's command line means: replay one history, run many, or list the
+//! scenarios.
 
 use std::ops::Range;
 use std::panic::resume_unwind;

@@ -1,4 +1,5 @@
-//! Decides how a scenario is run: one seed or many, and how a failure is reported, so that one command replays it.
+//! Decides how a scenario is run: one seed or many, and how a failure is reported, so that one
+//! command replays it.
 
 use std::panic::{self, AssertUnwindSafe};
 

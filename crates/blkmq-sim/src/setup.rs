@@ -1,5 +1,5 @@
-//! Decides the components of one history: the queue, the drive, the reactors, the clients and the control thread.
-//! Scenarios fill it in, partly by chance; `world` runs it.
+//! Decides the components of one history: the queue, the drive, the reactors, the clients and the
+//! control thread. Scenarios fill it in, partly by chance; `world` runs it.
 
 use blkmq_core::limits::Limits;
 use blkmq_core::queue::Dispatch;
@@ -119,8 +119,8 @@ pub enum Sabotage {
 }
 
 impl Setup {
-    /// A modest history as a basis for others: up to four reactors with a hardware context each, flash with a
-    /// cache, three disks of which one is read-only, all operations.
+    /// A modest history as a basis for others: up to four reactors with a hardware context each,
+    /// flash with a cache, three disks of which one is read-only, all operations.
     pub fn base(rng: &mut Rng) -> Self {
         Self {
             is_event_loop: vec![true; rng.from_to(1, 4) as usize],
@@ -160,7 +160,8 @@ impl Setup {
         std::iter::once((&self.limits, &self.drive)).chain(more)
     }
 
-    /// Returns the unit in which content and places are counted, in bytes: the smallest block of a drive.
+    /// Returns the unit in which content and places are counted, in bytes: the smallest block of a
+    /// drive.
     pub fn block(&self) -> u32 {
         let blocks = self.drives().map(|(limits, _)| limits.logical_block);
         blocks.min().expect("there is a drive")

@@ -1,5 +1,6 @@
-//! Decides the components of a cluster for tests: one monitor, one OSD, a pool, a user for disks; where its
-//! files are; and how it ends. All of it is in one directory, and listens only on the loopback.
+//! Decides the components of a cluster for tests: one monitor, one OSD, a pool, a user for disks;
+//! where its files are; and how it ends. All of it is in one directory, and listens only on the
+//! loopback.
 
 use std::fmt;
 use std::fs;

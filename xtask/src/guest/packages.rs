@@ -1,5 +1,6 @@
-//! Decides where the guest's emulator, kernel and tools come from: Debian 12's packages and its backports,
-//! from the mirror that this machine uses, unpacked below the build directory. Nothing is installed.
+//! Decides where the guest's emulator, kernel and tools come from: Debian 12's packages and its
+//! backports, from the mirror that this machine uses, unpacked below the build directory. Nothing
+//! is installed.
 
 use std::ffi::OsString;
 use std::fs;

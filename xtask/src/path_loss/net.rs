@@ -1,5 +1,5 @@
-//! Decides the network between the two hosts of a test: two network namespaces, and links that can be cut in
-//! four ways.
+//! Decides the network between the two hosts of a test: two network namespaces, and links that can
+//! be cut in four ways.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,7 +25,8 @@ pub(crate) enum Cut {
     FarDown,
     /// Up on both sides; packets to the far host are lost.
     RequestsLost,
-    /// Up on both sides; packets from the far host are lost: requests are executed, and no reply arrives.
+    /// Up on both sides; packets from the far host are lost: requests are executed, and no reply
+    /// arrives.
     RepliesLost,
 }
 

@@ -1,5 +1,5 @@
-//! Decides the device of the engine bench: a null drive that completes inline, memory, a file, or an NBD
-//! server; one queue with one disk.
+//! Decides the device of the engine bench: a null drive that completes inline, memory, a file, or
+//! an NBD server; one queue with one disk.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,8 @@ impl DeviceArg {
         }
     }
 
-    /// Opens the device and starts an engine with it, for `jobs` attached threads with `depth` I/Os under way each.
+    /// Opens the device and starts an engine with it, for `jobs` attached threads with `depth` I/Os
+    /// under way each.
     ///
     /// # Errors
     /// If the device cannot be opened.
@@ -150,7 +151,8 @@ pub(crate) struct Opened {
     pub(crate) map: Option<MapKind>,
 }
 
-/// Starts an engine with one queue and its disk, for `jobs` attached threads with `depth` I/Os under way each.
+/// Starts an engine with one queue and its disk, for `jobs` attached threads with `depth` I/Os
+/// under way each.
 ///
 /// # Errors
 /// If the engine does not start.
@@ -179,7 +181,8 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
     Ok(Engine::start(config)?)
 }
 
-/// Starts an engine with a null drive, on which each of `jobs` attached threads has a disk in a group of its own.
+/// Starts an engine with a null drive, on which each of `jobs` attached threads has a disk in a
+/// group of its own.
 ///
 /// # Errors
 /// If the engine does not start.

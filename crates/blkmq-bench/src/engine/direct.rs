@@ -97,9 +97,9 @@ fn multipath(selector: Selector) -> Result<Arc<dyn Device>> {
 
 /// A drive whose first hardware context parks its thread for ever.
 ///
-/// The engine's own reactor has no work here, and would block in its ring. Callgrind runs one thread at a
-/// time and does not know that waiting in a ring blocks, so the reactor would keep all other threads from
-/// running. It knows parking.
+/// The engine's own reactor has no work here, and would block in its ring. Callgrind runs one
+/// thread at a time and does not know that waiting in a ring blocks, so the reactor would keep all
+/// other threads from running. It knows parking.
 pub(super) struct ParkedReactor(pub(super) Arc<dyn Device>);
 
 impl Device for ParkedReactor {

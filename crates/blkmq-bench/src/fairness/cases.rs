@@ -180,7 +180,8 @@ fn many(tenants: u32) -> Scene {
     )
 }
 
-/// A reader of one 4 KiB block at a time, with many tenants that flood the drive, all of the same weight.
+/// A reader of one 4 KiB block at a time, with many tenants that flood the drive, all of the same
+/// weight.
 fn isolation(flooders: u32, block_bytes: u32) -> Scene {
     let op = if block_bytes == 4096 { Op::Read } else { Op::Write };
     let what = if op == Op::Read { "r4k" } else { "w256k" };

@@ -72,7 +72,8 @@ struct Visited<'a> {
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If an option is out of range, a directory cannot take the images, the daemon or a client fails, or a result cannot be written.
+/// If an option is out of range, a directory cannot take the images, the daemon or a client fails,
+/// or a result cannot be written.
 pub(super) fn main(args: &FairnessArgs) -> Result<()> {
     ensure!(
         fio::is_installed() && fio::has_engine("nbd"),

@@ -164,7 +164,8 @@ struct Ended {
     bytes: u64,
 }
 
-/// Reads a log, which has lines of `milliseconds, nanoseconds, direction, bytes, ...` in the order in which I/Os ended.
+/// Reads a log, which has lines of `milliseconds, nanoseconds, direction, bytes, ...` in the order
+/// in which I/Os ended.
 fn read_log(prefix: &Path) -> Result<Vec<Ended>> {
     let path = PathBuf::from(format!("{}_lat.1.log", prefix.display()));
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;

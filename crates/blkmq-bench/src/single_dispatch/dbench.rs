@@ -35,7 +35,8 @@ use crate::usage::Usage;
 /// Who dispatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Side {
-    /// A hardware context for each of 64 reactors; each dispatches for itself, and the end of a request runs all of them.
+    /// A hardware context for each of 64 reactors; each dispatches for itself, and the end of a
+    /// request runs all of them.
     Before,
     /// One hardware context.
     SingleQueue,

@@ -60,7 +60,8 @@ impl Attached {
     }
 }
 
-/// Writes with one queue and with two, reads with the other, zeroes and discards, on a disk of `disk_bytes`.
+/// Writes with one queue and with two, reads with the other, zeroes and discards, on a disk of
+/// `disk_bytes`.
 pub(crate) fn find_data(path: &Path, disk_bytes: u64) {
     for queues in [1, 2] {
         let mut attached = Attached::new(path, queues);

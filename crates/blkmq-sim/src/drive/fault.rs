@@ -1,6 +1,6 @@
-//! Decides which faults a command has: each fault has a name and a probability, drawn once when the command
-//! arrives. Faults are what a real drive may do, and the engine must handle; a [`Mutation`] is what no drive
-//! may do, and the oracle must detect.
+//! Decides which faults a command has: each fault has a name and a probability, drawn once when the
+//! command arrives. Faults are what a real drive may do, and the engine must handle; a [`Mutation`]
+//! is what no drive may do, and the oracle must detect.
 
 use std::ops::Range;
 
@@ -29,7 +29,8 @@ pub struct Faults {
     pub transport: Ppm,
     /// Asked about a command that timed out, the drive answers once that it still needs the command.
     pub wait: Ppm,
-    /// The end of a command that timed out is reported later, although the drive has given the command up.
+    /// The end of a command that timed out is reported later, although the drive has given the
+    /// command up.
     pub late: Ppm,
     /// Blocks that cannot be read or written.
     pub bad_blocks: Range<u32>,

@@ -1,5 +1,6 @@
-//! Decides how the core uses a modelled drive: one [`ModelledHctx`] per hardware context, which reports each
-//! call to the oracle, and below it a [`Way`] into the drive, or several paths with one each.
+//! Decides how the core uses a modelled drive: one [`ModelledHctx`] per hardware context, which
+//! reports each call to the oracle, and below it a [`Way`] into the drive, or several paths with
+//! one each.
 
 use std::cell::RefCell;
 use std::rc::Rc;

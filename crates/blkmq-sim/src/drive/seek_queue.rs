@@ -1,5 +1,5 @@
-//! Decides which of a rotating disk's commands is served next: the one that the arm reaches first, as in
-//! disks with a queue of their own. `model` decides how long each takes.
+//! Decides which of a rotating disk's commands is served next: the one that the arm reaches first,
+//! as in disks with a queue of their own. `model` decides how long each takes.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,8 @@ struct Waiting<T> {
 }
 
 impl<T> SeekQueue<T> {
-    /// A disk of 7200 rotations per minute and `size` bytes. It has room for `depth` commands; more make it grow.
+    /// A disk of 7200 rotations per minute and `size` bytes. It has room for `depth` commands; more
+    /// make it grow.
     pub fn new(size: u64, depth: u32, rng: Rng) -> Self {
         Self {
             model: Model::Rotating {

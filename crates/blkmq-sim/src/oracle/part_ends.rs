@@ -1,8 +1,9 @@
-//! Decides which error a bio of a mapped disk must end with: that of the part that ended first with one.
-//! `record` calls it.
+//! Decides which error a bio of a mapped disk must end with: that of the part that ended first with
+//! one. `record` calls it.
 //!
-//! A part has certainly ended when all its blocks are reported. After an error the rest of a part may never
-//! be sent, so if another part has failed and is not reported whole, it is unknown which one ended first.
+//! A part has certainly ended when all its blocks are reported. After an error the rest of a part
+//! may never be sent, so if another part has failed and is not reported whole, it is unknown which
+//! one ended first.
 
 use blkmq_core::bio::Status;
 

@@ -64,7 +64,8 @@ pub struct Outcome {
     pub iops: u64,
     /// Bytes per second.
     pub rate: u64,
-    /// The largest difference of a group's share from its due over any second, in millionths of the due.
+    /// The largest difference of a group's share from its due over any second, in millionths of the
+    /// due.
     pub worst_error: u64,
     /// The light tenant's median latency.
     pub light_p50: Nanos,

@@ -1,4 +1,5 @@
-//! Decides how the parts of a history are made from its setup: the stage, the clients, the queue and its reactors.
+//! Decides how the parts of a history are made from its setup: the stage, the clients, the queue
+//! and its reactors.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

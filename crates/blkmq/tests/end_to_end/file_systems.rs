@@ -59,7 +59,8 @@ fn an_xfs_image_written_through_nbdcopy_is_whole_when_qemu_brings_it_back() {
     daemon.stop();
 }
 
-/// Copies a file system of [`XFS_BYTES`] to a disk with libnbd's tool and back with QEMU's, and checks it.
+/// Copies a file system of [`XFS_BYTES`] to a disk with libnbd's tool and back with QEMU's, and
+/// checks it.
 pub(crate) fn write_xfs_with_nbdcopy(scratch: &Scratch, uri: &str) {
     if !installed(&["mkfs.xfs", "xfs_repair", "qemu-img", "nbdcopy"]) {
         return;
