@@ -1,5 +1,5 @@
-//! Decides how tests get a Ceph cluster: a monitor and one OSD on the loopback, in a directory of their own,
-//! started and ended by name or around the tests that need one.
+//! Decides how tests get a Ceph cluster: a monitor and one OSD on the loopback, in a directory of
+//! their own, started and ended by name or around the tests that need one.
 
 mod cluster;
 mod images;
@@ -19,7 +19,7 @@ use crate::steps::Steps;
 pub(crate) struct Wish {
     /// The directory of its files; by default below the build directory.
     pub(crate) directory: Option<PathBuf>,
-    /// Its contents outlive its OSD.
+    /// Its contents survive its OSD.
     pub(crate) bluestore: bool,
     /// Clients have to show a key.
     pub(crate) cephx: bool,
@@ -61,18 +61,19 @@ pub(crate) fn stop(wish: &Wish) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests that need a cluster, on each kind of one.
+/// Runs the tests that need a cluster, on each kind of cluster.
 ///
 /// # Errors
-/// The first test that fails. If the machine lacks something, the test is skipped.
+/// The first test that fails. If the machine lacks a requirement, the tests are skipped.
 pub(crate) fn test(steps: &mut Steps, wish: &Wish) -> Result<()> {
     test_on(steps, wish, &KINDS)
 }
 
-/// The same on the kind that more can go wrong with: its clients show keys, and its OSD can be killed.
+/// As [`test()`], on the kind of cluster that covers more: its clients show keys, and its OSD can be
+/// killed.
 ///
 /// # Errors
-/// The same.
+/// As [`test()`].
 pub(crate) fn test_short(steps: &mut Steps) -> Result<()> {
     test_on(steps, &Wish::default(), &KINDS[1..])
 }
@@ -97,7 +98,7 @@ fn test_on(steps: &mut Steps, wish: &Wish, kinds: &[Kind]) -> Result<()> {
     Ok(())
 }
 
-/// Starts two clusters, and makes the release build report the cost of `count` of their images.
+/// Starts two clusters, and has the release build report the cost of `count` of their images.
 ///
 /// # Errors
 /// If a cluster or the daemon does not start.
@@ -109,7 +110,7 @@ pub(crate) fn images(steps: &mut Steps, wish: &Wish, count: u64) -> Result<()> {
     clusters.into_iter().try_for_each(Cluster::stop)
 }
 
-/// Starts two clusters with images, and runs `blkmq bench rbd` on them, with `words` as further options.
+/// Starts two clusters with images, and runs `blkmq bench rbd` on them with the options `words`.
 ///
 /// # Errors
 /// If a cluster does not start, or the bench fails.
@@ -144,7 +145,7 @@ pub(crate) fn bench(steps: &mut Steps, wish: &Wish, words: &[String]) -> Result<
     clusters.into_iter().try_for_each(Cluster::stop)
 }
 
-/// Two of the quick kind.
+/// Two clusters of the quick kind.
 fn two_clusters(steps: &mut Steps, wish: &Wish) -> Result<[Cluster; 2]> {
     let missing = missing();
     ensure!(missing.is_empty(), "{}", advice(&missing));
@@ -186,11 +187,12 @@ fn advice(missing: &[&str]) -> String {
     format!("not installed: {packages}; run: apt-get install --no-install-recommends {packages}")
 }
 
-/// What is measured alone, and each tenant's: the quick kind of a cluster has 1 GiB for all.
+/// Sizes of the image that is measured alone and of each tenant's: a cluster of the quick kind has
+/// 1 GiB in all.
 const BENCH_MIB: u64 = 256;
 const TENANT_MIB: u64 = 128;
 const NAME: &str = "tests with a Ceph cluster";
-/// Where the tests find the directory of the cluster.
+/// Tells the tests the directory of the cluster.
 const VARIABLE: &str = "BLKMQ_CEPH";
 /// Programs of a cluster and the packages that have them.
 const TOOLS: [(&str, &str); 6] = [
@@ -201,7 +203,7 @@ const TOOLS: [(&str, &str); 6] = [
     ("ceph-authtool", "ceph-common"),
     ("rbd", "ceph-common"),
 ];
-/// Once as quick as it can be, and once with keys and a store that outlives its OSD.
+/// One kind that is as quick as possible, and one with keys and a store that survives its OSD.
 const KINDS: [Kind; 2] = [
     Kind {
         bluestore: false,

@@ -25,34 +25,34 @@ pub(crate) struct Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Chore {
-    /// Set up what the tests need, then every check and test
+    /// Set up what the tests need, then run every check and test
     Test {
         /// A skip fails; what CI runs
         #[arg(long)]
         strict: bool,
     },
-    /// Only the set-up: the Debian packages that the tests use
+    /// Only install the Debian packages that the tests use
     Setup,
-    /// Instructions per I/O by callgrind, against bench/instructions.toml
+    /// Count instructions per I/O with callgrind, and compare with bench/instructions.toml
     Instructions {
-        /// Write what is measured there
+        /// Record the counts instead
         #[arg(long)]
         update: bool,
     },
-    /// Take in reports of `blkmq bench --json`, and write the tables of figures anew
+    /// Add reports of `blkmq bench --json`, and rewrite the tables of figures
     Figures {
         #[arg(value_name = "REPORT.json")]
         reports: Vec<String>,
     },
-    /// The screens of `blkmq top` in its document, taken anew
+    /// Rewrite the screens of `blkmq top` in its document
     Screens,
     /// Model-check blkmq-sync with two preemptions
     Loom {
-        /// With four
+        /// Use four preemptions
         #[arg(long)]
         deep: bool,
     },
-    /// Every simulator scenario
+    /// Run every simulator scenario
     Sim {
         #[arg(long, value_name = "N", default_value_t = sim::SEEDS_SHORT)]
         seeds: u64,
@@ -63,40 +63,41 @@ pub(crate) enum Chore {
         seconds: u64,
         target: Option<String>,
     },
-    /// The fio engine beside fio's own null engine
+    /// Compare the fio engine with fio's own null engine
     Fio {
         #[arg(long, value_name = "N", default_value_t = fio::SECONDS_DEFAULT)]
         seconds: u64,
         #[arg(long, value_name = "N", default_value_t = fio::ROUNDS_DEFAULT)]
         rounds: u64,
     },
-    /// Kill the daemon on a filesystem that forgets, and look for what is durable
+    /// Kill the daemon on a filesystem that loses unsynced data, and check what is durable
     Crashes(Crashes),
-    /// Hostile clients and failing drives beside a tenant who must not notice
+    /// Attack the daemon with hostile clients and failing drives beside a tenant that must not
+    /// notice
     Siege(Siege),
-    /// In an emulated guest: all that there is, or one; downloads 55 MB once
+    /// Run all tests in an emulated guest, or one of them; downloads 55 MB once
     Guest(Guest),
-    /// For cargo, which runs the guest's tests in this way
+    /// Boot a guest for cargo, which runs the guest's tests with this
     #[command(name = guest::BOOT, hide = true)]
     GuestBoot {
         program: PathBuf,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// In a guest, which has this program
+    /// Load the disk, in a guest that has this program
     #[command(name = guest::LOAD, hide = true)]
     GuestLoad {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
-    /// fsx and xfstests' quick group on disks that are files
+    /// Run fsx and xfstests' quick group on disks that are files
     Filesystems {
-        /// For so long fsx runs
+        /// Minutes that fsx runs
         #[arg(long, value_name = "N", default_value_t = filesystems::MINUTES_DEFAULT)]
         minutes: u64,
-        /// Where xfstests are built
+        /// Directory where xfstests are built
         xfstests: Option<PathBuf>,
-        /// Only these
+        /// Run only these tests
         #[arg(value_name = "TEST")]
         tests: Vec<String>,
     },
@@ -109,17 +110,17 @@ pub(crate) enum Chore {
         #[arg(long, value_name = "N")]
         seed: Option<u64>,
     },
-    /// The core's tests on builds with one small change each
+    /// Run the core's tests on builds with one small change each
     Mutants {
-        /// merge, split ... of crates/blkmq-core/src
+        /// Files of crates/blkmq-core/src, such as merge or split
         #[arg(value_name = "FILE")]
         files: Vec<String>,
     },
-    /// The threaded crates' tests under ThreadSanitizer
+    /// Run the threaded crates' tests under ThreadSanitizer
     Tsan,
     /// The same under AddressSanitizer
     Asan,
-    /// Simulator, properties and real clients again and again
+    /// Repeat the simulator, the property tests and real clients
     Soak {
         #[arg(long, value_name = "N", default_value_t = soak::MINUTES_DEFAULT)]
         minutes: u64,
@@ -133,13 +134,13 @@ pub(crate) struct Crashes {
     crashes: Option<u64>,
     #[arg(long, value_name = "N", default_value_t = crashes::SEED_DEFAULT)]
     seed: u64,
-    /// Below ext4 and XFS on a loop device; needs root
+    /// Use disks with ext4 or XFS on them, on a loop device; needs root
     #[arg(long, conflicts_with = "mutants")]
     filesystems: bool,
-    /// On builds that lose data, each of which must be caught
+    /// Use builds that lose data, each of which must be caught
     #[arg(long)]
     mutants: bool,
-    /// One of these
+    /// Only the mutant with this name
     #[arg(requires = "mutants")]
     name: Option<String>,
 }
@@ -150,19 +151,19 @@ pub(crate) struct Siege {
     seconds: u64,
     #[arg(long, value_name = "N", default_value_t = siege::SEED_DEFAULT)]
     seed: u64,
-    /// On builds that lack one limit each, which must be caught
+    /// Use builds that lack one limit each, which must be caught
     #[arg(long)]
     mutants: bool,
-    /// One attack, or mutant
+    /// Only this attack, or this mutant
     name: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Guest {
-    /// What `test` runs of it: vhost-user, 15 s
+    /// Only the part that `test` runs: vhost-user, 15 s
     #[arg(long, conflicts_with_all = ["mutants", "name"])]
     short: bool,
-    /// log-writes and flakey on builds that lose data, each of which must be caught
+    /// Run log-writes and flakey on builds that lose data, each of which must be caught
     #[arg(long)]
     mutants: bool,
     /// polled, vhost-user, weights, ublk, ublk-kills, ublk-failures, log-writes or flakey
@@ -173,22 +174,22 @@ pub(crate) struct Guest {
 
 #[derive(Debug, Args)]
 pub(crate) struct Ceph {
-    /// What the OSD keeps outlives it
+    /// Use an OSD whose store survives it
     #[arg(long)]
     bluestore: bool,
-    /// Clients have to show a key
+    /// Require clients to show a key
     #[arg(long)]
     cephx: bool,
     /// End the cluster and remove its files
     #[arg(long, group = "what")]
     stop: bool,
-    /// Every test that needs a cluster, on two kinds of one, each ended afterwards
+    /// Run every test that needs a cluster, on two kinds of clusters, which are ended afterwards
     #[arg(long, group = "what")]
     test: bool,
-    /// Threads, memory and descriptors of a daemon with so many images of two clusters
+    /// Report threads, memory and descriptors of a daemon with so many images of two clusters
     #[arg(long, value_name = "N", group = "what")]
     images: Option<u64>,
-    /// `blkmq bench rbd` with these options, on two clusters
+    /// Run `blkmq bench rbd` with these options, on two clusters
     #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true, group = "what")]
     bench: Option<Vec<String>>,
     /// [default: ceph, below the build directory]
@@ -334,7 +335,7 @@ mod tests {
         ] {
             assert!(parse(line).is_err(), "{line}");
         }
-        // It was taken for a directory once, and a cluster started there.
+        // `--help` must not be taken for a directory in which a cluster is started.
         let help = parse("ceph --help").unwrap_err();
         assert_eq!(help.kind(), clap::error::ErrorKind::DisplayHelp);
     }

@@ -1,6 +1,6 @@
-//! Decides which daemons are killed on a filesystem that drops unsynced data (`blkmq-forget`): the delivered
-//! one, which must lose nothing, and mutants, each of which omits one thing that durability depends on and
-//! must be caught.
+//! Decides which daemons are killed on a filesystem that drops unsynced data (`blkmq-forget`): the
+//! delivered one, which must lose nothing, and mutants, each of which omits one thing that
+//! durability depends on and must be caught.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,16 +12,16 @@ use crate::place::{cargo, target_dir};
 use crate::steps::Steps;
 
 /// # Errors
-/// If data was lost, or the proof was not possible. A machine without FUSE skips it.
+/// If data was lost, or the check could not be carried out. Without FUSE it is skipped.
 pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
     let name = format!("{crashes} crashes on a filesystem that forgets");
     run_as(steps, &name, &[], crashes, seed)
 }
 
-/// The same below filesystems of the kernel.
+/// The same with disks that have ext4 or XFS on them, on loop devices.
 ///
 /// # Errors
-/// As [`run`]. A machine without loop devices skips it.
+/// As [`run`]. Without loop devices it is skipped.
 pub(crate) fn run_filesystems(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
     let name = format!("{crashes} crashes below ext4 and XFS");
     run_as(steps, &name, &["--filesystems"], crashes, seed)
@@ -83,7 +83,7 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
     Ok(())
 }
 
-/// What came of the crashes of one daemon.
+/// The result of the crashes of one daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Right,
@@ -105,7 +105,7 @@ fn prove(prover: &Path, program: &Path, how: &[&str], crashes: u64, seed: u64) -
     command.arg("--program").arg(program).args(how);
     command.args(["--crashes", &crashes.to_string(), "--seed", &seed.to_string()]);
     let status = command.status().context("starting the proof")?;
-    // As `blkmq-forget --help` has them.
+    // As documented by `blkmq-forget --help`.
     Ok(match status.code() {
         Some(0) => Verdict::Right,
         Some(3) => Verdict::Lost,
@@ -114,7 +114,7 @@ fn prove(prover: &Path, program: &Path, how: &[&str], crashes: u64, seed: u64) -
     })
 }
 
-/// Runs the tests that are to catch a mutant, on a build with it and on one without.
+/// Runs the tests that must catch a mutant, on a build with it and on one without.
 ///
 /// # Errors
 /// If they cannot be built, do not pass without the mutant, or pass with it.
@@ -134,9 +134,9 @@ fn fails(mutant: &str, words: &str) -> Result<()> {
 
 /// A build that loses data.
 struct Mutant {
-    /// The code has it as `cfg!(blkmq_mutant = "NAME")`.
+    /// Its name in the code, in `cfg!(blkmq_mutant = "NAME")`.
     name: &'static str,
-    /// What it leaves out.
+    /// What it omits.
     what: &'static str,
     proof: Proof,
 }
@@ -144,8 +144,9 @@ struct Mutant {
 /// What must catch a mutant.
 enum Proof {
     Crashes,
-    /// These tests, as `cargo test` takes them: what is left out shows only if two things happen within a microsecond, or
-    /// beside a network that keeps bytes back.
+    /// These tests, as `cargo test` names them. Crashes would not show the omission, because it
+    /// takes effect only if two things happen within a microsecond, or if a network holds bytes
+    /// back.
     Test(&'static str),
 }
 

@@ -1,7 +1,9 @@
-//! Decides the content of the tables of figures: it comes from report files only, and none of it is typed by hand.
+//! Decides the content of the tables of figures: it comes only from report files, and nothing is
+//! typed by hand.
 //!
-//! `docs/benchmarks/figures.toml` names the rows of README's table; the reports, JSON as written by `blkmq
-//! bench --json`, are in `docs/benchmarks/reports`. A test fails if a document differs from them.
+//! `docs/benchmarks/figures.toml` names the rows of README's table; the reports, JSON as written by
+//! `blkmq bench --json`, are in `docs/benchmarks/reports`. A test fails if a document differs from
+//! them.
 
 mod report;
 mod table;
@@ -31,7 +33,8 @@ pub(crate) fn run(added: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Each document with tables of figures: its path, its text, and its text as the reports have it.
+/// Each document with tables of figures: its path, its present text, and its text according to the
+/// reports.
 fn documents() -> Result<Vec<(String, String, String)>> {
     let source = Source::read()?;
     let mut documents = Vec::new();
@@ -57,7 +60,7 @@ fn paths() -> Result<Vec<String>> {
     Ok(paths)
 }
 
-/// What tables are made of.
+/// The sources of the tables.
 struct Source {
     rows: toml::Table,
     reports: BTreeMap<String, Report>,
@@ -77,7 +80,7 @@ impl Source {
         })
     }
 
-    /// The text with what is between each pair of markers replaced.
+    /// The text with the content between each pair of markers replaced.
     fn fill(&self, text: &str) -> Result<String> {
         let mut filled = String::new();
         let mut lines = text.lines();
@@ -104,7 +107,7 @@ impl Source {
     }
 }
 
-/// What stands in a marker: `<!-- figures: WHAT -->`.
+/// The words in a marker: `<!-- figures: WHAT -->`.
 fn marker(line: &str) -> Option<&str> {
     line.strip_prefix("<!-- figures: ")?.strip_suffix(" -->")
 }

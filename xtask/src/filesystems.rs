@@ -1,6 +1,6 @@
-//! Decides how other projects' filesystem tests are run on disks that are files (FUSE): fsx, and xfstests on
-//! XFS on loop devices. Failed tests are run again on plain files: if they fail there, too, the fault is not
-//! ours.
+//! Decides how other projects' filesystem tests are run on disks that are files (FUSE): fsx, and
+//! xfstests on XFS on loop devices. Failed tests are repeated on plain files: if they fail there
+//! too, the fault is not ours.
 //!
 //! Both programs are in a built copy of xfstests, which is not part of this project.
 
@@ -24,7 +24,7 @@ pub(crate) struct Wish {
     pub(crate) xfstests: Option<PathBuf>,
     /// How long fsx runs.
     pub(crate) minutes: u64,
-    /// Words for xfstests' `check`; none for its quick generic group.
+    /// Arguments of xfstests' `check`; none for its quick generic group.
     pub(crate) tests: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn run(steps: &mut Steps, wish: &Wish) -> Result<()> {
     Ok(())
 }
 
-/// Serves three disks as files, and has two plain files beside them.
+/// Serves three disks as files, and makes two plain files for comparison.
 fn serve(program: &Path, scratch: &Scratch) -> Result<Daemon> {
     let mut command = Command::new(program);
     command.arg("serve").env("BLKMQ_LOG", "warn");
@@ -83,7 +83,7 @@ fn serve(program: &Path, scratch: &Scratch) -> Result<Daemon> {
     Daemon::start("the daemon", &mut command)
 }
 
-/// Runs fsx on XFS, on ext4 and on a disk itself at the same time.
+/// Runs fsx on XFS, on ext4 and directly on a disk, at the same time.
 fn try_fsx(fsx: &Path, scratch: &Scratch, ground: &Ground, seconds: u64) -> Result<()> {
     let mounted = ground.mount_both()?;
     let mut running = Vec::new();
@@ -138,6 +138,6 @@ fn check(xfstests: &Path, ground: &Ground, tests: &[String]) -> Result<BTreeSet<
 
 const NO_XFSTESTS: &str = "name the directory of xfstests, built there by `make`";
 const RAW_BYTES: u64 = 16 << 20;
-/// For a file of fixed size that takes whole sectors alone.
+/// For a file of fixed size that is accessed in whole sectors.
 const FSX_OF_BLOCKS: &str = "-L -k -R -W -Z -r 512 -w 512 -t 512 -C -I -J -B -E -0 -K -a";
 pub(crate) const MINUTES_DEFAULT: u64 = 10;

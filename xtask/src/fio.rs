@@ -1,5 +1,5 @@
-//! Decides how the fio engine is compared: one job on the null disk and one with fio's own null engine, which
-//! completes at once, alternating.
+//! Decides how the fio engine is compared: a job on the null disk and a job with fio's own null
+//! engine, which completes at once, alternate.
 
 use std::process::Command;
 
@@ -22,7 +22,8 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, rounds: u64) -> Result<()> {
     )?;
     let library = target_dir()?.join("release/libblkmq_fio.so");
     let ours = format!("--ioengine=external:{}", library.display());
-    // As users run it, and with as few readings of the clock as fio can do with: where it is fastest, an engine counts most.
+    // Plain, as users run it; and with as few clock readings as fio allows, where the engine's cost
+    // is the largest part.
     for (name, extra) in [
         ("plain", &[][..]),
         ("gtod_reduce", &["--gtod_reduce=1", "--norandommap"][..]),

@@ -1,4 +1,5 @@
-//! Decides how the fuzz targets run: searching for new inputs on demand, replaying the known ones in every test run.
+//! Decides how the fuzz targets run: searching for new inputs on demand, and replaying the known
+//! ones in every test run.
 //!
 //! `fuzz/` is a workspace of its own, so that its dependencies are not needed to build the project.
 
@@ -30,7 +31,8 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, target: Option<&str>) -> Resu
         None => known,
     };
     for name in chosen {
-        // What is found goes beside the build; the corpus in the tree is chosen by hand.
+        // Inputs that are found are stored in the build directory; the corpus in the tree is chosen
+        // by hand.
         let found = target_dir()?.join("fuzz-found").join(&name);
         std::fs::create_dir_all(&found).with_context(|| format!("making {}", found.display()))?;
         let mut command = unstable(cargo("fuzz run"));
@@ -41,7 +43,8 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, target: Option<&str>) -> Resu
     Ok(())
 }
 
-/// Runs every target's body over its corpus, on the stable compiler and without libFuzzer: `fuzz/tests/corpus.rs`.
+/// Runs every target's body on its corpus, with the stable compiler and without libFuzzer:
+/// `fuzz/tests/corpus.rs`.
 ///
 /// # Errors
 /// If an input of the corpus fails.
@@ -76,7 +79,8 @@ fn targets() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// cargo-fuzz wants the compiler's sanitizer flags, which the stable compiler has but hides.
+/// cargo-fuzz needs the compiler's sanitizer flags, which the stable compiler offers only with this
+/// variable.
 fn unstable(mut command: Command) -> Command {
     command.env("RUSTC_BOOTSTRAP", "1");
     command

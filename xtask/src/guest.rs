@@ -1,7 +1,9 @@
-//! Decides how tests that need devices of another kernel are run: in an emulated guest with Debian's kernel.
+//! Decides how tests are run that need another kernel's devices: in an emulated guest with Debian's
+//! kernel.
 //!
-//! The packages are unpacked below the build directory ([`packages`]); the guest's file system is made of
-//! them and of programs without shared libraries ([`initrd`]); the guest is booted ([`machine`]).
+//! The packages are unpacked below the build directory ([`packages`]); the guest's file system is
+//! made of them and of programs without shared libraries ([`initrd`]); the guest is booted
+//! ([`machine`]).
 
 mod initrd;
 mod load;
@@ -26,9 +28,8 @@ use crate::steps::{Steps, run_shown};
 
 /// Runs one of the [`TESTS`], or all of them.
 ///
-/// # Errors
-/// If a test cannot be built, or fails in the guest, or there is none of that name. If something that a guest
-/// needs is not available, the tests are skipped.
+/// If a test cannot be built, or fails in the guest, or there is none with this name. The tests are
+/// skipped if a guest's requirement is not available.
 pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     ensure!(
         only.is_none_or(|only| TESTS.contains(&only)),
@@ -49,7 +50,7 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     if is_wanted(WEIGHTS) {
         run_weights(steps, &place)?;
     }
-    // All of them means the long one of the two that do the same.
+    // Two tests do the same; without a name, the longer one runs.
     let devices = UBLK_TESTS
         .iter()
         .filter(|(name, _)| only.map_or(*name != UBLK, |only| only == *name));
@@ -86,7 +87,7 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// What continuous integration runs: a guest whose disk is one of ours, with each kind of rings.
+/// What continuous integration runs: a guest whose disk is one of ours, with each kind of ring.
 ///
 /// # Errors
 /// As [`run`].
@@ -101,7 +102,8 @@ pub(crate) fn run_short(steps: &mut Steps) -> Result<()> {
 /// Runs the proofs on builds that lose data, each of which must be caught.
 ///
 /// # Errors
-/// If a mutant is not caught, or cannot be built, or there is none of that name for a proof of that name.
+/// If a mutant is not caught, or cannot be built, or there is none of that name for a proof of that
+/// name.
 pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<&str>) -> Result<()> {
     let is_wanted = |word: Option<&str>, name: &str| word.is_none_or(|word| word == name);
     let all = PROOFS
@@ -137,7 +139,8 @@ pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<
     Ok(())
 }
 
-/// Boots a guest whose first process runs `program`, and shows its output. Cargo calls this instead of the test.
+/// Boots a guest whose first process runs `program`, and shows its output. Cargo calls this to run
+/// a test.
 ///
 /// # Errors
 /// If there is no guest, or it does not report that the program succeeded.
@@ -174,12 +177,11 @@ struct Proof {
     name: &'static str,
     tools: &'static [&'static str],
     modules: &'static [&'static str],
-    /// What a build may leave out that this proof must notice, by the names of `cargo xtask crashes
-    /// --mutants`.
+    /// The mutants that this proof must detect, by the names of `cargo xtask crashes --mutants`.
     mutants: &'static [&'static str],
 }
 
-/// What came of a proof.
+/// The result of a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Right,
@@ -187,7 +189,7 @@ enum Verdict {
     Broken,
 }
 
-/// The packages; if they are not available, nothing, and a line with the reason.
+/// The packages; if they are not available, none, and the reason is recorded as a skip.
 fn find_place(steps: &mut Steps) -> Result<Option<Place>> {
     let place = Place::find()?;
     if !place.is_complete()
@@ -258,7 +260,7 @@ fn prove(place: &Place, proof: &Proof, program: &Path) -> Result<Verdict> {
     })
 }
 
-/// Boots a guest that needs nothing beside it.
+/// Boots a guest that needs no other process.
 fn boot_plain(place: &Place, initrd: &Path, limit: Duration) -> Result<String> {
     machine::boot(Machine {
         place,
@@ -273,7 +275,7 @@ fn is_said(said: &str, line: &str) -> bool {
     said.lines().any(|said| said == line)
 }
 
-/// Builds the command, with a mutant in it or without, and without one the proofs.
+/// Builds the command, with a mutant or without, and, without a mutant, the proofs.
 fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
     let packages = match mutant {
         None => "build --quiet -p blkmq -p blkmq-forget",
@@ -282,7 +284,7 @@ fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
     run_shown(&mut build_command(place, mutant, packages))
 }
 
-/// Cargo, for a guest: what it builds needs no shared libraries.
+/// A cargo command that builds programs without shared libraries, for a guest.
 fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
     let mut flags = "-C target-feature=+crt-static".to_owned();
     if let Some(mutant) = mutant {
@@ -292,7 +294,7 @@ fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
     command
         .args(["--release", "--target", TRIPLE])
         .env("RUSTFLAGS", flags)
-        // Quick to build rather than quick to run: the emulator is what takes its time.
+        // These reduce the build time; the run time is dominated by the emulator.
         .envs([
             ("CARGO_PROFILE_RELEASE_LTO", "off"),
             ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
@@ -305,7 +307,7 @@ fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
     command
 }
 
-/// Mutants are built away from all others, so that none is taken for what is delivered.
+/// Mutants are built in a directory of their own, so that none is mistaken for the delivered build.
 fn build_dir(place: &Place, mutant: Option<&str>) -> PathBuf {
     match mutant {
         None => place.file("build"),
@@ -317,11 +319,11 @@ fn built(place: &Place, mutant: Option<&str>) -> PathBuf {
     build_dir(place, mutant).join(TRIPLE).join("release")
 }
 
-/// The chore under which cargo calls [`boot`].
+/// The chore with which cargo calls [`boot`].
 pub(crate) const BOOT: &str = "guest-boot";
-/// The chore that is [`load()`] in a guest.
+/// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
-/// What `cargo xtask guest NAME` runs.
+/// The tests that `cargo xtask guest NAME` runs.
 const TESTS: [&str; 8] = [
     POLLED,
     VIRTUAL_DISK,
@@ -370,14 +372,14 @@ const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
 const POLLED_TIME_MAX: Duration = Duration::from_secs(180);
 const PROOF_TIME_MAX: Duration = Duration::from_secs(200);
-/// What the guest's last line is if the program succeeded.
+/// The guest's last line if the program succeeded.
 const SUCCESS: &str = "the tests in the guest have passed";
-/// And if it found that data was lost.
+/// The guest's last line if the program found lost data.
 const LOSS: &str = "the tests in the guest have found lost data";
-/// What the second null disk begins with.
+/// The size of the filesystem at the start of the second null disk.
 const FILESYSTEM_BYTES: u64 = 16 << 20;
-/// Null disks that take 100 µs and keep what is written, with two queues that interrupt and two that
-/// are polled. The tests write to the first one itself, and to a file on the second.
+/// Null disks that take 100 µs and keep what is written, with two queues that interrupt and two
+/// that are polled. The tests write to the first disk itself, and to a file on the second.
 const POLLED_DISKS: &str = "nr_devices=2 queue_mode=2 submit_queues=2 poll_queues=2 memory_backed=1 irqmode=2 completion_nsec=100000 gb=1 bs=512";
 const POLLED_SCRIPT: &str = "\
 busybox echo \"Linux $(busybox uname -r), nullb0: io_poll=$(busybox cat /sys/block/nullb0/queue/io_poll)\"
@@ -386,7 +388,7 @@ busybox mount -t ext4 /dev/nullb1 /mnt
 busybox echo 'on the device' && BLKMQ_POLLED_DEVICE=/dev/nullb0 tests ARGS &&
 busybox echo 'in a file on ext4' && TMPDIR=/mnt tests ARGS && busybox echo SUCCESS
 ";
-/// The device mapper's nodes are made by its own tools, since nothing else makes them here.
+/// The device mapper's own tools make its nodes, since the guest has nothing else that does.
 const PROOF_SCRIPT: &str = "\
 for applet in mount umount; do busybox ln -s busybox /bin/$applet; done
 busybox mount -t configfs configfs /sys/kernel/config

@@ -1,9 +1,9 @@
-//! Decides whether an I/O still costs the recorded number of instructions: they are counted, because time is
-//! not stable on shared machines.
+//! Decides whether an I/O still costs the recorded number of instructions. They are counted,
+//! because time is not stable on shared machines.
 //!
-//! Each table of `bench/instructions.toml` names a way in which `in_process`, an example of `blkmq-bench`,
-//! does its I/Os. It runs twice under callgrind, with few and with many; the difference excludes set-up and
-//! tear-down.
+//! Each table of `bench/instructions.toml` names a way in which `in_process`, an example of
+//! `blkmq-bench`, does its I/Os. It runs twice under callgrind, with few and with many; the
+//! difference excludes set-up and tear-down.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::place::{find_tool, root};
 use crate::steps::Steps;
 
-/// Compares every recorded count with today's; with `update` it records today's instead.
+/// Compares every recorded count with the present one; with `update`, records the present one
+/// instead.
 ///
 /// # Errors
 /// If a count changed by more than the tolerance in either direction: a gain must be recorded too.
@@ -53,7 +54,7 @@ fn recorded(way: &str, entry: &toml::Value) -> Result<f64> {
         .with_context(|| format!("{RECORD}: [{way}] {KEY} is no number"))
 }
 
-/// Instructions per I/O of a way, today.
+/// Instructions per I/O of a way, as counted now.
 fn count(program: &Path, way: &str) -> Result<f64> {
     let few = instructions(program, way, IOS_FEW)?;
     let many = instructions(program, way, IOS_MANY)?;
@@ -134,7 +135,7 @@ const EXAMPLE: &str = "in_process";
 const KEY: &str = "per_io";
 const IOS_FEW: u64 = 20_000;
 const IOS_MANY: u64 = 120_000;
-/// Far above the counter's own noise (none), far below what a lost inlining costs.
+/// Far above the counter's noise, which is none, and far below the cost of a lost inlining.
 const TOLERANCE_PERCENT: f64 = 2.0;
 
 #[cfg(test)]

@@ -23,7 +23,8 @@ pub(crate) fn run(steps: &mut Steps, depth: Depth) -> Result<()> {
     command
         .env("RUSTFLAGS", "--cfg loom")
         .env("LOOM_MAX_PREEMPTIONS", preemptions)
-        // A directory of its own: other flags would make cargo rebuild everything, back and forth.
+        // A directory of its own: with these flags cargo would otherwise rebuild everything each
+        // time.
         .env("CARGO_TARGET_DIR", target_dir()?.join("loom"));
     steps.run(&format!("loom models, {preemptions} preemptions"), &mut command)
 }

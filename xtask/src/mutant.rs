@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use crate::place::{cargo, target_dir};
 use crate::steps::run_shown;
 
-/// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no environment
-/// variable of the daemon can switch on.
+/// Builds the command with a mutant in it: `cfg!(blkmq_mutant = "NAME")`, which no feature and no
+/// environment variable of the daemon can switch on.
 ///
 /// `optimized` is for mutants that must be about as fast as the delivered daemon.
 ///
@@ -19,7 +19,7 @@ pub(crate) fn build(mutant: &str, optimized: bool) -> Result<PathBuf> {
     let (target, mut command) = with(mutant, optimized, "build --quiet -p blkmq")?;
     run_shown(&mut command)?;
     let built = target.join("debug/blkmq");
-    // The next mutant's build replaces it.
+    // A copy, because the next mutant's build replaces it.
     let program = target.join(format!("blkmq-{mutant}"));
     std::fs::copy(&built, &program).with_context(|| format!("copying {}", built.display()))?;
     ensure!(program.is_file(), "{} was not built", program.display());
@@ -32,14 +32,14 @@ pub(crate) fn build(mutant: &str, optimized: bool) -> Result<PathBuf> {
 /// If cargo cannot be started.
 pub(crate) fn test(mutant: &str, words: &str) -> Result<bool> {
     let (_, mut command) = with(mutant, false, words)?;
-    // The program that the tests run is the one that is built for them.
+    // Without this variable, the tests run the program that is built for them.
     let status = command.env_remove("BLKMQ_BIN").status();
     Ok(status.context("starting cargo")?.success())
 }
 
 /// A cargo command that builds with a mutant, and the directory that it builds in.
 fn with(mutant: &str, optimized: bool, words: &str) -> Result<(PathBuf, Command)> {
-    // Each in a directory of its own, so that neither undoes what the other has built.
+    // Each in a directory of its own, so that neither build invalidates the other.
     let (name, level) = match optimized {
         true => ("mutants-optimized", "2"),
         false => ("mutants", "0"),
@@ -50,7 +50,7 @@ fn with(mutant: &str, optimized: bool, words: &str) -> Result<(PathBuf, Command)
     let mut command = cargo(words);
     command
         .env("RUSTFLAGS", flags.trim())
-        // Faster to build; it is not debugged.
+        // This builds faster, and the build is not debugged.
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", level)
         .env("CARGO_TARGET_DIR", &target);

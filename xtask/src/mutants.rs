@@ -1,13 +1,13 @@
-//! The core's tests on builds with one small change each (`cargo-mutants`): an operator, a constant, a
-//! removed body. A change that no test notices is a survivor; docs/reliability.md lists the known ones, with
-//! the reason.
+//! Decides what runs on builds of the core with one small change each (`cargo-mutants`): an
+//! operator, a constant, a removed body. A change that no test notices is a survivor;
+//! docs/reliability.md lists the known ones, with the reason.
 
 use anyhow::{Result, ensure};
 
 use crate::place::{cargo, has_cargo_command, root, target_dir};
 use crate::steps::Steps;
 
-/// What is changed where no file is named: the rules on the way of a request that one file decides by itself.
+/// The files that are changed by default: each decides one rule on the way of a request by itself.
 const FILES: [&str; 6] = ["merge", "split", "tag", "tag_share", "share", "flush"];
 
 /// # Errors

@@ -1,6 +1,6 @@
-//! Decides how "no path lost, no data lost" is tested in reality: two hosts (network namespaces), a daemon on
-//! each, disks reached over three links that are cut and restored at random, with verified load on them all
-//! the time.
+//! Decides how "no path lost, no data lost" is tested in reality: two hosts (network namespaces), a
+//! daemon on each, and disks reached over three links, which are cut and restored at random under
+//! verified load.
 //!
 //! ```text
 //!  near host                                               far host
@@ -9,9 +9,9 @@
 //!  fio  ─► wide = stripes of left and right ─┘ link 3 └─► left, right
 //! ```
 //!
-//! `hold`, `left` and `right` hold requests while there is no path, so no request may ever fail there. `fail`
-//! is configured to fail them: none may fail while one link is up, and with all links down all requests must,
-//! soon after the last path has failed.
+//! `hold`, `left` and `right` hold requests while there is no path, so no request may ever fail
+//! there. `fail` is configured to fail them: none may fail while one link is up, and with all links
+//! down all requests must, soon after the last path has failed.
 
 pub(crate) mod daemon;
 mod dice;
@@ -38,8 +38,8 @@ use crate::setup::is_root;
 use crate::steps::Steps;
 
 /// # Errors
-/// A failure that must not be, a missing one that must be, and any data read that had not been written. If
-/// the machine lacks something, the test is skipped.
+/// If a request fails that must not, one does not fail that must, or a read returns data that was
+/// not written. If the machine lacks a requirement, the test is skipped.
 pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: Option<u64>) -> Result<()> {
     let name = "path loss";
     if let Some(reason) = missing() {
@@ -96,7 +96,7 @@ fn test(program: &Path, net: &Net, time: Duration, seed: u64) -> Result<()> {
     scene.finish()
 }
 
-/// Everything that runs.
+/// All components of the test.
 struct Scene<'a> {
     net: &'a Net,
     near: Daemon,
@@ -109,7 +109,7 @@ struct Scene<'a> {
     cuts: [Option<(Cut, Instant)>; LINKS],
     cuts_made: u64,
     outages: u64,
-    /// Requests that may have failed on `fail`: those of outages.
+    /// Failures that are allowed on `fail`, those of outages.
     allowed: usize,
     slowest_failure: Duration,
     failure_max: Duration,
@@ -149,7 +149,7 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// Cuts a link every second, for up to two, but never `survivor`: nothing may fail.
+    /// Cuts a link every second, for up to two seconds, but never `survivor`: no request may fail.
     fn storm(&mut self, survivor: usize, time: Duration) -> Result<()> {
         self.hold.take_longest();
         let end = Instant::now() + time;
@@ -173,7 +173,8 @@ impl<'a> Scene<'a> {
         self.look()
     }
 
-    /// Cuts all links: `hold` must stop and continue later; on `fail` every thread must get an error.
+    /// Cuts all links: `hold` must stop and continue later; on `fail` every thread must get an
+    /// error.
     fn lose_all(&mut self) -> Result<()> {
         let before = self.fail.failures().len();
         self.outages += 1;
@@ -185,7 +186,7 @@ impl<'a> Scene<'a> {
             let told = |thread| failures[before..].iter().any(|failure| failure.thread == thread);
             Ok((0..THREADS).all(told))
         })?;
-        // What was on its way through the links when they were cut has arrived by now.
+        // Requests that were in the links when they were cut have arrived by now.
         let done = self.hold.done();
         thread::sleep(STANDSTILL);
         ensure!(
@@ -204,7 +205,8 @@ impl<'a> Scene<'a> {
         self.look()
     }
 
-    /// Each must have come soon after a connection was given up, or the request was made, whichever was later.
+    /// Each failure must have come soon after the loss of a connection, or after its request,
+    /// whichever was later.
     fn check_failures(&mut self, failures: &[Failure]) -> Result<()> {
         let lost = self.near.log();
         let lost = lost.iter().filter(|line| line.contains("/fail: connection lost"));
@@ -236,7 +238,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Restores the links that are cut until then.
+    /// Restores the links whose cut is due to end.
     fn restore(&mut self, is_due: impl Fn(Instant) -> bool) -> Result<()> {
         for link in 0..LINKS {
             if let Some((cut, _)) = self.cuts[link].take_if(|(_, until)| is_due(*until)) {
@@ -247,17 +249,17 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Writes down what was done, among what the near daemon says.
+    /// Adds a line to the near daemon's log.
     fn note(&self, what: &str) {
         let now = clock(micros_of_day(SystemTime::now()));
         self.near.note(format!("           {now}   CUT {what}"));
     }
 
-    /// Looks for what must never be.
+    /// Checks what must never happen.
     fn look(&mut self) -> Result<()> {
         let failures = self.hold.failures();
         ensure!(failures.is_empty(), "`hold` failed: {:?}", failures[0]);
-        // The far daemon lives all the time, and says so: nothing that it was given may be gone.
+        // The far daemon runs all the time, and reports this: none of its data may be lost.
         let told = self.hold.flushes_failed();
         ensure!(told == 0, "{told} flushes on `hold` failed");
         let failures = self.fail.failures();
@@ -269,7 +271,7 @@ impl<'a> Scene<'a> {
         self.look_at_threads()
     }
 
-    /// A thread ends early only if it found something wrong.
+    /// Fails if a thread has ended early: it does so only if it found a fault.
     fn look_at_threads(&mut self) -> Result<()> {
         for load in [&mut self.hold, &mut self.fail] {
             load.check()?;
@@ -305,7 +307,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Ends the load, and looks whether everything is at rest.
+    /// Ends the load, and checks that everything is at rest.
     fn finish(mut self) -> Result<()> {
         let requests = self.hold.done() + self.fail.done();
         let passes = self.wide.finish()?;
@@ -357,7 +359,7 @@ fn near_command(program: &Path, net: &Net, socket: &Path) -> Command {
     near
 }
 
-/// A directory of this run.
+/// The directory of this run.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -374,7 +376,8 @@ impl Drop for Scratch {
     }
 }
 
-/// The time at the beginning of a line of the log, `2026-11-22T00:22:19.149796Z`, in microseconds of its day.
+/// The time at the beginning of a log line, such as `2026-11-22T00:22:19.149796Z`, in microseconds
+/// of its day.
 fn time_of_day(line: &str) -> Option<u64> {
     let (_, time) = line
         .split_whitespace()
@@ -387,7 +390,7 @@ fn time_of_day(line: &str) -> Option<u64> {
     Some(((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + micros)
 }
 
-/// As the log writes it.
+/// A time of day in the log's format.
 fn clock(micros: u64) -> String {
     let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -399,21 +402,22 @@ fn micros_of_day(time: SystemTime) -> u64 {
     (since.as_micros() % DAY_MICROS) as u64
 }
 
-/// From one time of a day to a later one, which may be on the next.
+/// The time from one time of day to a later one, which may be on the next day.
 fn micros_between(from: u64, to: u64) -> u64 {
     let day = DAY_MICROS as u64;
     (to + day - from) % day
 }
 
 pub(crate) const SECONDS_DEFAULT: u64 = 300;
-/// As part of the tests.
+/// The duration as a part of the tests.
 pub(crate) const SECONDS_SHORT: u64 = 10;
 const LINKS: usize = 3;
 const DISKS: [&str; 4] = ["hold", "fail", "left", "right"];
 const PATH_KEYS: &str = "timeout=500ms,connect_timeout=500ms";
-/// From the loss of the last path to the error.
+/// The limit from the loss of the last path to the error.
 const FAILURE_MAX: Duration = Duration::from_millis(100);
-/// The same among other tests, where a thread may wait long for a processor: that it comes at all, and not by a time limit.
+/// The same limit beside other tests, where a thread may wait long for a processor. It is shorter
+/// than the paths' timeout, which must not be the cause of the error.
 const FAILURE_MAX_SHORT: Duration = Duration::from_millis(400);
 const STORM_MIN: Duration = Duration::from_secs(4);
 const STORM_MAX: Duration = Duration::from_secs(15);

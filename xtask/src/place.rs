@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 
 /// The directory of the workspace's `Cargo.toml`.
 pub(crate) fn root() -> PathBuf {
-    // The variable that cargo sets at run time: a checkout that was moved or copied is found where it is now.
+    // Cargo sets this variable at run time, so a checkout that was moved or copied is found where
+    // it is now.
     let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
     Path::new(&own)
         .parent()
@@ -33,7 +34,7 @@ pub(crate) fn cargo(words: &str) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.args(words.split_whitespace()).current_dir(root());
-    // Cargo passes these to what it runs; an inner cargo would take them for its own.
+    // Cargo sets these for what it runs; an inner cargo would mistake them for its own.
     for name in ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME"] {
         command.env_remove(name);
     }
@@ -46,7 +47,7 @@ pub(crate) fn has_cargo_command(name: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// The tool's path; the system's directories are searched even if the user's `PATH` omits them.
+/// The tool's path. The system's directories are searched even if the user's `PATH` omits them.
 pub(crate) fn find_tool(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = std::env::split_paths(&path);
@@ -56,7 +57,8 @@ pub(crate) fn find_tool(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Whether the source of the standard library is installed, from which the sanitizers' chores build it.
+/// Whether the source of the standard library is installed, from which the sanitizers' chores build
+/// it.
 pub(crate) fn rust_source_is_installed() -> bool {
     let output = Command::new("rustc")
         .args(["--print", "sysroot"])

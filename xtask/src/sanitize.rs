@@ -1,8 +1,8 @@
 //! Decides what runs under the compiler's sanitizers: the crates with threads or `unsafe`.
 //!
-//! The standard library is built with them, from source: ThreadSanitizer does not see the fences of the
-//! delivered library, and reports every `Arc` and every joined thread; suppressing those reports suppresses
-//! nearly everything.
+//! The standard library is built with them, from source: ThreadSanitizer does not see the fences of
+//! the delivered library, and reports every `Arc` and every joined thread. Suppressing those
+//! reports would suppress nearly everything.
 
 use anyhow::Result;
 
@@ -29,14 +29,15 @@ pub(crate) fn run(steps: &mut Steps, sanitizer: Sanitizer) -> Result<()> {
             install.args(["component", "add", "rust-src"]),
         )?;
     }
-    // A target is named so that the flags do not reach build scripts and procedural macros.
+    // With an explicit target, the flags do not apply to build scripts and procedural macros.
     let mut command = cargo(
         "test -Zbuild-std --target x86_64-unknown-linux-gnu --tests -p blkmq-sync -p blkmq-nbd -p blkmq-host -p blkmq-drivers -p blkmq-config -p blkmq-export",
     );
     command
-        // The flags are in the stable compiler, which hides them.
+        // The stable compiler accepts these flags only with this variable.
         .env("RUSTC_BOOTSTRAP", "1")
-        // Memory that is unmapped and mapped again is the same to a sanitizer that does not see the calls: rustix makes them itself.
+        // A sanitizer that does not see unmap and map calls takes the new memory for the old.
+        // rustix makes these calls itself, unless it uses libc.
         .env("RUSTFLAGS", format!("-Zsanitizer={name} --cfg=rustix_use_libc"))
         .env(
             "LSAN_OPTIONS",

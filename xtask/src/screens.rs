@@ -1,5 +1,5 @@
-//! Decides how the screens of `blkmq top` get into the documents: a daemon with tenants under load, a
-//! terminal of tmux, and the terminal's content.
+//! Decides how the screens of `blkmq top` get into the documents: a daemon with tenants under load,
+//! `blkmq top` in a terminal of tmux, and that terminal's content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,14 +66,14 @@ fn take(program: &Path) -> Result<Vec<Screen>> {
     let mut screens = Vec::new();
     for size in SIZES {
         terminal.resize(size)?;
-        // So that the history has something to show.
+        // Fills the history that a screen shows.
         thread::sleep(HISTORY);
         screens.push((size, terminal.screen()?));
     }
     Ok(screens)
 }
 
-/// A process that ends with this.
+/// A process; dropping this ends it.
 struct Running(Child);
 
 impl Running {
@@ -86,7 +86,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail where it has ended already, which is as good.
+        // Both fail if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -101,7 +101,7 @@ fn wait_for(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `blkmq top` in a terminal of a tmux of its own.
+/// `blkmq top` in a terminal of its own tmux.
 struct Terminal {
     dir: PathBuf,
 }
@@ -181,7 +181,8 @@ fn fill(text: &str, screens: &[Screen]) -> Result<String> {
     Ok(filled)
 }
 
-/// Two queues: a drive of about 20000 IOPS that four tenants share by weight, and a fast one without a scheduler.
+/// Two queues: a drive of about 20000 IOPS that four tenants share by weight, and a fast one
+/// without a scheduler.
 const CONFIG: &str = r#"
 [daemon]
 reactors = 1
@@ -254,7 +255,7 @@ const LOADS: [(&str, &str); 5] = [
         "--rw=randread --bs=4k --iodepth=1 --rate_iops=2000 --size=64M",
     ),
 ];
-/// A terminal as it always was, and a window on a wide screen.
+/// The traditional size of a terminal, and that of a window on a wide screen.
 const SIZES: [(u16, u16); 2] = [(80, 24), (140, 30)];
 const HISTORY: Duration = Duration::from_secs(12);
 const START_MAX: Duration = Duration::from_secs(10);

@@ -1,6 +1,6 @@
 //! Decides which programs of the system the tests use, and installs missing ones.
 //!
-//! No error here is fatal: a test whose tool is missing skips, and reports it.
+//! No error here is fatal: a test whose tool is missing is skipped and reports it.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,8 @@ use crate::place::find_tool;
 use crate::steps::{Steps, run_shown};
 
 /// # Errors
-/// None today: packages that cannot be installed are reported, and the tests that need them skip.
+/// None at present: packages that cannot be installed are reported, and the tests that need them
+/// are skipped.
 pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     let missing = missing_packages();
     if missing.is_empty() {

@@ -1,5 +1,5 @@
-//! Decides which daemons are besieged (`blkmq-siege`): the delivered one, whose tenant must not be disturbed,
-//! and mutants, each of which lacks only one of its limits and must be caught.
+//! Decides which daemons are besieged (`blkmq-siege`): the delivered one, whose tenant must not be
+//! disturbed, and mutants, each of which lacks only one of its limits and must be caught.
 
 use std::path::Path;
 use std::process::Command;
@@ -24,7 +24,8 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&st
             command.args(["--attack", attack]);
         }
         if seconds < SECONDS_JUDGED {
-            // So short a siege runs beside whatever else the machine does: times are shown.
+            // A siege this short runs beside other work of the machine, so latencies are only
+            // shown.
             command.arg("--lenient");
         }
         match verdict(skips::listed(&mut command)?)? {
@@ -46,7 +47,8 @@ pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> R
         "there is no such mutant; there are {names}"
     );
     let besieger = steps.program("blkmq-siege")?;
-    // Built as they are, and with nothing left out: what holds there and falls with a mutant was found by the siege.
+    // The same build without a mutant: what holds there and fails with a mutant was detected
+    // because of the mutant.
     let control = steps.time("build without a mutant", || mutant::build("none", true))?;
     for mutant in MUTANTS.iter().filter(is_wanted) {
         let Mutant { name, what, .. } = mutant;
@@ -77,21 +79,21 @@ pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> R
     Ok(())
 }
 
-/// What came of a siege.
+/// The result of a siege.
 enum Verdict {
     Held,
     Fell,
 }
 
-/// A daemon that lacks something.
+/// A daemon that lacks a limit.
 struct Mutant {
-    /// The code has it as `cfg!(blkmq_mutant = "NAME")`.
+    /// Its name in the code, in `cfg!(blkmq_mutant = "NAME")`.
     name: &'static str,
     what: &'static str,
-    /// Where it shows.
+    /// The attack and the setting that must detect it.
     attack: &'static str,
     setting: &'static str,
-    /// It shows in the tenant's times alone.
+    /// Only the tenant's latencies show it.
     is_slow: bool,
 }
 
@@ -104,7 +106,7 @@ fn besiege(besieger: &Path, program: &Path, seconds: u64, seed: u64) -> Command 
 
 fn verdict(command: &mut Command) -> Result<Verdict> {
     let status = command.status().context("starting the siege")?;
-    // As `blkmq-siege --help` has them.
+    // As documented by `blkmq-siege --help`.
     match status.code() {
         Some(0) => Ok(Verdict::Held),
         Some(3) => Ok(Verdict::Fell),
@@ -187,8 +189,8 @@ const MUTANTS: [Mutant; 10] = [
 pub(crate) const SECONDS_DEFAULT: u64 = 300;
 /// The time that CI can spare.
 pub(crate) const SECONDS_SHORT: u64 = 14;
-/// From here on each attack has the windows that a p99 takes.
+/// From this time on each attack has the windows that judging a p99 needs.
 const SECONDS_JUDGED: u64 = 150;
-/// Of one attack alone: three windows.
+/// For one attack: three windows.
 const SECONDS_OF_A_MUTANT: u64 = 12;
 pub(crate) const SEED_DEFAULT: u64 = 1;

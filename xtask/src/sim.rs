@@ -14,5 +14,5 @@ pub(crate) fn run(steps: &mut Steps, seeds: u64) -> Result<()> {
     steps.run(&format!("simulator, {seeds} seeds"), &mut command)
 }
 
-/// What CI runs; `cargo xtask sim` runs as many as it is told.
+/// What CI runs; `cargo xtask sim` has an option for the number.
 pub(crate) const SEEDS_SHORT: u64 = 500;

@@ -1,7 +1,8 @@
-//! Decides how skipped tests and steps are handled: each is listed, and in a strict run each must be allowed.
+//! Decides how skipped tests and steps are handled: each is listed, and in a strict run each must
+//! be allowed.
 //!
 //! Tests append to the list by `blkmq-skip`, whatever captures their output;
-//! [`steps`](crate::steps) keeps its own.
+//! [`steps`](crate::steps) has its own list.
 
 use std::path::PathBuf;
 use std::process::Command;

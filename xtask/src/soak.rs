@@ -1,5 +1,5 @@
-//! Decides what a long run repeats: the simulator and the property tests with new seeds each time, and the
-//! real clients against the daemon.
+//! Decides what a long run repeats: the simulator and the property tests with new seeds each time,
+//! and the real clients against the daemon.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::place::cargo;
 use crate::steps::Steps;
 use crate::test::PROPERTY_SEED;
 
-/// Repeats rounds until the time is up; a round that has begun is finished.
+/// Repeats rounds until the time is up; the last round is finished.
 ///
 /// # Errors
 /// The first step that fails.

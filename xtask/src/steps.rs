@@ -56,10 +56,11 @@ impl Steps {
         }
     }
 
-    /// The release build of one of the programs that the checks run, relative to its folder: `blkmq`, or `examples/NAME`.
+    /// The release build of one of the programs that the checks run, relative to its folder:
+    /// `blkmq`, or `examples/NAME`.
     ///
-    /// All of them are built together: separate builds would build the crates below again, with different
-    /// sets of their features.
+    /// All of them are built together: separate builds would build the crates that they share
+    /// again, with different features.
     ///
     /// # Errors
     /// If one of the programs cannot be built.
@@ -116,7 +117,7 @@ pub(crate) fn run_shown(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// The command as one would type it, with the variables it sets.
+/// The command as a user would type it, with the variables that it sets.
 fn show(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program())
         .file_name()

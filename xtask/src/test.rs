@@ -1,8 +1,8 @@
 //! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the
 //! test suite last.
 //!
-//! The suite comes last so that its own closing lines are the end of the whole run: the list of skipped tests
-//! precedes the documentation's tests, which cannot skip.
+//! The suite comes last so that its own closing lines are the end of the whole run: the list of
+//! skipped tests precedes the documentation's tests, which cannot skip.
 
 use anyhow::Result;
 
@@ -62,10 +62,10 @@ fn check_dependencies(steps: &mut Steps) -> Result<()> {
     }
 }
 
-/// The test suite; the end-to-end tests in it drive the release build of the command.
+/// Runs the test suite; its end-to-end tests drive the release build of the command.
 ///
-/// Property tests draw from one seed, so that a failure is of the change under test;
-/// [`soak`](crate::soak) draws new ones.
+/// Property tests use a fixed seed, so that a failure is due to the change under test;
+/// [`soak`](crate::soak) uses new ones.
 fn run_suite(steps: &mut Steps, skips: &skips::List, mode: skips::Mode) -> Result<()> {
     let command = steps.program("blkmq")?;
     steps.print_summary();
@@ -82,5 +82,5 @@ fn run_suite(steps: &mut Steps, skips: &skips::List, mode: skips::Mode) -> Resul
     tests.and(documentation).and(skipped)
 }
 
-/// What proptest reads its seed from.
+/// The variable from which proptest reads its seed.
 pub(crate) const PROPERTY_SEED: &str = "PROPTEST_RNG_SEED";

@@ -1,5 +1,5 @@
-//! Decides that a reader finds every document: each page is reached from the index, and no link
-//! leads nowhere.
+//! Decides that a reader finds every document: each page is reached from the index, and no link is
+//! broken.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -60,7 +60,7 @@ fn no_link_between_documents_leads_nowhere() {
     );
 }
 
-/// Every page to which links lead from here.
+/// Every page that is reached by links from `start`.
 fn reached_from(start: &str) -> BTreeSet<PathBuf> {
     let mut reached = BTreeSet::new();
     let mut waiting = vec![PathBuf::from(start)];
@@ -73,7 +73,7 @@ fn reached_from(start: &str) -> BTreeSet<PathBuf> {
     reached
 }
 
-/// The files to which a page's links lead, relative to the root.
+/// The files to which a page links, relative to the root.
 fn links(page: &Path) -> Vec<PathBuf> {
     let text =
         fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{}: {error}", page.display()));

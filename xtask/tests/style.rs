@@ -1,7 +1,8 @@
-//! Decides which habits of CONTRIBUTING.md are checked by a machine: the ones a reader would otherwise have to police.
+//! Decides which habits of CONTRIBUTING.md are checked by a machine and not by reviewers.
 //!
-//! The rules look at every file that git tracks or would track, line by line, with comments and string literals told
-//! apart well enough for this code base; what needs a real parser is left to clippy.
+//! The rules check every file that git tracks or would track, line by line. They tell comments and
+//! string literals apart well enough for this code base; what needs a real parser is left to
+//! clippy.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -129,7 +130,7 @@ fn the_rules_themselves_can_fail() {
     assert_eq!(code_of(r#"call("https://host") // why"#), r#"call("") "#);
 }
 
-/// Asserts that no rule was broken and prints every place where one was.
+/// Asserts that no rule was broken, and prints every place where one was.
 fn assert_none(broken: Vec<String>) {
     assert!(
         broken.is_empty(),
@@ -188,7 +189,8 @@ fn opens_unsafe(code: &str) -> bool {
     false
 }
 
-/// Whether a comment with `SAFETY:` ends at most three lines of code above, or stands on the line itself.
+/// Whether a comment with `SAFETY:` ends at most three lines of code above, or stands on the line
+/// itself.
 fn is_justified(lines: &[&str], index: usize) -> bool {
     if lines[index].contains("SAFETY:") {
         return true;
@@ -207,7 +209,7 @@ fn is_justified(lines: &[&str], index: usize) -> bool {
         .any(|line| line.contains("SAFETY:"))
 }
 
-/// Whether the function is a measurement that clippy has been told of, with a reason, in the attribute right above.
+/// Whether the attribute right above the function allows it in clippy, with a reason.
 fn is_excepted(lines: &[&str], index: usize) -> bool {
     let above = &lines[index.saturating_sub(6)..index];
     above.iter().any(|line| line.contains("clippy::disallowed_"))
@@ -262,7 +264,7 @@ fn tracked_files() -> Vec<Source> {
         String::from_utf8_lossy(&listed.stderr)
     );
     let paths = String::from_utf8(listed.stdout).expect("file names are UTF-8");
-    // Binary files, and those deleted but still tracked, have no text to judge.
+    // Binary files, and those deleted but still tracked, have no text to check.
     paths
         .lines()
         .filter_map(|path| {
@@ -305,5 +307,4 @@ const MACHINE_PATHS: [&str; 3] = [
     concat!("/ro", "ot/"),
     concat!("/ho", "me/"),
 ];
-/// `unsafe` is what these are for; everywhere else it lives in a file named `sys.rs`.
-const UNSAFE_CRATES: [&str; 3] = ["crates/blkmq-sync/", "crates/blkmq-capi/", "crates/blkmq-fio/"];
+/// Crates whose purpose needs `unsafe`; elsewhere it is only in files named `sys.rs`.

@@ -1,6 +1,6 @@
-//! Decides nothing: does as many I/Os in process as its second argument says, in the way that its
-//! first one names (see `blkmq_bench::engine::direct`), for `cargo xtask instructions`, which runs
-//! it twice under callgrind and divides the difference.
+//! Does as many I/Os in process as its second argument says, in the way that its first one names
+//! (see `blkmq_bench::engine::direct`). `cargo xtask instructions` runs it twice under callgrind
+//! and divides the difference.
 
 use anyhow::{Context, Result};
 use blkmq_bench::engine::direct;

@@ -1,5 +1,6 @@
-//! Decides nothing: `many_path N DISKS own|shared GROUPS ELEVATOR` does N reads on 20 of so many disks, in so many groups. Run it twice
-//! under callgrind, with another N, and divide the difference.
+//! Does N reads on 20 of many disks, in groups: `many_path N DISKS own|shared GROUPS ELEVATOR`. For
+//! the instructions of one read, run it twice under callgrind with different N, and divide the
+//! difference.
 
 use anyhow::{Context, Result};
 use blkmq_bench::engine::many::{self, Crowd};

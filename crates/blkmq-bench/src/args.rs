@@ -1,5 +1,5 @@
-//! Decides the command-line options that all benches share, and how long benches take.
-//! `engine` and `nbd` add their own options to these and pass the resulting [`Plan`] to `rounds`.
+//! Decides the command-line options that all benches share, and how long benches take. `engine` and
+//! `nbd` add their own options to these and pass the resulting [`Plan`] to `rounds`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -38,8 +38,8 @@ pub struct Plan {
 }
 
 impl BenchArgs {
-    /// Determines the times for `points` points (sides counted), each of which needs `set_up` before its load
-    /// can run.
+    /// Determines the times for `points` points (sides counted), each of which needs `set_up`
+    /// before its load can run.
     ///
     /// # Errors
     /// If a number from the user is out of range.

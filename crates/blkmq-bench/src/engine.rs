@@ -1,5 +1,5 @@
-//! Decides how the cost of an I/O in the engine itself is measured: load in process on attached threads,
-//! without a protocol or a hand-over; on a file, compared with fio's io_uring engine.
+//! Decides how the cost of an I/O in the engine itself is measured: load in process on attached
+//! threads, without a protocol or a hand-over; on a file, compared with fio's io_uring engine.
 
 pub mod direct;
 pub mod many;
@@ -37,14 +37,15 @@ pub struct EngineArgs {
     /// What all benches have.
     #[command(flatten)]
     pub common: BenchArgs,
-    /// What to run on: null, ram, file:PATH or an NBD URI; a file is also measured with fio, where that is installed, and
-    /// an NBD server with nbdcopy, if --rw is read
+    /// What to run on: null, ram, file:PATH or an NBD URI; a file is also measured with fio, where
+    /// that is installed, and an NBD server with nbdcopy, if --rw is read
     #[arg(long, value_name = "DEVICE", default_value = "null")]
     pub device: DeviceArg,
     /// Elevators to measure [default: all; on a file or an NBD server: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
     pub elevator: Vec<Kind>,
-    /// Submitters, a thread each [default: 1,2,8; on a file: 1; on an NBD server, a connection each: 1,4]
+    /// Submitters, a thread each [default: 1,2,8; on a file: 1; on an NBD server, a connection
+    /// each: 1,4]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub jobs: Vec<u32>,
     /// I/Os under way per submitter [default: 1,16,64,256,1024; on a file: 1,32; on an NBD server: 64]
@@ -59,7 +60,8 @@ pub struct EngineArgs {
     /// Allow writing to the file or server: what is there is lost
     #[arg(long)]
     pub overwrite: bool,
-    /// Give each submitter a disk and a group of its own, on the null drive: a scheduler then counts and shares by group
+    /// Give each submitter a disk and a group of its own, on the null drive: a scheduler then
+    /// counts and shares by group
     #[arg(long)]
     pub groups: bool,
     /// Another build of blkmq to compare with: it becomes the side `before`, this one `after`
@@ -103,7 +105,8 @@ impl Pattern {
 }
 
 impl EngineArgs {
-    /// Whether whole copies are timed, start and handshake with them: as `nbdcopy`, which can be timed in no other way.
+    /// Whether whole copies are timed, including start and handshake: `nbdcopy`, the other side,
+    /// can be timed in no other way.
     fn copies(&self) -> bool {
         matches!(self.device, DeviceArg::Nbd(_)) && self.rw == Pattern::Read
     }
@@ -221,7 +224,7 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
     points
 }
 
-/// The point's name; what is as always (4 KiB random reads) is not said.
+/// The point's name; the default, random reads of 4 KiB, is not part of it.
 fn case(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32) -> String {
     let mut case = format!("{}/{elevator}/jobs={jobs}/depth={depth}", args.device);
     if args.rw != Pattern::Randread {
@@ -251,7 +254,8 @@ fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan
         block_bytes: args.bs,
         depth,
         random: args.rw.is_random(),
-        // Two clock readings cost as much as an inline I/O; where a drive takes its time every I/O is timed.
+        // Two clock readings cost as much as an inline I/O, so few are timed there; elsewhere every
+        // one is.
         sample_every: if args.device.is_inline() {
             (64 / depth).max(1)
         } else {
@@ -303,7 +307,7 @@ pub(crate) fn load_attached(engine: Engine, job: Job, jobs: u32, plan: &Plan) ->
     })
 }
 
-/// The same I/O by fio's io_uring engine on the same file.
+/// Does the same I/O with fio's io_uring engine on the same file.
 fn measure_fio(args: &EngineArgs, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
     let DeviceArg::File(path) = &args.device else {
         unreachable!("fio is a side on files only");
@@ -344,7 +348,8 @@ fn about(args: &EngineArgs) -> About {
     }
 }
 
-/// What an elevator adds to the cost of an I/O, what more submitters make of one's throughput, and how fio compares.
+/// What an elevator adds to the cost of an I/O, how throughput grows with submitters, and how fio
+/// compares.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::new();
     let find = |case: &str, side: &str| rows.iter().find(|row| row.case == case && row.side == side);
@@ -399,6 +404,6 @@ fn block_size(word: &str) -> Result<u32, String> {
 const DEPTH_MAX: u32 = 1024;
 const JOBS_MAX: u32 = 64;
 const BLOCK_BYTES_MAX: u32 = 1 << 20;
-/// Starting and ending an engine.
+/// Time to start and end an engine.
 const SET_UP: Duration = Duration::from_millis(20);
 const SHUTDOWN_WITHIN: blkmq_core::time::Nanos = blkmq_core::time::Nanos::from_secs(10);

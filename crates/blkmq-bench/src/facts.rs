@@ -1,5 +1,5 @@
-//! Decides which circumstances a report states: host, kernel, commit, command, other load.
-//! A figure without these is not evidence; `report` writes them above every table and into every JSON file.
+//! Decides which circumstances a report states: host, kernel, commit, command, other load. A figure
+//! without these is not evidence; `report` writes them above every table and into every JSON file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,7 +17,7 @@ pub struct Host {
     pub cores: usize,
     /// Memory in MiB.
     pub memory_mib: u64,
-    /// Load average over one minute before the run; other load then distorts the figures.
+    /// Load average over one minute before the run; other load distorts the figures.
     pub load_before: f64,
     /// The same after the run; it includes the run itself.
     pub load_after: f64,
@@ -43,7 +43,8 @@ impl Host {
     }
 }
 
-/// The commit that this program was built from, as far as the work tree around it tells: `-dirty` if it has changes.
+/// The commit that this program was built from, as far as the work tree around it tells: `-dirty`
+/// if it has changes.
 pub(crate) fn commit() -> String {
     work_tree()
         .and_then(|tree| describe(&tree))

@@ -1,6 +1,6 @@
-//! Decides how the costs and benefits of sharing a drive are measured: tenants with weights on one drive,
-//! under each elevator and under caps; the figures are shares, latency of a light tenant, total throughput
-//! and reaction time.
+//! Decides how the costs and benefits of sharing a drive are measured: tenants with weights on one
+//! drive, under each elevator and under caps; the figures are shares, latency of a light tenant,
+//! total throughput and reaction time.
 
 mod cases;
 mod clients;
@@ -50,7 +50,8 @@ pub struct FairnessArgs {
     /// As clients see it: `blkmq serve` and an fio for each tenant, processes of their own, over NBD
     #[arg(long, conflicts_with = "file")]
     pub clients: bool,
-    /// Directory for the images of --clients; may be given again [default: the current one, and /dev/shm]
+    /// Directory for the images of --clients; may be given again [default: the current one, and
+    /// /dev/shm]
     #[arg(long, value_name = "DIR", requires = "clients")]
     pub dir: Vec<PathBuf>,
     /// Size of each image of --clients and --kernel, filled before
@@ -62,10 +63,12 @@ pub struct FairnessArgs {
     /// Beside the kernel's own schedulers, on a loop device over the same file; needs root
     #[arg(long)]
     pub kernel: bool,
-    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP],… as in 1:64:64k,2:4:64k:randwrite; may be given again
+    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP],… as in 1:64:64k,2:4:64k:randwrite;
+    /// may be given again
     #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
     case: Vec<Scene>,
-    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but bfq-target; of clients none, bfq]
+    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but
+    /// bfq-target; of clients none, bfq]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
     pub side: Vec<Side>,
     /// What the light tenant's I/O should take at most with bfq-target, in microseconds
@@ -87,7 +90,8 @@ pub struct FairnessArgs {
 pub enum Side {
     /// An elevator, or none.
     Elevator(Kind),
-    /// No elevator, and every tenant, the light one included, capped at its due part of the drive's capacity.
+    /// No elevator, and every tenant, the light one included, capped at its due part of the drive's
+    /// capacity.
     Caps,
     /// bfq with a latency target for the light tenant's group.
     Target,
@@ -96,11 +100,11 @@ pub enum Side {
 /// What a visit is compared with, from the same round.
 #[derive(Default)]
 struct Reference {
-    /// The victim by itself, by case.
+    /// Latency of the victim alone, by case.
     alone: RefCell<BTreeMap<String, Latency>>,
     /// Totals without an elevator, by case.
     none: RefCell<BTreeMap<String, Totals>>,
-    /// What is drawn of all visits.
+    /// The data for pictures of all visits.
     pictures: RefCell<Pictures>,
 }
 
@@ -121,7 +125,8 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     let file = args.file.clone().or(image);
     let kernel = kernel(args, file.as_deref());
     let ground = Ground {
-        // The dispatcher copies a file in memory: a second thread would have no work except to be woken.
+        // The dispatcher copies a file in memory: a second thread would only be woken, without
+        // work.
         reactors: args
             .reactors
             .unwrap_or(if images.is_some() { 1 } else { 2 })
@@ -142,7 +147,7 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
         common.seconds.get_or_insert(SECONDS_DEFAULT);
         common.rounds.get_or_insert(ROUNDS_DEFAULT);
     }
-    // Tenants run in for as long as they are measured, at most.
+    // The warm-up of tenants takes at most as long as their measurement.
     let visits = if common.quick {
         2 * points.len()
     } else {
@@ -178,7 +183,7 @@ fn kernel(args: &FairnessArgs, file: Option<&Path>) -> Option<Loop> {
     made.ok()
 }
 
-/// The cases that the user named, or those of the table that have the text of `--only` in their names.
+/// The cases that the user named, or those of the table whose names contain the text of `--only`.
 fn chosen(args: &FairnessArgs, table: Vec<Scene>) -> Result<Vec<Scene>> {
     let mut scenes = if args.case.is_empty() {
         table
@@ -194,7 +199,8 @@ fn chosen(args: &FairnessArgs, table: Vec<Scene>) -> Result<Vec<Scene>> {
     Ok(scenes)
 }
 
-/// The sides asked for, in the order in which they need each other: caps are set by what none did.
+/// The requested sides, ordered so that each follows those whose results it needs: `caps` follows
+/// `none`.
 fn sides(asked: &[Side], without_caps: bool) -> Vec<Side> {
     let elevators = Kind::ALL.into_iter().map(Side::Elevator);
     let mut all: Vec<Side> = elevators.collect();
@@ -277,7 +283,7 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
     })
 }
 
-/// The same scene under the kernel's scheduler of that name.
+/// Measures the same scene under the kernel's scheduler of that name.
 fn measure_kernel(
     scene: &Scene,
     kind: Kind,
@@ -309,7 +315,7 @@ fn measure_kernel(
     Ok(Sample { figures, ..total })
 }
 
-/// How the shares compare with what was due: over the whole, or after the scene's turn.
+/// How the shares compare with the dues: over the whole visit, or after the scene's change.
 fn shares(scene: &Scene, series: &Series, turned_at: Duration, plan: &Plan) -> Vec<(&'static str, f64)> {
     let due = scene.due(&scene.tree, &scene.crowd);
     let mut tree = scene.tree.clone();
@@ -344,7 +350,7 @@ fn shares(scene: &Scene, series: &Series, turned_at: Duration, plan: &Plan) -> V
 }
 
 impl Reference {
-    /// Notes what is drawn of a visit.
+    /// Records the data for the pictures of a visit.
     fn note(&self, scene: &Scene, side: &str, visit: &Visit) {
         let mut pictures = self.pictures.borrow_mut();
         if scene.victim.is_some() {
@@ -356,7 +362,7 @@ impl Reference {
         }
     }
 
-    /// Totals as parts of what the same case did without an elevator, in this round.
+    /// Totals as parts of those of the same case without an elevator, in this round.
     fn against_none(&self, case: &str, is_none: bool, totals: Totals) -> Vec<(&'static str, f64)> {
         let mut none = self.none.borrow_mut();
         if is_none {
@@ -369,7 +375,7 @@ impl Reference {
         ]
     }
 
-    /// The victim's latency as parts of what it was by itself, if there is a victim.
+    /// The victim's latency as a part of its latency alone, if there is a victim.
     fn against_alone(&self, case: &str, here: Latency) -> Vec<(&'static str, f64)> {
         let alone = self.alone.borrow();
         let Some(alone) = alone.get(case) else {
@@ -439,12 +445,12 @@ fn image_bytes(word: &str) -> Result<u64, String> {
         .ok_or_else(|| "must be a multiple of 16M, as in 1G".into())
 }
 
-/// Where files are in memory.
+/// A directory in memory.
 const MEMORY: &str = "/dev/shm";
-/// Room for some blocks of each of the most tenants that there can be.
+/// Holds some blocks of each tenant when there are as many as allowed.
 const IMAGE_BYTES_MIN: u64 = 16 << 20;
 const SECONDS_DEFAULT: f64 = 3.0;
 const ROUNDS_DEFAULT: u32 = 3;
 const SET_UP: Duration = Duration::from_millis(50);
-/// Shares are compared with the dues over any window of this length.
+/// Shares are compared with the dues over each window of this length.
 const SHARE_WINDOW: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
-//! Decides how fio is run as the other side of a comparison, and how its output is read.
-//! The engine bench runs its io_uring engine on the same file, the NBD bench its nbd engine on every server.
+//! Decides how fio is run as the other side of a comparison, and how its output is read. The engine
+//! bench runs its io_uring engine on the same file, the NBD bench its nbd engine on every server.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -23,16 +23,18 @@ pub(crate) fn is_installed() -> bool {
 /// Says whether fio was built with an engine, or can load it.
 pub(crate) fn has_engine(name: &str) -> bool {
     let answer = Command::new("fio").arg(format!("--enghelp={name}")).output();
-    // It ends well in any case.
+    // fio exits with success in any case.
     answer.is_ok_and(|output| {
         let said = [output.stdout, output.stderr].concat();
         !String::from_utf8_lossy(&said).contains("not ")
     })
 }
 
-/// Runs one job for `window` after `warm_up` and returns the results that fio reports, its CPU and switches included.
+/// Runs one job for `window` after `warm_up` and returns the results that fio reports, including
+/// its CPU time and context switches.
 ///
-/// `options` are fio's own, in an order that the caller chooses (its nbd engine must be named before its `--uri`).
+/// `options` are fio's own, in an order that the caller chooses (its nbd engine must be named
+/// before its `--uri`).
 ///
 /// # Errors
 /// If fio fails; the error contains its message.
@@ -40,7 +42,7 @@ pub(crate) fn run(options: &[String], warm_up: Duration, window: Duration) -> Re
     run_as(Command::new("fio"), options, warm_up, window)
 }
 
-/// As [`run`], by a command that becomes fio when fio's options are added.
+/// As [`run`], with a command that becomes fio when fio's options are added.
 ///
 /// # Errors
 /// As [`run`].
@@ -71,7 +73,7 @@ pub(crate) fn run_as(
         output.status,
         String::from_utf8_lossy(&output.stderr)
     );
-    // fio may print warnings before the document.
+    // fio may print warnings before the JSON document.
     let json = said.find('{').map(|start| &said[start..]);
     let document: Value =
         serde_json::from_str(json.context("fio printed no JSON")?).context("reading fio's JSON")?;

@@ -1,12 +1,13 @@
-//! Decides how latencies are counted: in fixed log-linear buckets, so that recording neither allocates nor
-//! branches much and two histograms add up exactly. Load generators record into it, `rounds` reads
-//! percentiles from it. It does not use `hdrhistogram`: counts are in one array of fixed size, which the
-//! request path needs, and cold paths use the same one so that there is one error of 1.6 % to explain.
+//! Decides how latencies are counted: in fixed log-linear buckets, so that recording neither
+//! allocates nor branches much and two histograms add up exactly. Load generators record into it,
+//! `rounds` reads percentiles from it. It does not use `hdrhistogram`: counts are in one array of
+//! fixed size, which the request path needs, and cold paths use the same one so that there is one
+//! error of 1.6 % to explain.
 
 /// Counts of durations in nanoseconds, each known to within 1.6 %.
 ///
-/// Every power of two is divided into 64 equal buckets; below 64 ns a bucket is 1 ns. Durations longer than
-/// 18 minutes count as 18 minutes.
+/// Every power of two is divided into 64 equal buckets; below 64 ns a bucket is 1 ns. Durations
+/// longer than 18 minutes count as 18 minutes.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -69,7 +70,8 @@ impl Histogram {
         self.max
     }
 
-    /// Returns the duration in nanoseconds that the share `quantile` (0 to 1) of all does not exceed; 0 if there is none.
+    /// Returns the duration in nanoseconds that the share `quantile` (0 to 1) of all does not
+    /// exceed; 0 if there is none.
     pub fn quantile(&self, quantile: f64) -> u64 {
         let wanted = ((self.total as f64 * quantile).ceil() as u64).max(1);
         let mut seen = 0;
@@ -89,7 +91,8 @@ impl Default for Histogram {
     }
 }
 
-/// The bucket of a duration: its exponent, then the six bits after its leading one. Below 2 * SUB it is the duration.
+/// The bucket of a duration: its exponent, then the six bits after its leading one. Below 2 * SUB
+/// it is the duration.
 #[inline]
 fn bucket_of(ns: u64) -> usize {
     let ns = ns.min(NS_MAX);

@@ -1,5 +1,5 @@
-//! Decides what a signal does to a bench: processes that it started end, files that it made are removed, and
-//! results so far are printed, but not written to files.
+//! Decides what a signal does to a bench: the processes that it started end, the files that it made
+//! are removed, and the results so far are printed, but not written to files.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,8 @@ use anyhow::{Result, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Lets the first SIGINT or SIGTERM end the bench at the next [`check`], and the second one the process.
+/// Makes the first SIGINT or SIGTERM end the bench at the next [`check`], and the second one end
+/// the process.
 ///
 /// # Errors
 /// If the system refuses the handler.
@@ -27,7 +28,7 @@ pub(crate) fn listen() -> Result<()> {
 /// # Errors
 /// If a signal has come.
 pub(crate) fn check() -> Result<()> {
-    // The flag says all there is to know.
+    // Relaxed: nothing is published with the flag.
     let is_asked = STOP.get().is_some_and(|stop| stop.load(Ordering::Relaxed));
     ensure!(!is_asked, "ended by a signal");
     Ok(())

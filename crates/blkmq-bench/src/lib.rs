@@ -1,9 +1,10 @@
-//! Decides how claims about speed are measured, so that anyone can measure them again: load, latency, CPU, comparison.
-//! The command `blkmq bench` calls [`engine::main`] and [`nbd::main`]; both report through [`report`].
+//! Decides how claims about speed are measured, so that anyone can measure them again: load,
+//! latency, CPU, comparison. The command `blkmq bench` calls [`engine::main`] and [`nbd::main`];
+//! both report through [`report`].
 //!
-//! Every bench has the same form: it names its points (`case`) and what is measured at them (`side`), visits
-//! all of them once per round, so that sides alternate and a drift of the machine affects all equally, and
-//! reports medians with spread.
+//! Every bench has the same form: it names its points (`case`) and what is measured at them
+//! (`side`), visits all of them once per round, so that sides alternate and a drift of the machine
+//! affects all equally, and reports medians with spread.
 
 pub mod args;
 pub mod doors;

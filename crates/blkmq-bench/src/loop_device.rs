@@ -1,5 +1,5 @@
-//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which is removed
-//! automatically. Needs root and losetup, and reports what is missing.
+//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which is
+//! removed automatically. Needs root and losetup, and reports what is missing.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// A loop device with direct I/O on a file. The kernel removes it when this is dropped and no other process
-/// has it open, or when this process ends.
+/// A loop device with direct I/O on a file. The kernel removes it when this is dropped and no other
+/// process has it open, or when this process ends.
 pub(crate) struct LoopDevice {
     device: String,
-    /// The last to close it removes the device.
+    /// The kernel removes the device at its last close.
     _open: File,
 }
 
@@ -25,7 +25,7 @@ impl LoopDevice {
         let options = ["-f", "--show", "--direct-io=on", "--sector-size", &sector, &image];
         let device = run("losetup", &options)?;
         let open = File::open(&device).with_context(|| format!("opening {device}"));
-        // While it is open, this makes it go away with the last close.
+        // While the device is open, this makes its last close remove it.
         run("losetup", &["-d", &device])?;
         let made = Self { _open: open?, device };
         ensure!(
@@ -41,7 +41,7 @@ impl LoopDevice {
         &self.device
     }
 
-    /// Sets one of the kernel's schedulers on it.
+    /// Chooses one of the kernel's schedulers for it.
     ///
     /// # Errors
     /// If the kernel does not offer it.
@@ -55,7 +55,7 @@ impl LoopDevice {
         self.write(SCHEDULER, scheduler)
     }
 
-    /// Sets one of its attributes in sysfs: `queue/rotational`.
+    /// Sets one of its attributes in sysfs, such as `queue/rotational`.
     ///
     /// # Errors
     /// The system's error.

@@ -1,5 +1,5 @@
-//! Decides the comparison of NBD servers: one lean client against our server and the installed peers, each
-//! with a null disk on a unix socket, in one run with alternating sides.
+//! Decides the comparison of NBD servers: one lean client against our server and the installed
+//! peers, each with a null disk on a unix socket, in one run with alternating sides.
 
 mod client;
 mod peers;
@@ -70,8 +70,8 @@ impl Replies {
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If an option is out of range, a server to be measured does not start or answers wrongly, or a file cannot
-/// be written.
+/// If an option is out of range, a server to be measured does not start or answers wrongly, or a
+/// file cannot be written.
 pub fn main(args: &NbdArgs) -> Result<()> {
     check(args)?;
     let sides = sides(args)?;
@@ -105,7 +105,7 @@ fn check(args: &NbdArgs) -> Result<()> {
     Ok(())
 }
 
-/// The sides: those that the user named, or all that are installed; omitted ones are named on stderr.
+/// The sides: those that the user named, or all that are installed. The others are named on stderr.
 fn sides(args: &NbdArgs) -> Result<Vec<Server>> {
     let mut servers = Vec::new();
     for side in Side::ALL {
@@ -149,7 +149,7 @@ fn points<'a>(args: &NbdArgs, sides: &'a [Server]) -> Result<Vec<Point<'a>>> {
     Ok(points)
 }
 
-/// Starts the server afresh, loads it with our client for the plan's window, and ends it.
+/// Starts the server, loads it with our client for the plan's window, and ends it.
 fn measure(server: &Server, conns: usize, depth: usize, style: HeaderStyle, plan: &Plan) -> Result<Sample> {
     let running = server.start()?;
     let window = Window::new(1);
@@ -161,7 +161,7 @@ fn measure(server: &Server, conns: usize, depth: usize, style: HeaderStyle, plan
             Ok([Usage::of(running.pid())?, Usage::of_this_process()?])
         });
         let latency = generator.join().expect("the load generator does not panic");
-        // The generator's error says more than the window's.
+        // The generator's error is more precise than the window's.
         let latency = latency.with_context(|| running.last_words())?;
         let measured = measured?;
         Ok(Sample {
@@ -183,7 +183,7 @@ fn measure_with_fio(server: &Server, depth: u32, plan: &Plan) -> Result<Sample> 
         peers::EXPORT,
         running.place().display()
     );
-    // The engine's option exists only once the engine is named.
+    // fio accepts an engine's option only after the engine's name.
     let options = [
         "--ioengine=nbd".into(),
         format!("--uri={uri}"),
@@ -223,7 +223,7 @@ fn about(args: &NbdArgs, sides: &[Server]) -> About {
     }
 }
 
-/// One line per case: ours against the peer with the most IOPS there.
+/// One line per case: ours against the peer with the most IOPS in that case.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::new();
     for ours in rows
@@ -252,7 +252,7 @@ fn summary(rows: &[Row]) -> String {
 const BLOCK_BYTES: u32 = 4096;
 const DEPTH_MAX: u32 = 1024;
 const CONNS_MAX: u32 = 64;
-/// Starting and ending a server.
+/// Time to start and end a server.
 const SET_UP: Duration = Duration::from_millis(120);
 
 #[cfg(test)]

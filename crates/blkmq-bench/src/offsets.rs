@@ -1,5 +1,5 @@
-//! Decides the next I/O's offset: random or sequential. Load generators call it once per I/O, so it costs
-//! about a nanosecond.
+//! Decides the next I/O's offset: random or sequential. Load generators call it once per I/O, so it
+//! costs about a nanosecond.
 
 /// A stream of offsets on a disk, each a whole number of blocks.
 #[derive(Clone, Debug)]
@@ -11,14 +11,15 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// Makes offsets for a disk of `size` bytes and I/Os of `block_bytes`. Equal seeds give equal streams.
+    /// Makes offsets for a disk of `size` bytes and I/Os of `block_bytes`. Equal seeds give equal
+    /// streams.
     ///
     /// # Panics
     /// If the disk is smaller than one block.
     pub(crate) fn new(size: u64, block_bytes: u64, random: bool, seed: u64) -> Self {
         let blocks = size / block_bytes;
         assert!(blocks > 0, "a disk of {size} bytes has no block of {block_bytes}");
-        // A multiplication spreads small seeds; the generator must not start at zero.
+        // The multiplication spreads small seeds; the state must not be zero.
         let state = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Self {
             blocks,
@@ -35,7 +36,8 @@ impl Offsets {
             self.state ^= self.state << 13;
             self.state ^= self.state >> 7;
             self.state ^= self.state << 17;
-            // The upper half of the product: the state scaled to the number of blocks, without a division.
+            // The upper half of the product scales the state to the number of blocks without a
+            // division.
             let block = (u128::from(self.state) * u128::from(self.blocks)) >> 64;
             block as u64 * self.block_bytes
         } else {

@@ -1,5 +1,6 @@
-//! Decides how a queue with a null drive is loaded from reactors of its own: a service on each keeps its I/Os
-//! in flight. Used by `stats`, `single-dispatch` and `run-queue`; each sets its queue's configuration.
+//! Decides how a queue with a null drive is loaded from reactors: a service on each keeps its I/Os
+//! in flight. Used by `stats`, `single-dispatch` and `run-queue`; each sets its queue's
+//! configuration.
 
 mod load;
 
@@ -48,7 +49,7 @@ pub(crate) fn check_load(all_jobs: &[u32], depth: u32) -> Result<()> {
     Ok(())
 }
 
-/// The null drive of `--drive KEY=VALUE,…`; without keys the default.
+/// The null drive of `--drive KEY=VALUE,…`; without keys `default`.
 ///
 /// # Errors
 /// Names the invalid key or value.
@@ -67,8 +68,8 @@ pub(crate) fn drive(keys: Option<&str>, default: NullConfig) -> Result<NullConfi
     Ok(drive)
 }
 
-/// Loads a queue with a null drive, whose configuration `set` completes, for the plan's window. Also returns
-/// how many runs of hardware contexts were queued meanwhile.
+/// Loads a queue with a null drive, whose configuration `set` completes, for the plan's window.
+/// Also returns how many runs of hardware contexts were queued meanwhile.
 ///
 /// # Errors
 /// If the engine does not start, or an I/O fails.
@@ -89,7 +90,7 @@ pub(crate) fn measure(
     }
     drop(latencies);
     let control = engine.control();
-    // At the beginning of the window and at its end.
+    // Read at the beginning and the end of the window.
     let schedules = RefCell::new(Vec::with_capacity(2));
     let measured = window.measure(plan, || {
         let events = control.event_stats(disk.queue);

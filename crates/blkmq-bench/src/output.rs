@@ -1,4 +1,5 @@
-//! Decides where the result of a bench goes: its table to stdout, and JSON and a picture to the requested files.
+//! Decides where the result of a bench goes: its table to stdout, and JSON and a picture to the
+//! requested files.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +20,7 @@ impl Report {
         self.finish_with(&table, rows, args)
     }
 
-    /// The same with a table of the bench's own.
+    /// The same with the bench's own table.
     ///
     /// # Errors
     /// If a file cannot be written.

@@ -1,5 +1,5 @@
-//! Decides how curves look in a picture: panels below each other, each with its axes and one line for each
-//! curve. The caller maps values onto the axes; for example, it takes logarithms before.
+//! Decides how curves look in a picture: panels below each other, each with its axes and one line
+//! for each curve. The caller transforms values to the axes, for example by taking logarithms.
 
 use std::fmt::Write;
 
@@ -22,7 +22,7 @@ pub(crate) struct Axis {
 
 /// A line through points.
 pub(crate) struct Curve {
-    /// Shown once, with its colour, if it is not empty.
+    /// Shown once in the legend, with its colour, unless it is empty.
     pub(crate) name: String,
     pub(crate) colour: usize,
     pub(crate) is_dashed: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Curve {
 }
 
 impl Axis {
-    /// Where a value lies, from 0 to 1.
+    /// The position of a value on the axis, from 0 to 1.
     fn part(&self, value: f64) -> f64 {
         ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
@@ -85,7 +85,7 @@ impl Panel {
         }
     }
 
-    /// Grid lines with their names.
+    /// Grid lines with their labels.
     fn draw_axes(&self, svg: &mut String, top: usize) {
         for (value, name) in &self.x.ticks {
             let (x, _) = self.place((*value, self.y.low), top);
@@ -145,7 +145,7 @@ mod tests {
             }],
         };
         let svg = draw("t", &[panel]);
-        // The ends, the middle, and what is beyond the axes at their ends.
+        // The ends, the middle, and values beyond the axes, which are drawn at the ends.
         assert!(
             svg.contains("points=\"80.0,280.0 390.0,170.0 700.0,60.0\""),
             "{svg}"

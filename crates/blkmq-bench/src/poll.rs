@@ -1,5 +1,6 @@
-//! Decides how ways to wait for a device are compared: one thread, a modelled device in process, and for each
-//! way the I/Os, the latency and the processor time, compared with the least that is possible on this host.
+//! Decides how ways to wait for a device are compared: one thread, a modelled device in process,
+//! and for each way the I/Os, the latency and the processor time, compared with the least that is
+//! possible on this host.
 
 mod limit;
 mod modelled;
@@ -28,7 +29,7 @@ use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 use crate::usage::Usage;
 
-/// Compare ways to wait for a device: block, look, sleep for half of its time, sleep as predicted
+/// Compare ways to wait for a device: block, poll, sleep for half of its time, sleep as predicted
 #[derive(clap::Args, Clone, Debug)]
 pub struct PollArgs {
     /// What all benches have.
@@ -106,9 +107,9 @@ fn points(cases: &[(ModelledDevice, u32)]) -> Vec<Point<'_>> {
     points
 }
 
-/// Starts an engine on a device, loads it from this thread, and measures.
+/// Starts an engine on a device, loads it from this thread, and measures it.
 fn measure(device: ModelledDevice, depth: u32, times: Times, side: Side, plan: &Plan) -> Result<Sample> {
-    // In the same visit as what is compared with it: a host wakes differently from minute to minute.
+    // Measured in the same visit, because a host's wake-up times change from minute to minute.
     let host = sleep::measure_host(HOST_SLEEPS).context("measuring how late this host wakes a sleeper")?;
     let engine = start(device, side)?;
     let attached = engine.attach()?;
@@ -186,7 +187,7 @@ struct Load {
     latencies: Histogram,
 }
 
-/// What has been used and done so far.
+/// The usage and the counts so far.
 struct Reading {
     at: Instant,
     usage: Usage,
@@ -208,7 +209,7 @@ impl Load {
         }
     }
 
-    /// Reads for `time`, and until no read is in flight.
+    /// Reads for `time`, and then until no read is in flight.
     fn run(&mut self, time: Duration) -> Result<()> {
         let end = self.attached.now() + Nanos(time.as_nanos() as u64);
         let mut out = Vec::with_capacity(self.depth as usize);
@@ -255,7 +256,8 @@ impl Load {
         Ok(Reading {
             at: self.attached.now(),
             usage: Usage {
-                // To the nanosecond, unlike procfs, which is up to a tick old for a running thread.
+                // Exact to the nanosecond, unlike procfs, which is up to a tick behind for a
+                // running thread.
                 cpu_ns: time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64,
                 ..Usage::of_this_process()?
             },
@@ -278,7 +280,7 @@ fn about() -> About {
     }
 }
 
-/// Each side against classic polling, and the published figures beside.
+/// Each side compared with classic polling, and the published figures.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::from(
         "\nIOPS, and p99, in percent of classic's; processor time in percent of a core; slept for, and of these overslept, in percent.\n\
@@ -320,10 +322,11 @@ Compare columns, not tables: other hosts wake in 1 to 3 µs.
 const DEPTH_MAX: u32 = 256;
 const DEVICE_MAX_US: u64 = 10_000;
 const DISK_BYTES: u64 = 1 << 40;
-/// Sleeps that tell how late this host wakes, before each visit.
+/// Sleeps before each visit that measure how late this host wakes a thread.
 const HOST_SLEEPS: u32 = 200;
-/// Those, starting and ending an engine, and learning.
+/// Time for these sleeps, for starting and ending an engine, and for learning.
 const SET_UP: Duration = Duration::from_millis(145);
-/// Every side has its estimate before it is measured: half of the mean needs a window of 100 ms that is full.
+/// Every side has its estimate before it is measured: sleeping for half of the mean needs a full
+/// window of 100 ms.
 const LEARNING: Duration = Duration::from_millis(120);
 const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);

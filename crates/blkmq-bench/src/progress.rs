@@ -1,6 +1,6 @@
-//! Decides the progress display of a long run: which point is being measured and how much time is left, on
-//! stderr. It does not use `indicatif`: a line per step reads the same in a terminal and in a log, and no
-//! thread draws during measurements.
+//! Decides the progress display of a long run: which point is being measured and how much time is
+//! left, on stderr. It does not use `indicatif`: a line per step reads the same in a terminal and
+//! in a log, and no thread draws during measurements.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -26,14 +26,15 @@ impl Progress {
         }
     }
 
-    /// Shows that the next step begins. A terminal shows every one in place, a log gets a line every ten seconds.
+    /// Shows that the next step begins. A terminal shows every step on one line, a log gets a line
+    /// every ten seconds.
     pub(crate) fn step(&mut self, what: &str, round: u32, rounds: u32) {
         let left = self.left();
         self.done += 1;
         let (done, total) = (self.done, self.total);
         if self.terminal {
             let line = format!("[{done}/{total}] round {round}/{rounds}  {what}{left}");
-            // Without a terminal's width a long line would wrap and leave its first half behind.
+            // Wider than the terminal, the line would wrap, and its first half would remain.
             let line: String = line.chars().take(LINE_CHARS_MAX).collect();
             eprint!("\r\x1b[2K{line}");
             let _ = std::io::stderr().flush();
@@ -50,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// How long the rest takes at the present pace; empty before there is a pace.
+    /// The remaining time at the present pace; empty before there is a pace.
     fn left(&self) -> String {
         if self.done == 0 {
             return String::new();

@@ -1,6 +1,6 @@
-//! Decides how recorded I/O is replayed: a trace by blktrace or `blkmq trace`, or an I/O log of fio, on any
-//! disks, at its own speed or another. The command opens the disks and calls [`run`], or [`simulate`], which
-//! needs none.
+//! Decides how recorded I/O is replayed: a trace by blktrace or `blkmq trace`, or an I/O log of
+//! fio, on any disks, at its own speed or another. The command opens the disks and calls [`run`],
+//! or [`simulate`], which needs no disks.
 
 mod device_model;
 mod player;
@@ -29,7 +29,7 @@ use crate::table::align;
 pub struct ReplayArgs {
     /// The recording: an I/O log of fio's, or what stands before .blktrace.0
     pub recording: PathBuf,
-    /// So many times as fast as it was recorded, such as 2 or 0.5, or max: without its pauses
+    /// How many times as fast as it was recorded, such as 2 or 0.5, or max: without its pauses
     #[arg(long, value_name = "TIMES", default_value = "1")]
     speed: Speed,
     /// I/Os under way at most; more wait
@@ -43,13 +43,14 @@ pub struct ReplayArgs {
 /// Play in virtual time
 #[derive(clap::Args, Clone, Debug)]
 pub struct SimulateArgs {
-    /// Play in virtual time on a modelled drive instead: flash or rotating, with keys, such as flash,read=60us,units=8
+    /// Play in virtual time on a modelled drive instead: flash or rotating, with keys, such as
+    /// flash,read=60us,units=8
     #[arg(long, value_name = "MODEL", conflicts_with_all = ["disk", "group", "config"])]
     simulate: Option<DeviceModel>,
     /// The scheduler of the modelled drive
     #[arg(long, value_name = "NAME", default_value = "none", requires = "simulate", value_parser = scheduler)]
     sched: Kind,
-    /// What the model's chance begins with: the same number, the same figures
+    /// Seed of the model: equal seeds give equal figures
     #[arg(long, value_name = "N", default_value_t = 1, requires = "simulate")]
     seed: u64,
 }
@@ -73,8 +74,8 @@ impl FromStr for Speed {
     }
 }
 
-/// Replays a recording on the disks of an engine, and prints the result. The recording's devices are mapped
-/// to the disks of these names, in the order of both; one name is for all devices.
+/// Replays a recording on the disks of an engine, and prints the result. The recording's devices
+/// are mapped to the disks of these names, in the order of both; one name is for all devices.
 ///
 /// # Errors
 /// If there is no such recording, it does not fit the disks, or the engine cannot start.
@@ -90,7 +91,7 @@ pub fn run(args: &ReplayArgs, engine: EngineConfig, names: &[String]) -> Result<
     tell(args, &outcome, "s")
 }
 
-/// Replays a recording in virtual time, if a modelled drive is requested. Says whether it was.
+/// Replays a recording in virtual time, if a modelled drive is requested. Returns whether it did.
 ///
 /// # Errors
 /// If there is no such recording, or its devices do not fit on a drive.
@@ -110,7 +111,7 @@ pub fn simulate(args: &ReplayArgs, simulate: &SimulateArgs) -> Result<bool> {
     Ok(true)
 }
 
-/// Prints what came of it.
+/// Prints the result.
 fn tell(args: &ReplayArgs, outcome: &Outcome, unit: &str) -> Result<()> {
     let text = match args.json {
         true => format!("{:#}\n", as_json(outcome)),
@@ -143,7 +144,7 @@ fn choose(recording: &Recording, names: &[String], engine: &Engine) -> Result<Ve
     Ok(disks)
 }
 
-/// Sees to it that every I/O can be done.
+/// Checks that the disks can do every I/O.
 fn check(recording: &Recording, disks: &[Disk]) -> Result<()> {
     for io in &recording.ios {
         let disk = &disks[io.device as usize];
@@ -214,6 +215,7 @@ fn as_json(outcome: &Outcome) -> Value {
     all
 }
 
-/// Bytes of one I/O, which has to be in memory for as many as are under way.
+/// The largest I/O, in bytes. It must fit in memory; of those above 1 MiB one at a time is under
+/// way.
 const LEN_MAX: u64 = 64 << 20;
 const SHUTDOWN_LIMIT: Nanos = Nanos::from_secs(30);

@@ -1,5 +1,5 @@
-//! Decides what the result of a bench is: rows, with where and how they were measured. `output` writes it;
-//! docs/benchmarks/README.md documents its JSON.
+//! Decides what the result of a bench is: rows, with where and how they were measured. `output`
+//! writes it; docs/benchmarks/README.md documents its JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,10 +29,11 @@ pub struct Row {
     pub cpu_ns_per_io: f64,
     /// Context switches per I/O of the measured side.
     pub ctx_per_io: f64,
-    /// The same time of the load generator, if it is another process than the measured side.
+    /// The same time of the load generator, if it is a process of its own.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub client_cpu_ns_per_io: Option<f64>,
-    /// Figures of this bench only, medians over the rounds, by the names that the bench's page explains.
+    /// Figures of this bench only, medians over the rounds, by the names that the bench's page
+    /// explains.
     #[serde(flatten)]
     pub figures: BTreeMap<String, f64>,
     /// I/Os per second of each round, in the order measured.
@@ -47,8 +48,8 @@ impl Row {
         (low.min(high), high)
     }
 
-    /// Compares the I/Os per second of this side with another's of the same case, round by round: a temporary
-    /// slowdown of the machine affected both.
+    /// Compares the I/Os per second of this side with another's of the same case, round by round: a
+    /// temporary slowdown of the machine affected both.
     pub fn against(&self, other: &Self) -> Ratio {
         Ratio::of(&self.rounds, &other.rounds)
     }
@@ -115,14 +116,15 @@ pub struct About {
     pub setting: Vec<String>,
 }
 
-/// Prints a text, of which the reader may read only a part: `blkmq bench engine | head` is no failure.
+/// Prints a text. A reader that stops reading, as in `blkmq bench engine | head`, is no failure.
 pub(crate) fn say(text: &str) {
     use std::io::Write;
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
 impl Report {
-    /// Starts a report: collects facts about the machine and prints the question, the setting and the circumstances.
+    /// Starts a report: collects facts about the machine and prints the question, the setting and
+    /// the circumstances.
     pub fn start(bench: &str, about: About, plan: &Plan) -> Self {
         let report = Self {
             bench: bench.into(),

@@ -1,8 +1,8 @@
 //! Decides the order in which points are visited and how the visits are evaluated: medians and spread.
 //! `engine` and `nbd` make the points; `report` prints the rows.
 //!
-//! One round visits every point once, the sides of a case one after the other. So sides alternate (A B A B),
-//! and disturbances of the machine affect all of them.
+//! One round visits every point once, the sides of a case one after the other. So sides alternate
+//! (A B A B), and disturbances of the machine affect all of them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub struct Point<'a> {
     pub case: String,
     /// Name of the side: `ours`, or a peer.
     pub side: String,
-    /// Sets up, loads, measures for the plan's window, tears down.
+    /// Sets up, runs the load, measures for the plan's window, tears down.
     pub measure: Measure<'a>,
 }
 
@@ -78,7 +78,8 @@ pub type Measure<'a> = Box<dyn FnMut(&Plan) -> Result<Sample> + 'a>;
 /// Visits every point in every round and returns a row for each, in the order of `points`.
 ///
 /// # Errors
-/// If a visit fails or ends no I/O; the error names the case and the side. Results until then are printed.
+/// If a visit fails or completes no I/O; the error names the case and the side. The results so far
+/// are printed.
 pub fn run(plan: &Plan, points: &mut [Point<'_>]) -> Result<Vec<Row>> {
     let mut samples: Vec<Vec<Sample>> = points.iter().map(|_| Vec::new()).collect();
     let ended = visit_all(plan, points, &mut samples);
@@ -105,7 +106,8 @@ fn visit_all(plan: &Plan, points: &mut [Point<'_>], samples: &mut [Vec<Sample>])
             let what = format!("{} {}", point.case, point.side);
             progress.step(&what, round, plan.rounds);
             let sample = (point.measure)(plan);
-            // What a visit says that lost its processes by the signal is of no interest.
+            // After a signal, the visit's own error, caused by the end of its processes, is of no
+            // interest.
             interrupt::check()?;
             let sample = sample.with_context(|| what.clone())?;
             ensure!(
@@ -157,7 +159,7 @@ fn figures(samples: &[Sample]) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// The median; of an even number the mean of the middle two; 0 of none.
+/// The median; of an even number of values the mean of the middle two; of none 0.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

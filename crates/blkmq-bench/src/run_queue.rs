@@ -1,6 +1,6 @@
-//! Decides how run-queue work is measured: a drive whose hardware contexts share their tags, loaded beyond
-//! its limit, where the end of a request runs every context again (as in the past), every context that is not
-//! queued already, or those that wait.
+//! Decides how run-queue work is measured: on a drive whose hardware contexts share their tags,
+//! loaded beyond its limit. The end of a request runs every context again (as in the past), every
+//! context that is not queued already, or those that wait.
 
 use std::fmt::Write;
 use std::hint::black_box;
@@ -16,7 +16,8 @@ use crate::on_null::{self, Jobs, check_load};
 use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 
-/// Measure run-queue work: contexts run once and only where they wait, against all of them at each completion
+/// Measure run-queue work: contexts run once and only where they wait, against all of them at each
+/// completion
 #[derive(clap::Args, Clone, Debug)]
 pub struct RunQueueArgs {
     /// What all benches have.
@@ -31,8 +32,8 @@ pub struct RunQueueArgs {
     /// Tags that all hardware contexts share
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub tags: u32,
-    /// The null drive, by keys of its driver (docs/drivers/null.md), such as bandwidth=1G [default: a drive that completes when
-    /// it is next looked at]
+    /// The null drive, by keys of its driver (docs/drivers/null.md), such as bandwidth=1G [default:
+    /// a drive that completes when it is next looked at]
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub drive: Option<String>,
 }
@@ -125,7 +126,7 @@ fn about(args: &RunQueueArgs) -> About {
     }
 }
 
-/// The sides against each other, and the published figures beside ours.
+/// The sides compared with each other, and the published figures next to ours.
 fn summary(rows: &[Row], args: &RunQueueArgs) -> String {
     let mut lines = String::from(
         "\nThousand IOPS. Published: Li 2019, eight jobs of 4 KiB random reads on a disk in memory.\n\
@@ -153,7 +154,7 @@ fn summary(rows: &[Row], args: &RunQueueArgs) -> String {
     lines
 }
 
-/// What it costs to ask for a run that is queued already, by the ways there are to ask.
+/// The cost of requesting a run that is queued already, for each way to request it.
 fn cost_of_redundant_runs() -> String {
     let work = RunWork::new();
     let _ = work.run();
@@ -182,7 +183,7 @@ const SIDES: [(&str, Rerun); 3] = [
     ("marked", Rerun::EveryMarked),
     ("after", Rerun::Waiting),
 ];
-/// Depth of each job; thousand IOPS before and after.
+/// Depth of each job, and thousands of IOPS before and after.
 const PUBLISHED: [(u32, [f64; 2]); 4] = [
     (16, [190.0, 190.0]),
     (64, [235.0, 240.0]),
@@ -191,8 +192,8 @@ const PUBLISHED: [(u32, [f64; 2]); 4] = [
 ];
 const DEPTH_MAX: u32 = 4096;
 const REDUNDANT_RUNS: u32 = 100_000;
-/// The fastest one counts: the others were interrupted.
+/// Only the fastest round counts, since the others were interrupted.
 const REDUNDANT_ROUNDS: u32 = 20;
 const TAGS_MAX: u32 = 65_536;
-/// Starting and ending an engine.
+/// Time to start and end an engine.
 const SET_UP: Duration = Duration::from_millis(40);

@@ -1,5 +1,5 @@
-//! Decides how the growth with the number of submitters is shown: in the simulator's CPU model, since two
-//! cores cannot show 64.
+//! Decides how the growth with the number of submitters is shown: in the simulator's CPU model,
+//! since two cores cannot show 64.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ pub fn main(args: &ScaleArgs) -> Result<()> {
     Ok(())
 }
 
-/// How submitters wait at a busy elevator.
+/// How submitters wait for a busy elevator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Lock,
@@ -66,7 +66,7 @@ impl Side {
         }
     }
 
-    /// Whether there is something to measure: without an elevator no submitters meet.
+    /// Whether this point can be measured: without an elevator submitters do not meet.
     fn fits(self, kind: Kind, submitters: usize) -> bool {
         match self {
             Self::Lock => kind != Kind::None,

@@ -1,5 +1,6 @@
-//! Decides how a server is run as a process of its own: started on a unix socket or at a file, waited for
-//! until it serves there, and ended in all cases. `nbd` compares servers, `fairness` runs tenants on ours.
+//! Decides how a server is run as a process of its own: started on a unix socket or at a file,
+//! waited for until it serves there, and ended in all cases. `nbd` compares servers, `fairness`
+//! runs tenants on ours.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -21,19 +22,19 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts a command that becomes an NBD server on `socket`, and waits until it greets a client. `dir` is
-    /// its own, and is removed with it.
+    /// Starts a command that becomes an NBD server on `socket`, and waits until it greets a client.
+    /// The server owns `dir`, which is removed with it.
     ///
     /// # Errors
-    /// If it ends, or does not serve within a minute; the error contains its message.
+    /// If it ends, or does not serve within a minute; the error contains its output.
     pub(crate) fn start(command: Command, dir: Scratch, socket: PathBuf) -> Result<Self> {
         Self::start_until(command, dir, socket, greets)
     }
 
-    /// The same with a server that serves at `place` once `is_served` says so.
+    /// The same with a server at `place` that serves once `is_served` is true.
     ///
     /// # Errors
-    /// If it ends, or does not serve within a minute; the error contains its message.
+    /// If it ends, or does not serve within a minute; the error contains its output.
     pub(crate) fn start_until(
         mut command: Command,
         dir: Scratch,
@@ -67,7 +68,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Its output on stderr, for an error about it.
+    /// Its output on stderr, for an error message.
     pub(crate) fn last_words(&self) -> String {
         let said = fs::read_to_string(self.dir.join("stderr")).unwrap_or_default();
         match said.trim() {
@@ -94,8 +95,8 @@ impl Running {
     }
 }
 
-/// Whether an NBD server at `socket` greets. One that only listens does not: `qemu-nbd` opens its image later,
-/// and may yet fail.
+/// Whether an NBD server at `socket` greets. A server that listens may not: `qemu-nbd` opens its
+/// image later, and may fail to.
 fn greets(socket: &Path) -> bool {
     let Ok(mut client) = UnixStream::connect(socket) else {
         return false;
@@ -108,7 +109,7 @@ fn greets(socket: &Path) -> bool {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Asked first, so that it drains and takes its socket away; forced if it does not hear.
+        // SIGTERM first, so that it drains and removes its socket; it is killed if it does not end.
         if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
             let _ = kill_process(pid, Signal::TERM);
         }
@@ -128,13 +129,13 @@ impl Drop for Running {
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes it, below the directory for temporary files.
+    /// Makes a directory below the directory for temporary files.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the directory cannot be made.
     pub(crate) fn make() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        // Only the numbers must differ; nothing is published with them.
+        // Relaxed: the numbers must only differ, and nothing is published with them.
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("blkmq-bench-{}-{number}", std::process::id()));
         fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
@@ -155,9 +156,10 @@ impl Drop for Scratch {
 
 /// Each NBD server's first bytes.
 const GREETING: &[u8; 8] = b"NBDMAGIC";
-/// A server that opens its image meanwhile is asked again after this time.
+/// How long to wait for the greeting: a server may listen and still be opening its image. Then it
+/// is asked again.
 const GREET_WITHIN: Duration = Duration::from_secs(1);
-/// A disk in a Ceph cluster may wait for the lock of a server before.
+/// A server of a disk in a Ceph cluster may have to wait for another's lock.
 const SERVE_WITHIN: Duration = Duration::from_secs(60);
-/// A killed server keeps such a lock.
+/// A killed server leaves such a lock behind, so it has time to end.
 const END_WITHIN: Duration = Duration::from_secs(10);

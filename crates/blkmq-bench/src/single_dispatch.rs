@@ -1,6 +1,6 @@
-//! Decides how the single dispatcher is measured: compared with every hardware context dispatching for
-//! itself, as Linux did it, and with a single hardware queue; on a null drive in process, and in virtual time
-//! on a disk with seeks. `dbench` does it with the tool of the published measurement.
+//! Decides how the single dispatcher is measured: compared with every hardware context dispatching
+//! for itself, as Linux did, and with a single hardware queue; on a null drive in process, and in
+//! virtual time on a disk with seeks. `dbench` does it with the tool of the published measurement.
 
 pub mod dbench;
 mod disk;
@@ -21,7 +21,8 @@ use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Latency, Point, Sample};
 use crate::usage::Usage;
 
-/// Measure one dispatcher for a scheduler, against every hardware context and against a single hardware queue
+/// Measure one dispatcher for a scheduler, against every hardware context and against a single
+/// hardware queue
 #[derive(clap::Args, Clone, Debug)]
 pub struct SingleDispatchArgs {
     /// What all benches have.
@@ -36,11 +37,12 @@ pub struct SingleDispatchArgs {
     /// I/Os under way on the null drive, over all submitters
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub depth: u32,
-    /// Clients of the modelled disk; 0 for none [default: 1,2,4,8,16,32,64,512; with --quick without 512]
+    /// Clients of the modelled disk; 0 for none [default: 1,2,4,8,16,32,64,512; with --quick
+    /// without 512]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub clients: Vec<usize>,
-    /// Measure with dbench instead, on XFS on the modelled disk in real time, beside the kernel's scheduler; needs root [default: clients 1
-    /// to 64, bfq, 3 rounds]
+    /// Measure with dbench instead, on XFS on the modelled disk in real time, beside the kernel's
+    /// scheduler; needs root [default: clients 1 to 64, bfq, 3 rounds]
     #[arg(long)]
     pub dbench: bool,
     /// Sides to measure with dbench [default: all]
@@ -139,7 +141,8 @@ fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Re
     let measured = on_null::measure(load, NullConfig::bare(), plan, |queue| {
         queue.elevator = elevator;
         match side {
-            // Without SCSI below, `bfq` alone asked for all contexts: whenever the drive had become empty, as this one is after each request.
+            // Except on SCSI, only `bfq` ran all contexts: whenever the drive had become empty, as
+            // this one does after each request.
             Side::Before if elevator == Kind::Bfq => queue.dispatch = Dispatch::EveryContext,
             Side::Before => queue.dispatch = Dispatch::OwnContext,
             Side::SingleQueue | Side::SingleDirect => queue.hctxs = Some(1),
@@ -192,7 +195,7 @@ fn about(args: &SingleDispatchArgs) -> About {
     }
 }
 
-/// What more submitters make of one's throughput.
+/// How throughput grows with submitters.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::new();
     for row in rows.iter().filter(|row| row.case.starts_with("null/")) {
@@ -213,7 +216,7 @@ fn summary(rows: &[Row]) -> String {
     lines
 }
 
-/// The published times beside ours.
+/// The published times next to ours.
 fn published(rows: &[Row], args: &SingleDispatchArgs) -> String {
     let mut lines = String::new();
     for elevator in args.elevator.iter().filter(|_| !args.clients.is_empty()) {
@@ -254,7 +257,7 @@ fn theirs(clients: usize) -> String {
     }
 }
 
-/// Finds an elevator by its name; `none` is none.
+/// Finds an elevator by its name; `none` stands for no elevator.
 pub(crate) fn scheduler(name: &str) -> Result<Kind, String> {
     let kinds = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::None);
     let names = || kinds().map(Kind::name).collect::<Vec<_>>().join(", ");
@@ -263,7 +266,8 @@ pub(crate) fn scheduler(name: &str) -> Result<Kind, String> {
         .ok_or_else(|| format!("must be one of {}", names()))
 }
 
-/// The sides that are measured and not modelled: a driver belongs to a thread, so there is no handing over that takes no time.
+/// The sides that are measured and not modelled. On a real reactor a hand-over always takes time,
+/// since a driver belongs to a thread.
 const ON_NULL: [Side; 3] = [Side::Before, Side::SingleQueue, Side::After];
 /// Clients, and the seconds of multi-queue, single-queue and patched.
 const PUBLISHED: [(usize, [f64; 3]); 8] = [
@@ -278,7 +282,7 @@ const PUBLISHED: [(usize, [f64; 3]); 8] = [
 ];
 const CLIENTS_MAX: usize = 512;
 const CLIENTS_QUICK: usize = 64;
-/// Starting and ending an engine.
+/// Time to start and end an engine.
 const SET_UP: Duration = Duration::from_millis(40);
 
 #[cfg(test)]

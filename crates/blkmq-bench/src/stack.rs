@@ -1,6 +1,6 @@
-//! Decides how stacking is measured: a null drive by itself, and the same behind multipath: as in the past
-//! (over a worker thread), with each of the three fixes by itself, and with all of them; and the same below a
-//! mapped disk.
+//! Decides how stacking is measured: a null drive alone, and the same behind multipath: as in the
+//! past (over a worker thread), with each of the three fixes alone, and with all of them; and the
+//! same below a mapped disk.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use crate::on_null;
 use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 
-/// Measure request-based multipath: inline, against insertion, completion and queue runs over a worker thread
+/// Measure request-based multipath: inline, against insertion, completion and queue runs over a
+/// worker thread
 #[derive(clap::Args, Clone, Debug)]
 pub struct StackArgs {
     /// What all benches have.
@@ -43,7 +44,8 @@ pub struct StackArgs {
     /// I/Os under way from each submitter
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub depth: u32,
-    /// The null drive, by keys of its driver (docs/drivers/null.md), such as completion=deferred [default: it completes inline]
+    /// The null drive, by keys of its driver (docs/drivers/null.md), such as completion=deferred
+    /// [default: it completes inline]
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub drive: Option<String>,
 }
@@ -53,7 +55,7 @@ pub struct StackArgs {
 pub enum Side {
     /// The null drive alone.
     Raw,
-    /// Multipath; these parts of a request's way go over the worker.
+    /// Multipath; these steps of a request go over the worker.
     Stacked(&'static str, Detours),
     /// A mapped disk over two halves of the null drive's.
     Mapped(&'static str, MapKind),
@@ -126,7 +128,7 @@ fn points<'a>(args: &'a StackArgs, drive: &'a NullConfig) -> Vec<Point<'a>> {
     points
 }
 
-/// The sides of the case with mapped disks: all of them if nothing in particular is asked for.
+/// The sides of the case with mapped disks: all of them unless some are requested.
 fn mapped_sides(args: &StackArgs) -> Vec<Side> {
     let asks_for_paths = !args.paths.is_empty() || !args.selector.is_empty();
     match args.side[..] {
@@ -152,7 +154,7 @@ fn sides(args: &StackArgs, paths: u32, selector: Selector) -> Vec<Side> {
     match args.side[..] {
         [] if paths == PATHS_SHOWN && selector == Selector::RoundRobin => SIDES.to_vec(),
         [] => vec![SIDES[0], SIDES[SIDES.len() - 1]],
-        // They have a case of their own.
+        // Mapped sides have their own case.
         _ if args.side.iter().any(|side| side.is_mapped()) => Vec::new(),
         _ => args.side.clone(),
     }
@@ -195,7 +197,7 @@ fn open(
     selector: Selector,
     side: Side,
 ) -> Result<Arc<dyn Device>> {
-    // One tag more than the queue has is the probes'.
+    // The probes use one tag in addition to the queue's.
     let depth = args.depth.max(TAGS_MIN) + 1;
     let null = || -> Result<Arc<dyn Device>> {
         let config = NullConfig {
@@ -239,7 +241,7 @@ fn about(args: &StackArgs) -> About {
     }
 }
 
-/// The sides as parts of raw, and the published figures beside ours.
+/// The sides as parts of raw, and the published figures next to ours.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::from(
         "\nPublished: Snitzer 2016, thousand IOPS over a null device: raw 1950, before 950 (49 %), after 1350 (69 %); context switches in all \
@@ -297,7 +299,7 @@ const SIDES: [Side; 6] = [
     ),
     Side::Stacked("after", NO_DETOURS),
 ];
-/// The sides of the case with mapped disks, the raw one first.
+/// The sides of the case with mapped disks; the raw one is first.
 const MAPPED: [Side; 3] = [
     Side::Raw,
     Side::Mapped("linear", MapKind::Linear),
@@ -310,11 +312,11 @@ const NO_DETOURS: Detours = Detours {
     run: false,
 };
 const PATHS: [u32; 4] = [1, 2, 4, 8];
-/// With this many paths every selector and every side is shown.
+/// The number of paths with which every selector and side is measured by default.
 const PATHS_SHOWN: u32 = 4;
 const PATHS_MAX: u32 = 32;
 const JOBS_MAX: u32 = 64;
 const DEPTH_MAX: u32 = 1024;
 const TAGS_MIN: u32 = 128;
-/// Starting and ending an engine.
+/// Time to start and end an engine.
 const SET_UP: Duration = Duration::from_millis(40);

@@ -1,6 +1,7 @@
-//! Decides how the cost of a scheduler's statistics is measured: kept under the gate, as in schedulers that
-//! have a lock, with a clock reading for each update or with the batch's time; kept outside by each reactor;
-//! and not at all. On a null drive in process, so that nothing else takes time.
+//! Decides how the cost of a scheduler's statistics is measured: kept under the gate, as in
+//! schedulers with a lock, with a clock reading for each update or with the batch's time; kept
+//! outside by each reactor; and off. It runs on a null drive in process, so that nothing else takes
+//! time.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -95,7 +96,7 @@ fn about(args: &StatsArgs) -> About {
     }
 }
 
-/// The sides against each other, and the published figures beside ours.
+/// The sides compared with each other, and the published figures next to ours.
 fn summary(rows: &[Row], args: &StatsArgs) -> String {
     let mut lines = String::from(
         "\nThousand IOPS. Linux: Valente and Miccio 2017, BFQ, 8 threads of random I/O, null device without latency.\n\
@@ -145,7 +146,7 @@ const SIDES: [(&str, StatsMode); 4] = [
     ("after", StatsMode::Outside),
     ("off", StatsMode::Off),
 ];
-/// It did nothing that would be our `before`.
+/// The published comparison has nothing like our `before`.
 const LINUX: [f64; 4] = [250e3, f64::NAN, 310e3, 400e3];
-/// Starting and ending an engine.
+/// Time to start and end an engine.
 const SET_UP: Duration = Duration::from_millis(40);

@@ -1,6 +1,6 @@
-//! Decides how a report looks as a picture: a bar per row on one scale, whiskers from the slowest to the
-//! fastest round, latency and CPU as text next to it. It does not use `plotters`: bars with text are text and
-//! rectangles, and none of its axes would be used.
+//! Decides how a report looks as a picture: a bar per row on one scale, whiskers from the slowest
+//! to the fastest round, latency and CPU as text next to it. It does not use `plotters`: bars with
+//! text are only text and rectangles, and need none of its axes.
 
 use std::fmt::Write;
 
@@ -56,7 +56,7 @@ impl Scale {
     }
 }
 
-/// The next of 1, 2, 2.5, 5 times a power of ten.
+/// The smallest 1, 2, 2.5 or 5 times a power of ten that is not less than `at_least`.
 fn round_step(at_least: f64) -> f64 {
     let power = 10f64.powf(at_least.max(1e-9).log10().floor());
     [1.0, 2.0, 2.5, 5.0, 10.0]
@@ -80,7 +80,7 @@ fn heading(svg: &mut String, report: &Report, sides: &[&str]) {
     }
 }
 
-/// Grid lines with their numbers.
+/// Grid lines with their labels.
 fn axis(svg: &mut String, scale: &Scale, height: usize) {
     for step in 0..=scale.steps {
         let iops = scale.step * step as f64;
@@ -169,7 +169,7 @@ pub(crate) fn text(svg: &mut String, x: usize, y: usize, fill: &str, anchor: &st
     );
 }
 
-/// The sides in the order of their first appearance: their colours.
+/// The sides in the order of their first appearance, which chooses their colours.
 fn sides(rows: &[Row]) -> Vec<&str> {
     let mut sides: Vec<&str> = Vec::new();
     for row in rows {
@@ -198,7 +198,8 @@ pub(crate) fn colour(index: usize) -> &'static str {
     COLOURS[index % COLOURS.len()]
 }
 
-/// Told apart by people with any colour vision (after Okabe and Ito), pale enough for a black whisker.
+/// Colours that people with any colour vision can distinguish (after Okabe and Ito), pale enough
+/// for a black whisker.
 const COLOURS: [&str; 6] = ["#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#999999"];
 const WIDTH: usize = 1160;
 const LEFT_EDGE: usize = 16;
@@ -242,7 +243,7 @@ mod tests {
             },
         };
         let svg = draw(&report);
-        // Background, two colours in the legend, three bars.
+        // The background, two colours in the legend, and three bars.
         assert_eq!(svg.matches("<rect").count(), 1 + 2 + 3);
         assert!(svg.contains("a&lt;b") && svg.contains("ours &amp; theirs?"));
         assert!(svg.ends_with("</svg>\n"));

@@ -1,5 +1,5 @@
-//! Decides who may lend a load generator's buffers to the engine: only [`Buffers`], which frees no lent memory.
-//! All other `unsafe` of this crate is in `doors/fuse/sys`.
+//! Decides who may lend a load generator's buffers to the engine: only [`Buffers`], which frees no
+//! lent memory. All other `unsafe` of this crate is in `doors/fuse/sys`.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -9,7 +9,8 @@ use std::mem::MaybeUninit;
 use blkio::{Blkioq, Completion};
 use blkmq_core::bio::{Bio, Data, Lent};
 
-/// Waits until `count_min` requests of a queue have ended, and returns as many of them as there is room for.
+/// Waits until `count_min` requests of a queue have ended, and returns as many of them as fit in
+/// `room`.
 pub(crate) fn completions<'a>(
     queue: &mut Blkioq,
     room: &'a mut [MaybeUninit<Completion>],
@@ -25,7 +26,7 @@ pub(crate) struct Buffers {
     start: NonNull<u8>,
     layout: Layout,
     each: u32,
-    /// Buffers that no bio has.
+    /// Buffers that are not lent.
     free: Vec<u32>,
 }
 
@@ -68,8 +69,8 @@ impl Buffers {
         let index = self.free.pop().expect("a buffer for every bio under way");
         // SAFETY: the index is below the number of buffers, so the result lies in the allocation.
         let start = unsafe { self.start.add(index as usize * self.each as usize) };
-        // SAFETY: the buffer is in no other bio, nobody reads or writes it but the engine, and it is not freed before
-        // `take_back` had it: `drop` leaks what is still lent.
+        // SAFETY: the buffer is in no other bio, only the engine reads or writes it, and it is not
+        // freed before `take_back` receives it: `drop` leaks what is still lent.
         Data::Flat(unsafe { Lent::new(start, bytes) })
     }
 
@@ -92,7 +93,7 @@ impl Drop for Buffers {
     }
 }
 
-/// What any block device's direct I/O is content with.
+/// An alignment that every block device's direct I/O accepts.
 const ALIGNMENT: usize = 4096;
 
 #[cfg(test)]

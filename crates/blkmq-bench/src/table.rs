@@ -1,12 +1,13 @@
-//! Decides how rows look on a terminal: one line each, columns aligned, numbers with their significant
-//! digits. It does not use `comfy-table`: padding takes ten lines, and borders, wrapping and terminal widths
-//! would disturb `awk` and reports that are pasted into a document.
+//! Decides how rows look on a terminal: one line each, columns aligned, numbers with their
+//! significant digits. It does not use `comfy-table`: padding takes ten lines, and borders,
+//! wrapping and terminal widths would disturb `awk` and reports that are pasted into a document.
 
 use std::collections::BTreeSet;
 
 use crate::report::Row;
 
-/// Draws the table, one line per row, under a heading; with one more column for each of the bench's own figures.
+/// Draws the table, one line per row, under a heading; each of the bench's own figures has one more
+/// column.
 pub(crate) fn draw(rows: &[Row]) -> String {
     let figures: BTreeSet<&String> = rows.iter().flat_map(|row| row.figures.keys()).collect();
     let headings = HEADINGS.iter().map(|heading| (*heading).to_owned());
@@ -22,7 +23,8 @@ pub(crate) fn draw(rows: &[Row]) -> String {
     align(&lines, 2)
 }
 
-/// Aligns the cells of lines that all have the same number: the first columns, names, to the left, numbers to the right.
+/// Aligns the cells of lines of equal length: the first columns, names, to the left, numbers to the
+/// right.
 pub(crate) fn align(lines: &[Vec<String>], names: usize) -> String {
     let widths: Vec<usize> = (0..lines[0].len())
         .map(|column| lines.iter().map(|line| line[column].chars().count()).max())
@@ -83,7 +85,7 @@ pub(crate) fn nanos(ns: f64) -> String {
     format!("{} {unit}", digits(scaled))
 }
 
-/// The I/Os per second that one core busy all the time would do.
+/// The I/Os per second that one core would do if it were busy all the time.
 fn per_core(cpu_ns_per_io: f64) -> String {
     if cpu_ns_per_io > 0.0 {
         count(1e9 / cpu_ns_per_io)
@@ -92,7 +94,7 @@ fn per_core(cpu_ns_per_io: f64) -> String {
     }
 }
 
-/// Context switches per I/O: from many to one in millions.
+/// Context switches per I/O, which range from many to one in millions.
 fn share(ratio: f64) -> String {
     match ratio {
         0.0 => "0".into(),

@@ -1,5 +1,5 @@
-//! Decides the comparison of NBD by TLS with NBD without, and of our server with nbdkit and qemu-nbd:
-//! certificates of both sides are checked everywhere, all use our client in a process of its own (`blkmq
+//! Decides the comparison of NBD with TLS and without, and of our server with nbdkit and qemu-nbd:
+//! everywhere both sides check certificates, the client is ours in a process of its own (`blkmq
 //! bench engine`), and the disks hold noise.
 
 mod servers;
@@ -103,11 +103,11 @@ fn measure(server: &Server, rw: Pattern, (bs, depth): Size, plan: &Plan) -> Resu
         before: None,
     };
     let program = std::env::current_exe().context("finding this program")?;
-    // nbdkit has threads for each connection, which end with it.
+    // nbdkit has threads for each connection, which end when it closes.
     let before = Usage::of_with_ended_threads(server.pid())?;
     let sample = engine::before::measure(&program, &args, Kind::None, 1, depth, plan)?;
     let used = Usage::of_with_ended_threads(server.pid())? - before;
-    // The client warms up before its window, and the server with it.
+    // The client warms up before its window, so a part of the server's usage is warm-up.
     let part = plan.window.as_secs_f64() / (plan.window + plan.warm_up).as_secs_f64();
     let of_window = |all: u64| (all as f64 * part) as u64;
     Ok(Sample {
@@ -131,7 +131,8 @@ fn about() -> About {
     }
 }
 
-/// What TLS leaves of each side's throughput, and how ours compares with the others' by TLS.
+/// The part of each side's throughput that remains with TLS, and how ours compares with the others
+/// with TLS.
 fn summary(rows: &[Row]) -> String {
     let mut lines = String::new();
     let find = |case: &str, side: &str| rows.iter().find(|row| row.case == case && row.side == side);
@@ -157,7 +158,7 @@ fn summary(rows: &[Row]) -> String {
     lines
 }
 
-/// What is asked: small and large, one and several.
+/// Block sizes and depths: small and large, one and several.
 const SIZES: [Size; 3] = [(4096, 1), (4096, 32), (256 << 10, 8)];
-/// Starting a server and filling its disk.
+/// Time to start a server and fill its disk.
 const SET_UP: Duration = Duration::from_millis(600);

@@ -1,5 +1,6 @@
-//! Decides how the CPU time and the context switches of a process are read: per thread from procfs, in nanoseconds.
-//! `rounds` takes the difference over a window; the engine bench reads this process, the NBD bench the server's.
+//! Decides how the CPU time and the context switches of a process are read: per thread from procfs,
+//! in nanoseconds. `rounds` takes the difference over a window; the engine bench reads this
+//! process, the NBD bench the server's.
 
 use std::fs;
 use std::ops::{AddAssign, Sub};
@@ -33,7 +34,8 @@ impl Usage {
         of_thread(Path::new("/proc/thread-self"))
     }
 
-    /// Reads the CPU time of all descendants of this process that have been waited for: in ticks of 10 ms.
+    /// Reads the CPU time of all descendants of this process that have been waited for: in ticks of
+    /// 10 ms.
     ///
     /// # Errors
     /// If procfs is missing or unlike Linux's.
@@ -41,8 +43,8 @@ impl Usage {
         Self::of_stat("/proc/self/stat", CHILDREN)
     }
 
-    /// Reads the CPU time of process `pid`, including threads that have ended: in ticks of 10 ms, and without
-    /// context switches.
+    /// Reads the CPU time of process `pid`, including threads that have ended: in ticks of 10 ms,
+    /// and without context switches.
     ///
     /// # Errors
     /// If the process is gone or procfs is not readable.
@@ -69,7 +71,7 @@ impl Usage {
         let mut sum = Self::default();
         let mut found = 0;
         for entry in fs::read_dir(&tasks).with_context(|| format!("reading {tasks}"))? {
-            // A thread may end between its listing and its reading: then it counts for nothing.
+            // A thread that ends between its listing and its reading is not counted.
             if let Ok(thread) = of_thread(&entry?.path()) {
                 sum.cpu_ns += thread.cpu_ns;
                 sum.switches += thread.switches;
@@ -108,8 +110,9 @@ fn of_thread(task: &Path) -> Result<Usage> {
     })
 }
 
-/// User and system time of the process, the 14th and 15th field of its line, and of its children that have ended, the 16th and 17th:
-/// counted from behind the name, which may hold anything.
+/// The index of the user and system time of the process, the 14th and 15th field of its line, and
+/// of its ended children, the 16th and 17th. Fields are counted from the end of the name, which may
+/// contain anything.
 const OWN: usize = 11;
 const CHILDREN: usize = 13;
 
@@ -160,7 +163,8 @@ mod tests {
         let before = Usage::of_this_process().unwrap();
         let start = std::time::Instant::now();
         let mut used = Usage::default();
-        // The kernel notes a running thread's time at its ticks; on a busy machine this one may have to wait for a CPU.
+        // The kernel updates a running thread's time at its ticks; on a busy machine this thread
+        // may have to wait for a CPU.
         while used.cpu_ns == 0 {
             assert!(start.elapsed().as_secs() < 20, "work left no trace");
             used = Usage::of_this_process().unwrap() - before;

@@ -1,5 +1,6 @@
-//! Decides when a load is measured: generators run freely and publish how many I/Os have ended; one coordinator lets them
-//! warm up, reads counters and usage at both ends of the window, and stops them. Used by `engine` and `nbd`.
+//! Decides when a load is measured: generators run freely and publish how many I/Os have ended. One
+//! coordinator lets them warm up, reads counters and usage at both ends of the window, and stops
+//! them. Used by `engine` and `nbd`.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,7 +28,8 @@ pub(crate) enum Phase {
     Stop,
 }
 
-/// I/Os ended at one generator; a cache line of its own (two: the neighbour is fetched along), so that publishing it is a plain store.
+/// I/Os ended at one generator. It has two cache lines of its own, since the neighbouring line is
+/// fetched along, so that publishing it is a plain store.
 #[repr(align(128))]
 #[derive(Default)]
 struct Counter(AtomicU64);
@@ -59,7 +61,7 @@ impl Window {
     /// Returns what a generator must do now. Called once per batch.
     #[inline]
     pub(crate) fn phase(&self) -> Phase {
-        // Nothing is published along with the phase, so no ordering is needed.
+        // Relaxed: nothing is published with the phase.
         match self.phase.load(Ordering::Relaxed) {
             WARM_UP => Phase::WarmUp,
             MEASURE => Phase::Measure,
@@ -70,7 +72,7 @@ impl Window {
     /// Publishes how many I/Os have ended at `generator` since its start.
     #[inline]
     pub(crate) fn publish(&self, generator: usize, ended: u64) {
-        // A count stands for itself; the coordinator reads it with the same ordering.
+        // Relaxed: nothing is published with a count.
         self.ended[generator].0.store(ended, Ordering::Relaxed);
     }
 
@@ -129,7 +131,7 @@ impl Window {
 const WARM_UP: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
-/// How long a failure may go unnoticed; each look disturbs the measured cores for a moment.
+/// How long a failure may go unnoticed; each check disturbs the measured cores for a moment.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

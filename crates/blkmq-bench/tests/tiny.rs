@@ -1,5 +1,5 @@
-//! Every bench in its tiny mode, so that none rots: real servers, real engine, real files, a few milliseconds each. It
-//! asserts what a report says, never how fast anything was.
+//! Runs every bench in its tiny mode, so that none rots: real servers, a real engine, real files, a
+//! few milliseconds each. It asserts what a report contains, never how fast anything was.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -88,7 +88,7 @@ fn the_fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
         let report = read(&json);
         let rows = report["rows"].as_array().expect("rows");
         let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
-        // On one modelled drive or on each.
+        // One or several modelled drives, each with all sides.
         for sides in sides.chunks(5) {
             assert_eq!(sides, ["none", "caps", "mq-deadline", "kyber", "bfq"]);
         }
@@ -426,7 +426,8 @@ fn whole_copies_from_an_nbd_server_count_the_processor_time_of_threads_that_have
     let rows = report["rows"].as_array().expect("rows");
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str().unwrap()).collect();
     assert_eq!(sides, ["ours", "nbdcopy"]);
-    // To receive 256 KiB takes a thread longer than this anywhere; the start of an engine, over a thousand I/Os, does not.
+    // A thread takes longer than this to receive 256 KiB on any machine; starting the engine,
+    // divided over a thousand I/Os, takes less.
     let cpu_ns = rows[0]["cpu_ns_per_io"].as_f64().expect("a number");
     assert!(is_positive(&rows[0]["iops"]) && cpu_ns > 5000.0, "{}", rows[0]);
     let _ = (std::fs::remove_file(json), std::fs::remove_file(socket));
@@ -503,13 +504,14 @@ fn the_nbd_bench_measures_every_peer_that_is_installed() {
     }
 }
 
-/// Whether the file can be opened for I/O that passes the page cache, which is the whole point on a file.
+/// Whether the file supports direct I/O, without which the bench on a file is pointless.
 fn has_direct_io(file: &Path) -> bool {
     use rustix::fs::{Mode, OFlags};
     rustix::fs::open(file, OFlags::RDWR | OFlags::DIRECT, Mode::empty()).is_ok()
 }
 
-/// Context switches are counted for the whole process: who sleeps thousands of times does not do it beside who asserts how few there are.
+/// Context switches are counted for the whole process, so a test that sleeps thousands of times
+/// must not run beside one that asserts how few there are.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -534,5 +536,5 @@ fn is_positive(value: &Value) -> bool {
     value.as_f64().is_some_and(|number| number > 0.0)
 }
 
-/// Long enough for every thread to get its turn on a busy machine.
+/// Long enough for every thread to run on a busy machine.
 const TINY: &str = "--seconds 0.1 --rounds 2";

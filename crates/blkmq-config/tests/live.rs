@@ -1,4 +1,4 @@
-//! Configured disks that join an engine while it runs, and leave it.
+//! Tests that configured disks can be added to a running engine and removed from it.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use blkmq_host::{Engine, EngineConfig};
 
 const LONG: Nanos = Nanos::from_secs(20);
 
-/// A directory for images, removed at the end.
+/// A directory for images, which is removed when this is dropped.
 struct Images(PathBuf);
 
 impl Images {
@@ -18,7 +18,8 @@ impl Images {
         Self(dir)
     }
 
-    /// A configuration with these disks, FILE standing for a file of the disk's name, and these groups.
+    /// A configuration with these disks, in which FILE stands for a file with the disk's name, and
+    /// these groups.
     fn config(&self, disks: &[&str], groups: &[&str]) -> Config {
         let disks = disks.iter().map(|text| {
             let name = text.split(',').next().unwrap().strip_prefix("name=").unwrap();
@@ -75,12 +76,12 @@ fn files_of_one_filesystem_join_its_queue_with_their_groups_and_leave_it() {
     assert_eq!(control.group(queue, "/customers").unwrap().weight, 300);
     assert!(!control.group(queue, "/customers/b").unwrap().caps.is_none());
 
-    // A queue has the groups of its disks alone, also where others are configured.
+    // A queue has only the groups of its disks, even if others are configured.
     live::remove_disk(&control, "b", LONG).unwrap();
     assert_eq!(control.groups(queue).len(), 2, "the root and a's");
     assert_eq!(engine.disks().len(), 1);
 
-    // The last one takes the queue along; a new one begins with what is configured.
+    // The last disk takes the queue with it; a new queue has the configured groups.
     live::remove_disk(&control, "a", LONG).unwrap();
     assert_eq!(queues(&engine), [""; 0]);
     let again = images.config(&["name=c,FILE,sched=mq-deadline"], &["/c,weight=7"]);

@@ -1,4 +1,5 @@
-//! What I/O other than reads and writes counts as for the caps of its group, with a driver that the test answers by hand.
+//! Tests what I/O other than reads and writes costs in the caps of its group, with a driver that
+//! the test controls.
 
 mod common;
 
@@ -25,7 +26,7 @@ fn bench(kind: Kind, reactors: u16, caps: Caps, limits: Limits) -> (Bench, Group
     (Bench::new(config), group)
 }
 
-/// Carries everything out that is issued, until nothing is left. Returns how long it took.
+/// Completes everything that is issued until nothing is left. Returns how long that took.
 fn run(bench: &mut Bench) -> Nanos {
     let start = bench.now;
     loop {
@@ -44,7 +45,7 @@ fn run(bench: &mut Bench) -> Nanos {
     }
 }
 
-/// Takes everything through at once: what `start` owes already is not what is measured.
+/// Has everything dispatched at once: charges from the start are not measured.
 fn submit(bench: &mut Bench, bios: impl IntoIterator<Item = Bio>) {
     bios.into_iter().for_each(|bio| bench.submit(0, bio));
     bench.unplug(0);
@@ -58,7 +59,7 @@ fn zeroes(group: GroupId, flags: Flags, blocks: u64, cookie: u64) -> Bio {
     }
 }
 
-/// Zeroing of 4 MiB, so that what comes first, and is paid afterwards, is little of it.
+/// Zeroing of 4 MiB, so that the first part, which is charged afterwards, matters little.
 fn time_of_zeroing(limits: &Limits, flags: Flags) -> Nanos {
     let caps = Caps::default().with(CapKind::WriteBps, 4 << 20);
     let (mut bench, group) = bench(Kind::MqDeadline, 1, caps, limits.clone());
@@ -80,7 +81,7 @@ fn zeroing_counts_as_the_bytes_that_the_drive_writes() {
         zeroes_are_written: true,
         ..cheap.clone()
     };
-    // The first piece of 64 KiB is paid by what follows.
+    // The first piece of 64 KiB is charged to the following ones.
     let almost = Nanos::from_millis(950)..=Nanos::from_secs(1);
     for (limits, flags, is_charged) in [
         (&cheap, Flags::NONE, false),
@@ -135,7 +136,7 @@ fn a_flush_waits_for_a_cap_on_requests_and_counts_as_one() {
             let caps = Caps::default().with(CapKind::Iops, 100);
             let (mut bench, group) = bench(kind, reactors, caps, with_cache());
             let start = bench.now;
-            // One after the other, as a client does that waits for each: else they share.
+            // One at a time, as a client does that waits for each; otherwise they share a flush.
             for cookie in 0..11 {
                 submit(&mut bench, [flush(group, cookie)]);
                 run(&mut bench);

@@ -1,7 +1,7 @@
-//! What a request costs in each elevator, insertion, dispatch and end together, at a steady number of queued ones:
-//! CPU time of the thread, less what the same loop costs with a plain queue in the elevator's place. `cargo
-//! test --release -p blkmq-core --test elevator_cost -- --ignored --nocapture` measures; an ordinary run of
-//! the tests only keeps it alive.
+//! Measures the cost of a request in each elevator, insertion, dispatch and completion together, at
+//! a steady number of queued requests: CPU time of the thread, minus that of the same loop with a
+//! plain queue instead of the elevator. `cargo test --release -p blkmq-core --test elevator_cost --
+//! --ignored --nocapture` measures; an ordinary run only keeps the code working.
 
 use std::collections::VecDeque;
 
@@ -13,18 +13,18 @@ use blkmq_core::request::Request;
 use blkmq_core::sched::{Elevator, InsertAt, Inserted, Kind, Note};
 use blkmq_core::time::{Instant, Nanos};
 
-/// Positions of the load, 70 % of it reads.
+/// The load's positions, 70 % of them of reads.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    /// Scattered.
+    /// Random.
     Random,
-    /// Each behind the one before, but not touching it.
+    /// Each after the previous one, without touching it.
     Ascending,
-    /// Each touching the one before.
+    /// Each directly after the previous one.
     Merging,
 }
 
-/// What is subtracted: the load's own cost.
+/// A plain queue, whose cost, the load's own, is subtracted.
 #[derive(Default)]
 struct Plain(VecDeque<Box<Request>>);
 
@@ -47,8 +47,8 @@ impl Elevator for Plain {
     }
 }
 
-/// Keeps up to `depth` requests of some groups queued until `count` bios or more were inserted; returns nanoseconds for each
-/// bio.
+/// Keeps up to `depth` requests of some groups queued until at least `count` bios were inserted;
+/// returns nanoseconds for each bio.
 fn run(
     elevator: &mut dyn Elevator,
     groups: u32,
@@ -81,7 +81,7 @@ fn run(
             elevator.insert(rq, InsertAt::Ordered, now);
         }
         for _ in 0..(depth / 4).max(1) {
-            // It may wait on purpose for who has just been served: time passes all the same.
+            // It may wait for a group that has just been served; time passes meanwhile.
             now = now + Nanos(100);
             give_out(elevator, now);
         }
@@ -89,7 +89,7 @@ fn run(
     (clock() - begin) as f64 / inserted as f64
 }
 
-/// Dispatches a request, which ends at once. Says whether there was one.
+/// Dispatches a request, which ends at once. Returns whether there was one.
 fn give_out(elevator: &mut dyn Elevator, now: Instant) -> bool {
     let rq = elevator.dispatch(now);
     rq.inspect(|rq| elevator.completed(&Note::of(rq, now))).is_some()
@@ -104,7 +104,7 @@ fn bio(block: u64, is_read: bool) -> Bio {
     }
 }
 
-/// `DEPTHS=64,256` measures these only.
+/// The depths; `DEPTHS=64,256` measures only these.
 fn depths() -> Vec<usize> {
     let depths = std::env::var("DEPTHS").unwrap_or("1,16,64,256,1024,4096".to_owned());
     depths
@@ -113,7 +113,7 @@ fn depths() -> Vec<usize> {
         .collect()
 }
 
-/// The elevators, and for how many groups they are measured; `KINDS=bfq` measures these only.
+/// The elevators with the numbers of groups; `KINDS=bfq` measures only that one.
 fn cases() -> Vec<(Kind, u32)> {
     let kinds = std::env::var("KINDS").unwrap_or(Kind::ALL.map(Kind::name).join(","));
     let kinds = kinds
@@ -135,7 +135,7 @@ fn build(kind: Kind, groups: u32, depth: usize) -> Option<Box<dyn Elevator>> {
     kind.build(&Limits::default(), 2 * depth, &GroupTree::flat(groups))
 }
 
-/// The time this thread has had a CPU for, in nanoseconds: other load on the machine is not counted.
+/// CPU time of this thread in nanoseconds, which excludes other load on the machine.
 fn cpu_time() -> u64 {
     let line = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat of this thread");
     let first = line.split(' ').next().expect("schedstat has three numbers");

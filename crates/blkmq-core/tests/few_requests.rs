@@ -1,4 +1,5 @@
-//! Groups that have more under way than their reactor has requests for, beside others that have little.
+//! Tests groups that have more bios under way than their reactor has requests, beside others that
+//! have few.
 
 mod common;
 
@@ -10,7 +11,8 @@ use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use common::{Bench, bio, config};
 
-/// A queue with so many requests and groups; the first `capped` of them have a cap of one I/O per second.
+/// A queue with this many requests and groups; the first `capped` groups have a cap of one I/O per
+/// second.
 fn crowded(kind: Kind, requests: u32, groups: u32, capped: u32) -> Bench {
     let mut tree = GroupTree::new(groups + 1);
     for number in 0..groups {
@@ -52,7 +54,7 @@ fn flood(bench: &mut Bench, make: impl Fn(u64) -> Bio) -> u64 {
     panic!("everything was taken: there is no limit");
 }
 
-/// Lets time pass until nothing is under way any more.
+/// Lets time pass until nothing is under way.
 fn run_out(bench: &mut Bench) {
     for _ in 0..100_000 {
         bench.run_dry();
@@ -76,9 +78,10 @@ fn a_light_group_is_served_at_once_beside_a_capped_one_that_is_refused_more() {
         let passed = bench.ended(0).len();
         assert!(passed <= 2, "{kind}: {passed} of one per second");
         for round in 0..100 {
-            // Who has just been served may come back at once: bfq keeps some microseconds for it.
+            // A group that has just been served may come back at once, so bfq waits some
+            // microseconds for it.
             bench.now = bench.now + Nanos::from_millis(1);
-            // More than the four that everybody has.
+            // More than the four that each group has.
             for cookie in 0..8 {
                 bench.submit(0, read(light, round * 8 + cookie));
             }
@@ -111,7 +114,7 @@ fn thirty_capped_groups_that_came_one_after_the_other_leave_the_next_its_share()
 
 #[test]
 fn what_waits_for_a_request_keeps_the_order_of_its_group_and_groups_take_turns() {
-    // Two groups with one I/O at the drive each: what waits is let in by their ends.
+    // Two groups with one I/O at the drive each; its completion lets the next one enter.
     let mut bench = crowded(Kind::None, 8, 2, 0);
     for cookie in 0..24 {
         let side = &mut bench.sides[0];

@@ -1,4 +1,5 @@
-//! Groups that come, change, hold back and go while I/O is under way, with a driver that the test answers by hand.
+//! Tests groups that are made, changed and removed, and that hold I/O back, while I/O is under way,
+//! with a driver that the test controls.
 
 mod common;
 
@@ -51,7 +52,7 @@ fn issued(bench: &Bench) -> usize {
     (0..bench.sides.len()).map(|side| bench.issued(side).len()).sum()
 }
 
-/// Lets time pass up to the next timer of anybody.
+/// Lets time pass until the next timer of any reactor.
 fn sleep(bench: &mut Bench) -> Nanos {
     let timers = bench.sides.iter().filter_map(|side| side.local.next_wakeup());
     let at = timers.min().expect("somebody has a timer").max(bench.now);
@@ -84,7 +85,7 @@ fn a_capped_group_waits_for_its_time_and_nobody_else_does() {
             "{kind}: three that are free and one that is allowed"
         );
         for more in 5..=6 {
-            // The time limit of what is in flight is far away.
+            // The time limit of requests in flight is far away.
             assert_eq!(sleep(&mut bench), Nanos::from_millis(10), "{kind}");
             assert_eq!(issued(&bench), more, "{kind}");
         }

@@ -1,4 +1,4 @@
-//! Merging against its definition: whether two requests fit, and what the joined one is.
+//! Tests merging against its definition: whether two requests fit, and what the merged request is.
 
 use blkmq_core::bio::{Bio, Class, Flags, Op, Prio};
 use blkmq_core::ids::{DiskId, GroupId, ReactorId};
@@ -7,7 +7,7 @@ use blkmq_core::merge::{Fit, fit, try_merge};
 use blkmq_core::request::Request;
 use proptest::prelude::*;
 
-/// Two bios that often touch and often are of one kind.
+/// Two bios that are often contiguous and often of one kind.
 fn pairs() -> impl Strategy<Value = (Bio, Bio)> {
     (bios(), bios(), any::<bool>()).prop_map(|(first, mut second, alike)| {
         if alike {
@@ -67,7 +67,7 @@ fn base(bio: &Bio) -> u64 {
     u64::from(bio.disk.0) * DISK
 }
 
-/// The definition: `right` may stand directly behind `left`.
+/// The definition: whether `right` may directly follow `left`.
 fn joins(left: &Bio, right: &Bio, limits: &Limits) -> bool {
     let len = left.len + right.len;
     let whole = left
@@ -134,5 +134,5 @@ proptest! {
 }
 
 const BLOCK: u64 = 4096;
-/// The disks lie side by side: the second begins where bios of the first can end.
+/// The disks are contiguous: the second begins where bios of the first can end.
 const DISK: u64 = 12 * BLOCK;

@@ -1,5 +1,6 @@
-//! One dispatcher for elevators that know no hardware queues: in which order, by whom, and what waits meanwhile; and the
-//! way it was done before, which must lose nothing either.
+//! Tests the one dispatcher of elevators that know no hardware queues: in which order requests are
+//! dispatched, by whom, and what waits meanwhile. The earlier ways to dispatch must lose nothing
+//! either.
 
 mod common;
 
@@ -19,7 +20,7 @@ fn scheduled(reactors: u16, kind: Kind) -> QueueConfig {
     }
 }
 
-/// Those that give out what is inserted, in its order, at once: others may idle on purpose.
+/// The elevators that dispatch at once, in the order of insertion; others may idle on purpose.
 const AT_ONCE: [Kind; 1] = [Kind::MqDeadline];
 
 fn elevators() -> impl Iterator<Item = Kind> {
@@ -132,7 +133,7 @@ fn what_a_thread_that_does_not_promise_pushed_back_is_not_left_with_it() {
         bench.unplug(1);
         let side = &mut bench.sides[1];
         assert!(side.fx.kicks.contains(Bench::id(0)), "{kind}");
-        // Thread 1 looks no more.
+        // Thread 1 stops polling.
         let side = &mut bench.sides[0];
         side.local.run(bench.now, &mut side.fx);
         assert_eq!(bench.issued(0).len(), 1, "{kind}");
@@ -176,7 +177,7 @@ fn a_slow_disk_leaves_a_fast_one_its_share_of_shared_tags_while_both_are_active(
 const SLOW: u32 = 0;
 const FAST: u32 = 1;
 
-/// How many requests of each disk are with the drivers.
+/// How many requests of each disk are at the drivers.
 fn counts(bench: &Bench) -> (usize, usize) {
     (
         in_flight_of(bench, DiskId(SLOW)),

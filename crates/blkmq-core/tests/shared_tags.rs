@@ -1,4 +1,5 @@
-//! What hardware contexts do that share their tags: who is run when one is freed, and how the tags are divided.
+//! Tests hardware contexts that share tags: which contexts are run when a tag is freed, and how the
+//! tags are divided.
 
 mod common;
 
@@ -32,7 +33,7 @@ fn submit(bench: &mut Bench, side: usize, disk: u32, count: u64) {
     bench.unplug(side);
 }
 
-/// How many requests of each disk are with the drivers.
+/// How many requests of each disk are at the drivers.
 fn counts(bench: &Bench) -> (usize, usize) {
     (
         in_flight_of(bench, DiskId(SLOW)),
@@ -40,7 +41,8 @@ fn counts(bench: &Bench) -> (usize, usize) {
     )
 }
 
-/// Eight sides keep 64 requests each under way on 32 tags, one side's requests ending at a time. Returns runs scheduled, runs, ends.
+/// Eight sides keep 64 requests each under way with 32 tags; the requests of one side at a time
+/// end. Returns the numbers of runs scheduled, runs, and ends.
 fn load(mut config: QueueConfig, rerun: Rerun) -> (u64, u64, u64) {
     config.rerun = rerun;
     let sides = config.reactors.len();
@@ -50,7 +52,7 @@ fn load(mut config: QueueConfig, rerun: Rerun) -> (u64, u64, u64) {
     for round in 0..2_000 {
         let at = round % sides;
         ends += bench.end_all(at, Status::Ok) as u64;
-        // Who is told runs; nobody else does. In turns, and told ones once.
+        // Only sides that were woken run, one after the other, once each.
         let mut told = ReactorSet::default();
         told.insert(Bench::id(at));
         while let Some(id) = told.pop() {
@@ -82,7 +84,7 @@ fn load(mut config: QueueConfig, rerun: Rerun) -> (u64, u64, u64) {
 fn runs_are_scheduled_once_for_each_that_is_made_and_not_for_each_end() {
     for is_event_loop in [true, false] {
         let mut config = shared(8, 32);
-        // Threads that attach may stop looking; the first is the daemon's.
+        // Attached threads may stop polling; the first thread is the daemon's.
         (1..8).for_each(|side| config.reactors[side] = ReactorConfig { is_event_loop });
         let (scheduled, runs, ends) = load(config.clone(), Rerun::Waiting);
         assert!(ends > 1_000, "{ends}");
@@ -159,6 +161,6 @@ fn a_depth_to_begin_with_bounds_all_contexts_together_as_one_that_is_set_does() 
         assert_eq!((0..2).map(|side| bench.ended(side).len()).sum::<usize>(), 64);
         more
     });
-    // Each context keeps to its share of before, of eight, until it looks again.
+    // Each context keeps its earlier share, eight tags, until it computes it again.
     assert_eq!(more, [16, 16]);
 }

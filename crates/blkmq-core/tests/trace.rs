@@ -1,4 +1,4 @@
-//! What is told of requests' ways to who traces them, with a driver that the test answers by hand.
+//! Tests the events that a trace reports of requests, with a driver that the test controls.
 
 mod common;
 
@@ -19,7 +19,7 @@ use common::{Bench, bio, config};
 
 use Step::{Completed, HeldBack, Inserted, Issued as Sent, Merged, Queued, Requeued};
 
-/// Memory of this process alone.
+/// Memory of this process only.
 struct Words(Vec<AtomicU64>);
 
 impl Memory for Words {
@@ -28,7 +28,7 @@ impl Memory for Words {
     }
 }
 
-/// Has one side of a bench traced, with room for 64 events.
+/// Traces one side of a bench, with room for 64 events.
 fn trace(bench: &mut Bench, side: usize) -> Receiver {
     let words = (0..words_of(64)).map(|_| AtomicU64::new(0));
     let memory = Arc::new(Words(words.collect()));

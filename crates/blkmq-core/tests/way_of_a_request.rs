@@ -1,4 +1,4 @@
-//! The way of a request through one queue and back, with a driver that the test answers by hand.
+//! Tests the way of a request through one queue and back, with a driver that the test controls.
 
 mod common;
 
@@ -73,7 +73,8 @@ fn what_is_merged_in_a_plug_waits_from_when_the_plug_was_flushed() {
     assert_eq!((reads.ios, reads.merged, reads.wait_ns), (9, 6, 0));
 }
 
-/// Five neighbours, of which the driver has done two and a half when it reports: `status` for the request.
+/// Five contiguous bios, of which the driver has done two and a half when it reports `status` for
+/// the request.
 fn done_in_part(kind: Kind, front: bool, status: Status) -> Bench {
     let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
         elevator: kind,
@@ -333,7 +334,7 @@ fn requests_that_are_issued_while_others_time_out_have_all_of_their_time() {
             ..config(1)
         });
         bench.sides[0].hand.borrow_mut().lets_go = true;
-        // Two waves that fill all tags, and one that does not.
+        // Two waves that use all tags, and one that does not.
         (0..10).for_each(|n| bench.submit(0, bio(Op::Read, 2 * n, 1, n)));
         bench.unplug(0);
         for wave in [4, 4, 2] {

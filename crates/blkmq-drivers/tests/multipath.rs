@@ -1,5 +1,5 @@
-//! Multipath drives in a running engine: requests are spread over paths, go on without those that fail, and wait or fail when
-//! there is none.
+//! Tests multipath drives in a running engine: requests are spread over paths, continue when some
+//! fail, and wait or fail when there is none.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn null(config: &NullConfig) -> Arc<NullDevice> {
     Arc::new(NullDevice::new(config.clone(), &[SIZE]).unwrap())
 }
 
-/// An engine with one multipath disk, `m`, and the drive behind it.
+/// An engine with one multipath disk, `m`, and the drive below it.
 fn start(
     config: &MultipathConfig,
     paths: Vec<PathDevice>,
@@ -187,7 +187,7 @@ fn each_detour_brings_every_request_back_once() {
             for round in 0..20 {
                 submit(&mut attached, &disk, 12);
                 if round == 10 {
-                    // Changed while requests are on their way.
+                    // Changed while requests are under way.
                     device.set_detours(Detours {
                         run: detours.run,
                         ..Detours::ALL
@@ -202,7 +202,7 @@ fn each_detour_brings_every_request_back_once() {
             let paths = at_rest(&device);
             assert_eq!(paths.iter().map(|path| path.ios).sum::<u64>(), ios, "{detours:?}");
         }
-        // Without a path a detoured request waits, too, and fails when told to.
+        // Without a path a detoured request also waits, and fails when configured to.
         device.set_detours(Detours::ALL);
         device.set_no_path(NoPath::Queue);
         ["a", "b"].iter().for_each(|path| device.fail_path(path).unwrap());

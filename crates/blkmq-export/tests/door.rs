@@ -1,5 +1,5 @@
-//! Decides that the door keeps its promises to clients that pipeline, dawdle, vanish or ask for too much: a whole engine
-//! in this process, with limits that are short enough to be waited for.
+//! Tests the front door with clients that pipeline, are slow, disconnect or request too much: a
+//! whole engine in this process, with limits short enough to wait for.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -36,10 +36,11 @@ fn pipelined_block_status_and_refused_requests_are_all_answered() {
         }
         writer.write_all(&requests).expect("the server goes on reading");
     });
-    // Nothing is read at first, so that replies back up to the limit of what may wait.
+    // The client reads nothing at first, so that replies accumulate up to the limit of unsent
+    // replies.
     std::thread::sleep(Duration::from_millis(300));
     let mut replies = Replies::new(client);
-    // What has to be looked up is answered when it is known.
+    // Block status has to be looked up, so its replies come later.
     let mut answered: Vec<(u64, bool)> = (0..PIPELINED).map(|_| replies.next()).collect();
     answered.sort_unstable();
     let expected = (0..PIPELINED).map(|cookie| (cookie, cookie % 3 != 0));
@@ -55,7 +56,7 @@ fn pipelined_block_status_and_refused_requests_are_all_answered() {
 fn a_read_of_zeroes_brings_a_hole_and_a_read_of_anything_else_its_data() {
     let server = Server::start(Limits::default(), 64 * MIB);
     let mut writer = server.connect(HeaderStyle::Simple);
-    // The last byte of the second block alone; the buffers of both blocks are used by turns.
+    // The last byte of the second block only; requests use the buffers of both blocks alternately.
     writer.write(4096 + 3584, &[&[0; 511][..], &[7]].concat());
     for style in [HeaderStyle::Structured, HeaderStyle::Extended] {
         let mut replies = Replies::new(server.connect(style));
@@ -84,7 +85,7 @@ fn half_a_request_and_then_nothing_is_cut_at_its_deadline() {
     };
     let server = Server::start(limits, 64 * MIB);
     let whole = write_request(0, 0, &[7; 4096]);
-    // In the middle of a header, right behind it, in the middle of the payload.
+    // In the middle of a header, right after it, and in the middle of the payload.
     for cut in [14, 28, 2000] {
         let mut client = server.connect(HeaderStyle::Simple);
         let start = Instant::now();
@@ -154,7 +155,7 @@ fn a_client_that_sends_byte_by_byte_and_reads_byte_by_byte_is_served() {
 fn clients_that_vanish_in_any_state_leave_nothing_behind() {
     let server = Server::start(Limits::default(), 64 * MIB);
     let mut requests = write_request(1, 0, &[1; 1024]);
-    // Large enough to need common memory, and to be on its way out for several turns.
+    // Large enough to need shared memory, and to take several turns to send.
     header(Command::READ, 2, 0, MIB).write(HeaderStyle::Simple, &mut requests);
     requests.extend(write_request(3, 4096, &vec![2; 512 << 10]));
     header(Command::FLUSH, 4, 0, 0).write(HeaderStyle::Simple, &mut requests);
@@ -164,7 +165,7 @@ fn clients_that_vanish_in_any_state_leave_nothing_behind() {
         let sent = client.stream.write(&requests[..cut]).unwrap_or(0);
         assert!(sent > 0 || cut == 0);
         if cut % 2 == 0 {
-            // Some replies are read, or a part of one.
+            // Reads some replies, or a part of one.
             std::thread::sleep(Duration::from_micros(200));
             let _ = client.stream.read(&mut vec![0; 16 + cut * 100]);
         }
@@ -187,7 +188,7 @@ fn all_connections_together_hold_no_more_payload_than_the_memory_and_all_are_ser
     let served: Vec<u32> = std::thread::scope(|scope| {
         let load = || {
             let mut client = server.connect(HeaderStyle::Simple);
-            // 40 MiB at once, each.
+            // 40 MiB at once from each client.
             let mut requests = Vec::new();
             for cookie in 0..40 {
                 header(Command::READ, cookie, cookie * MIB, MIB).write(HeaderStyle::Simple, &mut requests);
@@ -218,7 +219,7 @@ fn who_holds_its_share_of_the_memory_and_reads_nothing_delays_small_requests_not
         ..Limits::default()
     };
     let server = Server::start(limits, 32 * MIB);
-    // One alone is not read from any more as soon as it does not take its replies.
+    // A connection that is alone is not read from any more as soon as it does not take its replies.
     let mut greedy: Vec<Client> = (0..4).map(|_| server.connect(HeaderStyle::Simple)).collect();
     let start = Instant::now();
     for client in &mut greedy {
@@ -228,7 +229,7 @@ fn who_holds_its_share_of_the_memory_and_reads_nothing_delays_small_requests_not
         }
         client.stream.write_all(&requests).unwrap();
     }
-    // More than half of it is for others.
+    // More than half of the memory is reserved for others.
     let filled = server.memory.bytes_max() / 2 - MIB;
     while server.memory.used() < filled {
         assert!(
@@ -242,12 +243,12 @@ fn who_holds_its_share_of_the_memory_and_reads_nothing_delays_small_requests_not
     for _ in 0..10 {
         small.read(0, ALLOWANCE as usize);
     }
-    // Read more than once: it is short of full while one request's memory goes to the next.
+    // Sampled several times: it is not full while a request's memory is passed to the next.
     let is_full = (0..200).any(|_| {
         std::thread::sleep(Duration::from_millis(1));
         server.memory.used() >= filled
     });
-    // On a machine so busy that the deadline is near meanwhile, nothing is learnt.
+    // If the machine is so busy that the deadline is near, the result means nothing.
     assert!(
         is_full || start.elapsed() >= LONGER / 2,
         "small requests waited until the memory was free"
@@ -284,7 +285,7 @@ fn address(socket: Socket, limits: Limits) -> Served<'static> {
     }
 }
 
-/// A disk in memory behind a door in this process.
+/// A disk in memory behind a front door in this process.
 struct Server {
     engine: Engine,
     memory: Arc<Memory>,
@@ -360,7 +361,7 @@ impl Server {
         }
     }
 
-    /// Demands that `client` is still served, and that the engine ends with nothing left over.
+    /// Checks that `client` is still served, and that the engine ends without any request left.
     fn end(self, mut client: Client) {
         if client.style == HeaderStyle::Simple {
             client.read(0, 512);
@@ -398,7 +399,7 @@ impl Client {
         assert_eq!(self.reply(), (98, 0));
     }
 
-    /// Waits for the server to end the connection.
+    /// Waits until the server closes the connection.
     fn is_hung_up(&mut self) -> bool {
         match self.stream.read(&mut [0; 64]) {
             Ok(bytes) => bytes == 0,
@@ -422,7 +423,8 @@ impl Replies {
         &self.input[self.at - self.payload_bytes..self.at]
     }
 
-    /// The cookie of the next request that is answered in full, and whether by an error.
+    /// The cookie of the next request that is answered completely, and whether the answer is an
+    /// error.
     fn next(&mut self) -> (u64, bool) {
         loop {
             let head =
@@ -495,9 +497,10 @@ fn write_request(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 64 * MIB;
-/// More than fits the sockets, the receive buffer and the limit of unsent heads together.
+/// More than the sockets, the receive buffer and the limit of unsent headers together can hold.
 const PIPELINED: u64 = 60_000;
-/// A deadline that can be waited for, and is long beside a pause of 50 ms on a busy machine.
+/// A deadline that a test can wait for, and that is long compared with a pause of 50 ms on a busy
+/// machine.
 const SHORT: Duration = Duration::from_millis(600);
 const LONGER: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! Decides that every client hears, once, of writes that the server behind us may have lost: two engines in this process, of
-//! which one has its disk on the other, and clients of the first.
+//! Tests that every client is told, once, of writes that the server below may have lost: two
+//! engines in this process, of which one has its disk on the other, and clients of the first.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -48,7 +48,7 @@ fn each_client_hears_once_of_writes_that_a_server_took_along() {
 struct Client(UnixStream);
 
 impl Client {
-    /// Carries out one request at the disk's beginning. Returns its error.
+    /// Does one request at the disk's beginning. Returns its error.
     fn run(&mut self, command: Command, length: u64) -> u32 {
         let header = RequestHeader {
             cookie: 7,
@@ -92,7 +92,8 @@ fn connect(path: &Path) -> Client {
     }
 }
 
-/// Starts an engine with one reactor, whose disk `vm`, with these keys, is served at the socket of `name`.
+/// Starts an engine with one reactor, whose disk `vm`, with these keys, is served at the socket of
+/// `name`.
 fn start(name: &str, disk: &str) -> Engine {
     let plan = plan(&Config {
         disks: vec![DiskSpec::parse(&format!("name=vm,{disk},group=/")).unwrap()],
@@ -106,7 +107,7 @@ fn start(name: &str, disk: &str) -> Engine {
     };
     let engine = Engine::start(config).expect("io_uring is available");
     let path = path(name);
-    // The one of an engine that has ended may be left.
+    // An engine that has ended may have left its socket.
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
     let address = Served {

@@ -1,5 +1,6 @@
-//! Decides that a front door is one implementation of a trait: here is one of a few lines, served as the daemon serves those of the
-//! registry. Its protocol: a client sends the number of a block, one byte, which is zeroed; the answer is `.` or `!`.
+//! Tests that a front door is one implementation of a trait: this one has a few lines, and is
+//! served as the daemon serves those of the registry. In its protocol a client sends the number of
+//! a block, one byte; the block is zeroed, and the answer is `.` or `!`.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -21,7 +22,7 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use blkmq_tls::Settings;
 
-/// The protocol.
+/// The front door's protocol.
 struct Zeroer;
 
 impl FrontDoor for Zeroer {
@@ -85,7 +86,7 @@ impl Opened for Listening {
     }
 }
 
-/// It has one client and one disk, whatever becomes of others.
+/// It has one client and one disk, so it need not share with others.
 struct OneClient;
 
 impl Served for OneClient {
@@ -96,7 +97,7 @@ impl Served for OneClient {
     fn close(&self) {}
 }
 
-/// The one client, once it is there.
+/// The client, once it has connected.
 struct Client {
     listener: UnixListener,
     stream: Option<UnixStream>,

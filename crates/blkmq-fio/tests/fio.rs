@@ -1,4 +1,5 @@
-//! Decides whether fio, the real one, does its I/O through this library: verifies, reports, and is refused with reason.
+//! Tests that fio does its I/O through this library: that it verifies and reports, and that errors
+//! state a reason.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -49,8 +50,9 @@ fn a_changed_byte_is_found_out() {
 #[test]
 fn jobs_of_one_process_share_the_drive_by_weight() {
     let Some(fio) = Fio::find() else { return };
-    // 16 units of 1 ms each do 16 thousand I/Os a second, which a busy machine can ask for; each job alone asks for all.
-    // What stands behind `--name` is for that job alone, so each has all of it.
+    // 16 units of 1 ms do 16 thousand I/Os a second, which a busy machine can request; each job
+    // alone requests that many. Options after `--name` apply to one job only, so each job has its
+    // own.
     let job = "--disk=null=1G,latency=1ms,parallel=16 --sched=bfq --rw=randread --bs=4k --iodepth=64 --size=1g \
                --time_based --runtime=2 --ramp_time=1";
     let words = format!("{job} --tenant=/a,weight=100 --name=second ENGINE {job} --tenant=/b,weight=300");
@@ -91,13 +93,13 @@ fn what_is_wrong_is_said() {
     }
 }
 
-/// fio with this library.
+/// fio, with this library as an engine.
 struct Fio {
     library: PathBuf,
 }
 
 impl Fio {
-    /// Finds fio 3.33, or says that the test is skipped.
+    /// Finds fio 3.33, or skips the test with a message.
     fn find() -> Option<Self> {
         let version = Command::new("fio").arg("--version").output();
         let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
@@ -107,7 +109,7 @@ impl Fio {
             ));
             return None;
         }
-        // Cargo builds the shared library beside this program.
+        // Cargo builds the shared library into the same directory.
         let own = std::env::current_exe().expect("this program has a path");
         let beside = own.parent().expect("a build directory");
         Some(Self {
@@ -115,7 +117,7 @@ impl Fio {
         })
     }
 
-    /// Runs a job, or more: `ENGINE` stands before the options of each further one.
+    /// Runs one job or several; `ENGINE` precedes the options of each further job.
     fn run(&self, words: &str) -> Output {
         let engine = format!("--ioengine=external:{}", self.library.display());
         Command::new("fio")
@@ -156,7 +158,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// An empty image that goes with the test.
+/// An empty image, which is removed after the test.
 struct Image(PathBuf);
 
 impl Image {

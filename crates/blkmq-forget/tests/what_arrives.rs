@@ -1,5 +1,5 @@
-//! Decides what is known of FUSE: which requests the filesystem sees of a write that must be durable, by the way of caching;
-//! and that a mounted file forgets.
+//! Tests what the filesystem relies on in FUSE: which requests arrive for a write that must be
+//! durable, in each mode of caching, and that a mounted file loses unsynced data.
 
 use std::fs::OpenOptions;
 use std::io::{IoSlice, Write};
@@ -99,12 +99,12 @@ fn a_sync_fails_once_and_a_full_filesystem_says_so_when_the_cache_writes_back() 
 
 struct Scene {
     mount: Mount,
-    /// Behind the mount, so that it is gone by then.
+    /// Dropped after the mount.
     _dir: Scratch,
 }
 
 impl Scene {
-    /// Mounts the filesystem, or says aloud why not.
+    /// Mounts the filesystem, or prints why it cannot.
     fn new(cache: Cache) -> Option<Self> {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("test").to_owned();
@@ -122,7 +122,7 @@ impl Scene {
         }
     }
 
-    /// Writes a page, and returns how many durable writes and how many syncs arrived of it.
+    /// Writes a page, and returns how many durable writes and how many syncs arrived for it.
     fn write(&self, flags: i32, rw: ReadWriteFlags) -> [u64; 2] {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(flags);

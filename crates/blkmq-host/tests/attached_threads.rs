@@ -1,4 +1,5 @@
-//! Decides whether attached threads and reactors lose, repeat or forget I/O: real threads on null disks.
+//! Tests whether attached threads and reactors lose, repeat or forget I/O: real threads on null
+//! disks.
 
 mod common;
 
@@ -46,8 +47,9 @@ fn each_bio_ends_once_under_four_attached_threads_and_two_reactors() {
     }
 }
 
-/// Most of 40 queues idle at any moment, so their threads do not look at them; what is submitted, handed to the one reactor that
-/// has a hardware context, or changed meanwhile must be noticed all the same.
+/// Most of 40 queues are idle at any moment, so their threads do not poll them. Bios that are
+/// submitted, requests that are handed to the one reactor with a hardware context, and changes must
+/// be noticed all the same.
 #[test]
 fn queues_that_idle_among_many_notice_what_comes() {
     const QUEUES: u16 = 40;
@@ -168,7 +170,8 @@ fn a_thaw_wakes_whoever_it_held_back_five_hundred_times() {
 
 #[test]
 fn no_kick_is_lost_over_a_thousand_bursts_after_idleness() {
-    // One hardware context, the reactor's: every request of the attached thread goes there and comes back.
+    // One hardware context, the reactor's: every request of the attached thread goes there and
+    // back.
     let mut spec = queue("q", completing(Completion::Inline), Kind::None);
     spec.hctxs = Some(1);
     let engine = Engine::start(EngineConfig {
@@ -192,7 +195,7 @@ fn no_kick_is_lost_over_a_thousand_bursts_after_idleness() {
             );
             out.clear();
         }
-        // Sometimes long enough for the reactor to sleep, sometimes in the middle of its falling asleep.
+        // Sometimes long enough for the reactor to sleep, sometimes only until it is about to.
         thread::sleep(Duration::from_micros(burst % 7 * 20));
     }
     let events = engine.control().event_stats(Q);

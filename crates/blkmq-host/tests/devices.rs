@@ -1,4 +1,4 @@
-//! Disks and queues that come and go while others are in use.
+//! Tests disks and queues that are added and removed while others are in use.
 
 mod common;
 
@@ -25,14 +25,14 @@ const SIZE: u64 = 4 << 20;
 const SOON: Nanos = Nanos::from_millis(100);
 const LONG: Nanos = Nanos::from_secs(20);
 
-/// What a user of a disk counts.
+/// The counts of a user of a disk.
 #[derive(Default)]
 struct Counts {
     ended: AtomicU64,
     failed: AtomicU64,
 }
 
-/// Zeroes and flushes a disk until it is told to let it go, if it listens to that.
+/// Zeroes and flushes a disk until it is told to release it, if it obeys that.
 struct User {
     disk: Disk,
     entered: Option<Use>,
@@ -120,7 +120,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// More of a user's requests end.
+/// Waits until more of a user's requests have ended.
 fn goes_on(counts: &Counts) {
     let before = counts.ended.load(Ordering::Relaxed);
     wait_for("a user goes on", || {
@@ -129,7 +129,7 @@ fn goes_on(counts: &Counts) {
     assert_eq!(counts.failed.load(Ordering::Relaxed), 0);
 }
 
-/// A directory for images, removed at the end.
+/// A directory for images, which is removed when this is dropped.
 struct Images(PathBuf);
 
 impl Images {
@@ -151,7 +151,7 @@ impl Images {
 }
 
 impl Images {
-    /// How many descriptors of this process are of files here.
+    /// How many open descriptors of this process are of files in it.
     fn open_descriptors(&self) -> usize {
         let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
         let of = all.filter_map(|fd| std::fs::read_link(fd.path()).ok());

@@ -1,4 +1,5 @@
-//! Groups of a running engine, by their paths: what they may take, and who may change or remove them. Real threads.
+//! Tests groups of a running engine, by their paths: their caps, and who may change or remove them.
+//! Real threads.
 
 mod common;
 
@@ -67,7 +68,7 @@ fn a_capped_group_is_not_faster_than_its_cap_with_any_elevator_and_an_uncapped_o
         run(&mut attached, capped, 40);
         let took = start.elapsed().as_millis();
         assert!(took >= 38, "{elevator}: 40 I/Os in {took} ms at 1000 a second");
-        // Lifted while some wait, by another thread.
+        // Another thread removes the cap while some bios wait.
         control
             .set_group_caps(Q, "/customers/a", Caps::default().with(CapKind::ReadIops, 1))
             .unwrap();
@@ -145,7 +146,8 @@ fn groups_come_and_go_under_load_and_each_bio_ends_once() {
                 let engine = &engine;
                 scope.spawn(move || {
                     let mut attached = engine.attach().unwrap();
-                    // Whoever sends to a number that is nobody's is told so: count what was taken.
+                    // A bio of a group that does not exist ends with an error, so all accepted bios
+                    // count.
                     let mut out = Vec::new();
                     let mut ended = 0;
                     for cookie in 0..30_000 {
@@ -176,7 +178,7 @@ fn groups_come_and_go_under_load_and_each_bio_ends_once() {
             while rounds == 0 || !over.load(Ordering::Relaxed) {
                 rounds += 1;
                 let path = format!("/t{}/vm", rounds % 3);
-                // Full while removed groups' I/O is under way.
+                // The tree is full while I/O of removed groups is under way.
                 if control.make_group(Q, &path).is_err() {
                     continue;
                 }

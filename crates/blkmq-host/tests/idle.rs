@@ -1,4 +1,5 @@
-//! Decides whether an idle engine is free: a binary of its own, since it measures the whole process.
+//! Tests that an idle engine uses no CPU time. It is a binary of its own, since it measures the
+//! whole process.
 
 mod common;
 
@@ -14,7 +15,8 @@ fn an_idle_engine_with_a_hundred_disks_uses_no_processor_time() {
         .map(|disk| {
             let elevator = Kind::ALL[disk % Kind::ALL.len()];
             let null = NullConfig {
-                // Every other one is polled: with nothing in flight that costs nothing, either.
+                // Every other disk is polled: with nothing in flight that must cost nothing,
+                // either.
                 poll_queues: (disk % 2) as u16 * 2,
                 ..NullConfig::default()
             };

@@ -1,4 +1,5 @@
-//! Decides whether every way of waiting finds what ends: bursts after idleness, freezing, time limits, and attributes changed live.
+//! Tests that each way to wait finds the ends of requests: bursts after idleness, freezing, time
+//! limits, and attributes changed meanwhile.
 
 mod common;
 
@@ -16,7 +17,7 @@ use common::{read, submit_and_count};
 
 const Q: QueueId = QueueId(0);
 
-/// A null drive that takes so long; polled, or with a timer.
+/// A null drive with this latency; polled, or with a timer.
 fn null(us: u64, polled: bool) -> NullConfig {
     NullConfig {
         completion: Some(Completion::Timer),
@@ -36,7 +37,7 @@ fn start(wait: Wait, spec: QueueSpec) -> Engine {
     .unwrap()
 }
 
-/// Every way to wait, for a drive that is polled and for one that is not.
+/// Runs `check` with each way to wait, for a drive that is polled and for one that is not.
 fn each_way(mut check: impl FnMut(Wait, bool)) {
     for wait in Wait::ALL {
         for polled in [true, false] {
@@ -49,7 +50,8 @@ fn each_way(mut check: impl FnMut(Wait, bool)) {
 fn after_idleness_a_burst_wakes_the_reactor_that_owns_the_drive_each_time() {
     each_way(|wait, polled| {
         let mut spec = common::queue("q", null(30, polled), Kind::None);
-        // All go through the reactor's context: it has to be woken, and to wake who waits.
+        // All requests go through the reactor's context: it must be woken, and must wake the thread
+        // that waits.
         spec.hctxs = Some(1);
         let engine = start(wait, spec);
         let mut attached = engine.attach().unwrap();

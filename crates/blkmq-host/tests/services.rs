@@ -1,5 +1,5 @@
-//! Decides whether services on reactors get what they are promised: calls, timers, room, each other, and a
-//! clean end.
+//! Tests the guarantees for services on reactors: calls, timers, room, messages to each other, and
+//! an orderly end.
 
 mod common;
 
@@ -20,7 +20,7 @@ use common::{engine, queue, read};
 const Q: QueueId = QueueId(0);
 const LONG: Nanos = Nanos::from_secs(10);
 
-/// What a service tells the test.
+/// A report of a service to the test.
 #[derive(Debug, PartialEq)]
 enum News {
     Started(u16),
@@ -72,7 +72,7 @@ impl Probe {
     }
 
     fn tell(&self, news: News) {
-        // The test may have seen enough and gone.
+        // The test may have ended already.
         let _ = self.news.send(news);
     }
 }
@@ -196,7 +196,8 @@ fn a_refused_service_is_offered_room_until_all_its_bios_have_passed() {
         ..EngineConfig::default()
     })
     .unwrap();
-    // However many stand in line: when two have ended, two are offered room, and one that there is no more.
+    // However many wait: when two bios have ended, two services are offered room, and one is told
+    // that there is no more.
     for (services, bios) in [(2, 50), (64, 4)] {
         let (tell, news) = channel();
         for _ in 0..services {
@@ -276,7 +277,7 @@ fn a_shutdown_waits_for_what_is_under_way() {
 
 #[test]
 fn a_shutdown_that_cannot_finish_says_why_and_can_be_hurried() {
-    // Nothing ever ends, and the time limit of 30 s is far away.
+    // No request ends, and the time limit of 30 s is far away.
     let null = NullConfig {
         timeout_rate: blkmq_drivers::null::Rate::new(1.0),
         ..NullConfig::bare()

@@ -1,4 +1,4 @@
-//! Decides whether the kernel's threads that carry out what would block are as few as was said.
+//! Tests that the kernel has no more threads for operations that would block than configured.
 
 use blkmq_host::ring::{RingConfig, RingHandle};
 
@@ -14,7 +14,7 @@ fn a_limit_of_one_worker_is_kept_whatever_waits_for_it() {
         ring.reap();
         client.take(&mut ended);
     }
-    // The kernel names them so, and the last one stays.
+    // The kernel names its workers like this, and keeps the last one.
     let name = format!("iou-wrk-{}", rustix::thread::gettid());
     let tasks = std::fs::read_dir("/proc/self/task").expect("there are some");
     let names = tasks

@@ -1,8 +1,9 @@
-//! Decides what attackers do, one kind of attack at a time, with what chance has of it. Each ends by itself at its time, and counts what
-//! it has done: an attack that did nothing proves nothing.
+//! Decides what attackers do, one kind of attack at a time; a seed decides the details. Each attack
+//! ends by itself at its time and counts what it has done: an attack that did nothing proves
+//! nothing.
 //!
-//! What is wrong with messages is in `messages`, with clients in `clients`, with
-//! descriptors in `descriptors`, with virtual machines in `guests`, with drives in `drives`.
+//! `messages` has attacks with wrong messages, `clients` with misbehaving clients, `descriptors`
+//! with descriptors, `guests` with virtual machines, `drives` with failing drives.
 
 mod clients;
 mod descriptors;
@@ -25,70 +26,71 @@ pub use clients::client;
 /// A kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// A conversation that ends after every byte of it.
+    /// A conversation that is cut off after every byte of it.
     Truncated,
-    /// A conversation of which each byte, and some more, are wrong.
+    /// A conversation in which each byte in turn, and some others, are wrong.
     Malformed,
-    /// Options without end, and nobody who reads the answers.
+    /// Options without end, whose answers are not read.
     Options,
-    /// Halves of requests, and then nothing.
+    /// A part of a request, and then nothing.
     Halves,
-    /// Replies that nobody reads, and more payload than there is memory.
+    /// Reads whose replies are not read, of more payload than there is memory.
     Unread,
-    /// As many connections as there can be.
+    /// More connections than are allowed.
     Crowd,
-    /// Clients that go in the middle of what they asked for.
+    /// Clients that disconnect while their requests are under way.
     Vanish,
-    /// What is allocated of a fragmented disk, asked by the hundred.
+    /// Hundreds of requests for the block status of a fragmented disk.
     Status,
-    /// Virtual machines whose monitors and drivers keep to no rule.
+    /// Virtual machines whose monitors and drivers violate the protocol.
     Guests,
-    /// Descriptors that nobody has asked for, and whose close waits.
+    /// Descriptors that are not expected, and whose close blocks.
     Descriptors,
     /// Signals to the daemon, and clients that are stopped, continued and killed.
     Signals,
-    /// A filesystem without room.
+    /// A filesystem that runs full.
     Full,
     /// Medium errors, syncs that fail, requests that never end.
     Errors,
-    /// A drive that takes its time.
+    /// A slow drive.
     Slow,
-    /// An image that is cut off and grows again.
+    /// An image that is truncated and grows again.
     Cut,
-    /// The daemon sleeps, as when its host does: all its times have come when it wakes.
+    /// The daemon is stopped for a while, as when its host sleeps: its deadlines have passed when
+    /// it continues.
     Pause,
 }
 
-/// Where an attack takes place.
+/// What an attack knows of the daemon and its drives.
 #[derive(Debug)]
 pub struct Site<'a> {
-    /// Where all disks are served, the tenant's too.
+    /// The address at which all disks are served, the tenant's too.
     pub socket: PathBuf,
-    /// Where the attacked ones are.
+    /// The address at which only attacked disks are served.
     pub tcp: SocketAddr,
-    /// Where [`BIG`] is served to virtual machines.
+    /// The socket at which [`BIG`] is served to virtual machines.
     pub vhost_user: PathBuf,
     /// The daemon.
     pub pid: Pid,
-    /// The image that is cut off.
+    /// The image that is truncated.
     pub cut: PathBuf,
-    /// Where there is FUSE: the filesystems below [`FULL`] and [`SLOW`].
+    /// The filesystems below [`FULL`] and [`SLOW`], if there is FUSE.
     pub mounts: Option<&'a [Mount; 2]>,
-    /// How much of a conversation was gone through.
+    /// How many places of a conversation the attackers have used.
     pub place: AtomicU64,
 }
 
-/// What came of an attack.
+/// The result of an attack.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// How often it was done.
+    /// How many times the attack was carried out.
     pub done: u64,
-    /// Answers that it forced: errors, refusals, ends of connections. Not counted by every kind.
+    /// Errors, refusals and ends of connections that it caused. Not every attack counts them.
     pub failed: u64,
 }
 
 impl Attack {
-    /// All there are.
+    /// All attacks.
     pub const ALL: [Self; 16] = [
         Self::Truncated,
         Self::Malformed,
@@ -130,20 +132,21 @@ impl Attack {
         }
     }
 
-    /// Says whether there is no such attack without a filesystem of our own.
+    /// Says whether the attack needs a FUSE filesystem.
     pub fn needs_mounts(self) -> bool {
         matches!(self, Self::Full | Self::Slow)
     }
 
-    /// Says whether the tenant's times mean anything: not while its daemon sleeps.
+    /// Says whether the tenant's latencies are judged: they mean nothing while the daemon is
+    /// stopped.
     pub fn is_timed(self) -> bool {
         self != Self::Pause
     }
 
-    /// Attacks from one thread, until `end`.
+    /// Attacks from one thread until `end`.
     ///
     /// # Errors
-    /// What the tenant may not see, or the attack could not do.
+    /// If the attack found what no client may see, or could not be carried out.
     pub fn run(self, site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<Tally> {
         match self {
             Self::Truncated => Ok(messages::truncated(site, chance, end)),
@@ -167,7 +170,8 @@ impl Attack {
 }
 
 impl Site<'_> {
-    /// Has the daemon make what it makes once and keeps, and so is no leak: the threads that look block status up.
+    /// Makes the daemon start the threads that look up block status: it keeps them, so they are no
+    /// leak.
     pub fn warm_up(&self) {
         let end = Instant::now() + WARM_UP;
         std::thread::scope(|scope| {
@@ -177,44 +181,44 @@ impl Site<'_> {
         });
     }
 
-    /// Returns the next place of a conversation, so that all attackers together leave none out.
+    /// Returns the next place of a conversation, so that the attackers together omit none.
     fn next_place(&self, places: usize) -> usize {
-        // Relaxed: only that each number comes once matters.
+        // Relaxed: each number must be drawn once, and nothing is published with it.
         (self.place.fetch_add(1, Ordering::Relaxed) % places as u64) as usize
     }
 }
 
-/// Draws one of several.
+/// Draws one of several values.
 fn pick<T: Copy>(chance: &mut Chance, of: &[T]) -> T {
     of[chance.below(of.len() as u64) as usize]
 }
 
 const WARM_UP: Duration = Duration::from_millis(100);
-/// Attackers at a time.
+/// Threads of each attack except `Pause`.
 pub const THREADS: u64 = 2;
-/// Connections that attackers, a crowd apart, keep at a time.
+/// Connections that the attackers keep at most at a time, except in `Crowd`.
 pub const LOADED_MAX: u64 = 256;
-/// A disk in memory that attackers write to, and its size.
+/// A disk in memory that attackers write to.
 pub const PREY: &str = "prey";
-/// See [`PREY`].
+/// Size of [`PREY`].
 pub const PREY_BYTES: usize = 16 << 20;
-/// A large disk that stores nothing, and its size.
+/// A large disk that stores nothing.
 pub const BIG: &str = "big";
-/// See [`BIG`].
+/// Size of [`BIG`].
 pub const BIG_BYTES: u64 = 1 << 30;
 /// A disk whose first half is broken, and some of whose requests never end.
 pub const BROKEN: &str = "broken";
 /// An image on a filesystem that runs full, and whose syncs fail.
 pub const FULL: &str = "full";
-/// An image on a filesystem that is slow.
+/// An image on a slow filesystem.
 pub const SLOW: &str = "slow";
-/// An image that is cut off while it is served, and its size.
+/// An image that is truncated while it is served.
 pub const CUT: &str = "cut";
-/// See [`CUT`].
+/// Size of [`CUT`].
 pub const CUT_BYTES: u64 = 4 << 20;
-/// An image of holes and data in turns.
+/// An image in which holes and data alternate.
 pub const HOLES: &str = "holes";
-/// See [`HOLES`].
+/// Size of [`HOLES`].
 pub const HOLES_BYTES: u64 = 16 << 20;
-/// The size of the other disks.
+/// Size of the other disks.
 pub const DISK_BYTES: usize = 4 << 20;

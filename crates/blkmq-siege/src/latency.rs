@@ -1,18 +1,20 @@
-//! Decides whether a tenant was held up: its p99 while others misbehave beside its p99 of the moment before.
+//! Decides whether an attack slowed a tenant down: compares its p99 during the attack with its p99
+//! in the quiet window before.
 //!
-//! One window proves little on a machine that others use, too: there a p99 changes by more than is allowed here without any attack. So
-//! an attack is judged by the median of its windows, each beside the quiet one before it, and the worst is shown.
+//! One window proves little on a shared machine, where p99 changes by more than the allowance
+//! without any attack. So an attack is judged by the median of its pairs of windows, and the worst
+//! pair is shown.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// A quiet window and the attack behind it.
+/// A quiet window and the attack after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// p99 alone.
+    /// p99 of the quiet window.
     pub alone: Duration,
-    /// p99 beside the attack.
+    /// p99 during the attack.
     pub beside: Duration,
 }
 
@@ -23,7 +25,8 @@ pub struct Latencies {
 }
 
 impl Pair {
-    /// Returns the p99 beside the attack, as a part of what is allowed: 2 × alone + 1 ms. Above 1 is too much.
+    /// Returns the p99 during the attack, as a part of what is allowed: 2 × alone + 1 ms. More than
+    /// 1 is too much.
     pub fn part_of_allowed(&self) -> f64 {
         let allowed = 2 * self.alone + Duration::from_millis(1);
         self.beside.as_secs_f64() / allowed.as_secs_f64()
@@ -31,12 +34,13 @@ impl Pair {
 }
 
 impl Latencies {
-    /// Notes a pair of windows.
+    /// Records a pair of windows.
     pub fn note(&mut self, attack: &'static str, pair: Pair) {
         self.by_attack.entry(attack).or_default().push(pair);
     }
 
-    /// Returns the attacks that held the tenant up for longer than is allowed, in the median of at least three windows.
+    /// Returns the attacks during which the median p99 was longer than allowed, of those with at
+    /// least three pairs of windows.
     pub fn too_long(&self) -> Vec<&'static str> {
         let judged = self
             .by_attack
@@ -71,19 +75,19 @@ impl fmt::Display for Latencies {
     }
 }
 
-/// Returns what 99 of 100 do not exceed; 0 for none.
+/// Returns the 99th percentile; 0 if there are no values.
 pub fn p99(mut all: Vec<Duration>) -> Duration {
     all.sort_unstable();
     let index = (all.len() * 99).div_ceil(100).saturating_sub(1);
     all.get(index).copied().unwrap_or_default()
 }
 
-/// Milliseconds, to be shown.
+/// The time in milliseconds, for output.
 pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The lower one of the two in the middle, where there are two.
+/// The median pair; of an even number the lower of the middle two.
 fn median(pairs: &[Pair]) -> Pair {
     let mut sorted = pairs.to_vec();
     sorted.sort_by(|one, other| one.part_of_allowed().total_cmp(&other.part_of_allowed()));
@@ -96,7 +100,7 @@ fn worst(pairs: &[Pair]) -> Pair {
     worst.expect("no attack without a window")
 }
 
-/// Windows of an attack that decide anything.
+/// An attack with fewer pairs of windows is not judged.
 const PAIRS_MIN: usize = 3;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Decides what the siege's command line means: which daemon, for how long, from which seed.
+//! Decides what the siege's command line means: which daemon, for how long, with which seed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,27 +9,28 @@ use blkmq_siege::siege::{self, Plan};
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Attacks a daemon in every way that is known, beside a tenant who must not notice.
+/// Attacks a daemon in every known way, beside a tenant that must not notice
 ///
-/// Exit status: 0 if nobody did, 2 if the command line is wrong, 3 if something is not as it has to be.
+/// Exit status: 0 if the tenant noticed nothing, 2 if the command line is wrong, 3 if a check
+/// fails.
 #[derive(Parser)]
 struct Args {
     /// The daemon's program
     #[arg(long, required_unless_present = "client")]
     program: Option<PathBuf>,
-    /// How long
+    /// Seconds that the attacks and the quiet windows take together
     #[arg(long, default_value_t = 300)]
     seconds: u64,
-    /// What chance starts from
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// One attack alone
+    /// Run only this attack
     #[arg(long)]
     attack: Option<String>,
-    /// One setting alone
+    /// Run only this setting
     #[arg(long)]
     setting: Option<String>,
-    /// Show the tenant's times, and do not judge them
+    /// Show the tenant's latencies, and do not judge them
     #[arg(long)]
     lenient: bool,
     /// Be a client of the daemon at this socket: attackers start this
@@ -68,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A crowd has more connections than most shells allow.
+/// The crowd needs more connections than most shells allow.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -1,5 +1,5 @@
-//! Decides what is attacked: a daemon with a tenant's disks and the attackers', at one address for all, in one of several
-//! settings: an ordinary one, a log that cannot be written, little memory, another clock.
+//! Decides what is attacked: a daemon with disks of the tenant and of the attackers, in one of
+//! several settings: an ordinary one, a log that cannot be written, little memory, another clock.
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
@@ -23,32 +23,33 @@ use crate::tenant::{self, GOOD, GOOD_BYTES, GUEST, GUEST_BYTES};
 use crate::vitals::data_bytes;
 use crate::wire::MARK;
 
-/// What is particular about the daemon.
+/// How the daemon's environment differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// Nothing.
+    /// In nothing.
     Ordinary,
-    /// Its log is on a full disk (`/dev/full`).
+    /// Its log is on a full device (`/dev/full`).
     LogFull,
     /// Its log is a pipe that nobody reads.
     LogUnread,
-    /// The least `nbd_memory` there is.
+    /// The smallest `nbd_memory` that is allowed.
     ShortMemory,
-    /// CLOCK_MONOTONIC is thirty years ahead of its reactors' timers of the host (a time namespace).
+    /// CLOCK_MONOTONIC is thirty years ahead of the host's, in a time namespace.
     OtherClock,
 }
 
-/// What outlasts the daemons: the tenant's image, and the drives.
+/// What all daemons of a siege share: the tenant's image and the drives.
 #[derive(Debug)]
 pub struct Scene {
     program: PathBuf,
-    /// Dropped before the scratch directory that they are in.
+    /// Dropped before the scratch directory, which contains them.
     mounts: Option<[Mount; 2]>,
-    /// Why there are none.
+    /// Why there are no mounts.
     pub no_mounts: Option<String>,
     tcp: SocketAddr,
     scratch: Scratch,
-    /// On a filesystem in memory, where there is one: the tenant's times are to depend on the daemon alone.
+    /// On a filesystem in memory, if there is one, so that the tenant's latencies depend only on
+    /// the daemon.
     images: Scratch,
 }
 
@@ -57,12 +58,12 @@ pub struct Scene {
 pub struct Target {
     /// The daemon.
     pub daemon: Daemon,
-    /// What it may hold.
+    /// Its `nbd_memory`, in bytes.
     pub nbd_memory: u64,
 }
 
 impl Setting {
-    /// All there are.
+    /// All settings.
     pub const ALL: [Self; 5] = [
         Self::Ordinary,
         Self::LogFull,
@@ -84,10 +85,10 @@ impl Setting {
 }
 
 impl Scene {
-    /// Makes images and filesystems.
+    /// Makes the images and filesystems.
     ///
     /// # Errors
-    /// If there is no place for them.
+    /// If they cannot be made.
     pub fn new(program: &Path) -> Result<Self> {
         let scratch = Scratch::new("blkmq-siege")?;
         let in_memory = Path::new(IN_MEMORY);
@@ -125,7 +126,7 @@ impl Scene {
         })
     }
 
-    /// Returns what attackers know of the daemon.
+    /// Returns what the attackers know of the daemon.
     pub fn site(&self, target: &Target) -> Site<'_> {
         Site {
             socket: target.daemon.socket().to_owned(),
@@ -138,10 +139,10 @@ impl Scene {
         }
     }
 
-    /// Starts a daemon, and fills its disks, so that what they take does not count as grown.
+    /// Starts a daemon and fills its disks, so that their memory does not count as growth.
     ///
     /// # Errors
-    /// If it does not start, or this machine has no such setting: [`Unavailable`].
+    /// If it does not start, or this machine lacks what the setting needs: [`Unavailable`].
     pub fn start(&self, setting: Setting) -> Result<Target> {
         let nbd_memory = match setting {
             Setting::ShortMemory => NBD_MEMORY_MIN,
@@ -173,7 +174,8 @@ impl Scene {
         Ok(Target { daemon, nbd_memory })
     }
 
-    /// Decides where the daemon's words go, and returns where they can be read, if they can.
+    /// Decides where the daemon's log goes, and returns a file from which it can be read, if it
+    /// can.
     fn set_log(&self, setting: Setting, command: &mut Command) -> Result<File> {
         match setting {
             Setting::LogFull => {
@@ -186,7 +188,7 @@ impl Scene {
                 File::open(NO_DEVICE).context(NO_DEVICE)
             }
             Setting::LogUnread => {
-                // Kept open, or writing to it would fail instead of waiting.
+                // The reader stays open: without it, writing would fail instead of blocking.
                 let (reader, writer) = rustix::pipe::pipe().context("making a pipe")?;
                 command.stderr(writer);
                 Ok(File::from(reader))
@@ -283,7 +285,7 @@ disks = ["{BIG}"]
     }
 }
 
-/// The machine cannot make a setting: a reason to leave it out.
+/// The reason why this machine cannot provide a setting, which is then skipped.
 #[derive(Debug)]
 pub struct Unavailable(pub String);
 
@@ -295,7 +297,7 @@ impl std::fmt::Display for Unavailable {
     }
 }
 
-/// A command that runs the program where CLOCK_MONOTONIC and CLOCK_BOOTTIME are far ahead.
+/// A command that runs the program with CLOCK_MONOTONIC and CLOCK_BOOTTIME far ahead.
 fn in_other_clock(program: &Path) -> Result<Command> {
     let words = ["--time", "--monotonic", AHEAD_S, "--boottime", AHEAD_S];
     let tried = Command::new("unshare").args(words).arg("true").output();
@@ -311,7 +313,8 @@ fn in_other_clock(program: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Has the system refuse the daemon far more memory than it may take: one without limits of its own is not to take the host with it.
+/// Limits the daemon's memory to far more than it may use, so that a daemon that ignores its own
+/// limits does not exhaust the host's memory.
 fn limit_memory(daemon: &Daemon) -> Result<()> {
     let limit = data_bytes(daemon.pid())? + DATA_BYTES_MAX;
     let limit = Rlimit {
@@ -329,7 +332,7 @@ fn free_address() -> Result<SocketAddr> {
 
 const NBD_MEMORY: u64 = 128 << 20;
 const NBD_MEMORY_MIN: u64 = 32 << 20;
-/// Fewer than a crowd tries to have, so that who is let in is decided.
+/// Fewer than the crowd attempts, so that some are refused.
 const CONNECTIONS_MAX: u64 = 2000;
 const DATA_BYTES_MAX: u64 = 2 << 30;
 /// How long a daemon may take to end.

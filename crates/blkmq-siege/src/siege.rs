@@ -1,5 +1,5 @@
-//! Decides how a siege goes: which attack on which daemon, in which order, with a quiet window before each; and what is
-//! checked in it, behind it, and at the end of the daemon.
+//! Decides the course of a siege: which attack on which daemon, in which order, with a quiet window
+//! before each; and what is checked during it, after it, and at the daemon's end.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -18,24 +18,27 @@ use crate::scene::{END_TIME_MAX, Scene, Setting, Target, Unavailable};
 use crate::tenant::{GOOD_BYTES, LET_IN_TIME_MAX, Tenant, Visitor, Visits};
 use crate::vitals::{Allowance, Resources};
 
-/// What is to be tried.
+/// The options of a siege.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The daemon's program.
     pub program: PathBuf,
-    /// How long the windows take together; starting daemons and waiting for what they give back come on top.
+    /// How long the windows take together; starting daemons and waiting for released resources are
+    /// not included.
     pub time: Duration,
-    /// What chance starts from: the order of the attacks, and what each draws. How much of it happens is up to the machine.
+    /// Seed of the order of the attacks and of their random choices. How much each attack does
+    /// depends on the machine.
     pub seed: u64,
-    /// One attack alone, by name.
+    /// Only this attack, by name.
     pub attack: Option<String>,
-    /// One setting alone, by name.
+    /// Only this setting, by name.
     pub setting: Option<String>,
-    /// Say how long the tenant's requests took, but do not judge: windows are too short for that, or the machine is too busy.
+    /// Report latencies, but do not judge them: the windows are too short, or the machine is too
+    /// busy.
     pub is_lenient: bool,
 }
 
-/// What was seen.
+/// The result of a siege.
 #[derive(Debug, Default)]
 pub struct Report {
     latencies: Latencies,
@@ -44,16 +47,16 @@ pub struct Report {
     done: u64,
     visits: u64,
     longest_visit: Duration,
-    /// The tenant's slowest request beside an attack.
+    /// The tenant's slowest request during an attack.
     slowest: Duration,
-    /// What was left out, and why.
+    /// What was skipped, and why.
     skipped: Vec<String>,
 }
 
-/// Goes through a siege.
+/// Runs a siege.
 ///
 /// # Errors
-/// The first thing that is not as it has to be, with the phase.
+/// The first check that fails, with the phase.
 pub fn run(plan: &Plan) -> Result<Report> {
     let (attacks, settings) = (plan.attacks()?, plan.settings()?);
     let scene = Scene::new(&plan.program)?;
@@ -95,7 +98,7 @@ pub fn run(plan: &Plan) -> Result<Report> {
 struct Siege<'a> {
     scene: &'a Scene,
     chance: Chance,
-    /// What the tenant's disk holds; taken by the tenant meanwhile.
+    /// What the tenant's disk must hold; none while a tenant has it.
     history: Option<History>,
     report: Report,
     /// How long an attack takes; the quiet window before it takes half of that.
@@ -103,7 +106,7 @@ struct Siege<'a> {
     is_lenient: bool,
 }
 
-/// What the daemon took at most while somebody looked.
+/// The most that the daemon used of each resource in a window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Peak {
     descriptors: usize,
@@ -111,7 +114,7 @@ struct Peak {
 }
 
 impl Siege<'_> {
-    /// Has one daemon attacked in several ways, and end.
+    /// Starts one daemon, runs several attacks on it, and ends it.
     fn attack_daemon(&mut self, setting: Setting, attacks: &[Attack]) -> Result<()> {
         if attacks.is_empty() {
             return Ok(());
@@ -219,7 +222,7 @@ impl Siege<'_> {
         Ok(())
     }
 
-    /// Lets a visitor come and go for a window, with an attack or in quiet.
+    /// Has a visitor connect repeatedly for a window, with an attack or without.
     fn window(
         &self,
         target: &Target,
@@ -242,7 +245,7 @@ impl Siege<'_> {
                 .flat_map(|attack| (0..attack.threads()).map(move |thread| (attack, thread)))
                 .map(|(attack, thread)| {
                     scope.spawn(move || {
-                        // What attackers compute is not to be what the tenant waits for.
+                        // The attackers' own computation must not slow the tenant down.
                         let _ = rustix::process::nice(19);
                         attack.run(site, &mut Chance::new(seed ^ thread), end)
                     })
@@ -262,7 +265,7 @@ impl Siege<'_> {
                     Ok(Err(error)) | Err(error) => failed = Some(error),
                 }
             }
-            // Relaxed: nothing else is handed over with it.
+            // Relaxed: nothing else is published with it.
             is_over.store(true, Ordering::Relaxed);
             let peak = looking
                 .join()
@@ -274,7 +277,7 @@ impl Siege<'_> {
         })
     }
 
-    /// Has the daemon end in order.
+    /// Ends the daemon in order.
     fn end(&self, setting: Setting, target: &mut Target) -> Result<()> {
         if setting != Setting::LogFull && setting != Setting::LogUnread {
             let log = target.daemon.log().context("the daemon's log")?;
@@ -304,10 +307,10 @@ impl Siege<'_> {
     }
 }
 
-/// Looks at what the daemon takes until it is over.
+/// Samples the daemon's resources until the window is over.
 fn look(target: &Target, is_over: &AtomicBool) -> Result<Peak> {
     let mut peak = Peak::default();
-    // Relaxed: see where it is set.
+    // Relaxed, as where it is set.
     while !is_over.load(Ordering::Relaxed) {
         let held = Resources::by(target.daemon.pid())?;
         peak.descriptors = peak.descriptors.max(held.descriptors);
@@ -337,8 +340,8 @@ impl Plan {
         Ok(settings)
     }
 
-    /// Returns how often all attacks are gone through, each on one setting, and how long one takes: no longer than is
-    /// needed to tell a p99, and never so short that nothing happens.
+    /// Returns how many times all attacks are run, each on one setting, and how long one takes: no
+    /// longer than a p99 needs, and never too short for anything to happen.
     fn rounds(&self, attacks: usize) -> (usize, Duration) {
         let each = WINDOW * 3 / 2;
         let rounds = (self.time.as_secs_f64() / (each.as_secs_f64() * attacks as f64)).round() as usize;
@@ -355,7 +358,7 @@ impl Report {
         }
     }
 
-    /// Returns what was left out, and why.
+    /// Returns what was skipped, and why.
     pub fn skipped(&self) -> &[String] {
         &self.skipped
     }
@@ -379,18 +382,18 @@ impl fmt::Display for Report {
 }
 
 impl Attack {
-    /// How many do it at a time.
+    /// Threads of this attack.
     fn threads(self) -> u64 {
         if self == Self::Pause { 1 } else { THREADS }
     }
 }
 
-/// How long an attack lasts, where there is time.
+/// How long an attack lasts if there is time.
 const WINDOW: Duration = Duration::from_millis(2600);
 const WINDOW_MIN: Duration = Duration::from_millis(400);
 const WARM_UP: Duration = Duration::from_millis(200);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// Connections that come and go between two looks.
+/// Connections that may open and close between two samples.
 const SPARE: u64 = 16;
-/// As a panic's message has it.
+/// In the message of a panic.
 const PANICKED: &str = "panicked at";

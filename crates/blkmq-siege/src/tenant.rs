@@ -1,5 +1,5 @@
-//! Decides what it is to be a tenant who is attacked: steady load on two connections that checks every byte, and a visitor
-//! who comes anew again and again and has to be let in.
+//! Decides what the attacked tenant does: steady load on two connections that checks every byte,
+//! and a visitor that connects repeatedly and must be accepted each time.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use blkmq_forget::medium::SECTOR_BYTES;
 use blkmq_nbd::codec::CommandFlags;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 
-/// A tenant under way.
+/// A tenant whose load runs.
 #[derive(Debug)]
 pub struct Tenant {
     thread: Option<JoinHandle<Result<History, Trouble>>>,
@@ -29,10 +29,10 @@ struct Shared {
 }
 
 impl Tenant {
-    /// Checks that the disk holds what it was left with, and begins the load.
+    /// Checks that the disk has the content that `history` requires, and starts the load.
     ///
     /// # Errors
-    /// If the daemon refuses, or the disk holds anything else.
+    /// If the daemon refuses, or the content is wrong.
     pub fn start(socket: &Path, mut history: History, seed: u64) -> Result<Self> {
         let found = read_all(socket, GOOD, GOOD_BYTES)?;
         history
@@ -42,7 +42,7 @@ impl Tenant {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
         let work = move || {
-            // Relaxed: nothing else is handed over with it.
+            // Relaxed: nothing else is published with it.
             while !own.is_over.load(Ordering::Relaxed) {
                 load.run_paced(&mut history, INTERVAL, Instant::now() + SLICE)?;
                 let mut latencies = own.latencies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +60,7 @@ impl Tenant {
     /// Returns the latencies since the last call.
     ///
     /// # Errors
-    /// What has gone wrong.
+    /// The first fault of the load.
     pub fn take_latencies(&mut self) -> Result<Vec<Duration>> {
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             self.finish()?;
@@ -73,10 +73,10 @@ impl Tenant {
         Ok(std::mem::take(&mut *latencies))
     }
 
-    /// Ends the load, with everything durable that was written. Returns what the disk must hold.
+    /// Ends the load and flushes its writes. Returns what the disk must hold.
     ///
     /// # Errors
-    /// What has gone wrong.
+    /// The first fault of the load.
     pub fn finish(&mut self) -> Result<History> {
         self.shared.is_over.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("the tenant has ended already")?;
@@ -91,28 +91,28 @@ impl Drop for Tenant {
     }
 }
 
-/// A client that connects anew for each look at a disk that nobody changes.
+/// A client that connects anew for each read of a disk that does not change.
 #[derive(Debug)]
 pub struct Visitor {
     socket: PathBuf,
 }
 
-/// What a visitor met.
+/// The results of a visitor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Visits {
-    /// How often it came.
+    /// How many times it read the disk.
     pub count: u64,
-    /// How often it was turned away, and came again.
+    /// How many times it was refused and tried again.
     pub refused: u64,
-    /// The longest time from connecting to having checked everything.
+    /// The longest time from connecting to the end of the check.
     pub longest: Duration,
 }
 
 impl Visitor {
-    /// Writes what is to be found later.
+    /// Writes the content that the visits check.
     ///
     /// # Errors
-    /// If that fails.
+    /// If a write fails.
     pub fn new(socket: &Path) -> Result<Self> {
         fill(socket, GUEST, GUEST_BYTES, |sector| content(sector, VISITORS))?;
         Ok(Self {
@@ -120,10 +120,11 @@ impl Visitor {
         })
     }
 
-    /// Comes and goes until `end`. Who `may_be_refused` comes again for a while: a daemon that slept finds all its deadlines passed.
+    /// Connects and reads until `end`. If it `may_be_refused`, it tries again for a while: a daemon
+    /// that was stopped finds that all its deadlines have passed.
     ///
     /// # Errors
-    /// If it is not let in, or finds anything else than it left.
+    /// If it is refused, or the content is wrong.
     pub fn visit(&self, end: Instant, may_be_refused: bool) -> Result<Visits> {
         let (mut visits, mut first_try) = (Visits::default(), Instant::now());
         while visits.count == 0 || Instant::now() + VISIT_INTERVAL < end {
@@ -156,7 +157,7 @@ impl Visitor {
 /// Writes each sector of a disk.
 ///
 /// # Errors
-/// If that fails.
+/// If a write fails.
 pub fn fill(
     socket: &Path,
     export: &str,
@@ -184,23 +185,23 @@ pub fn fill(
     Ok(())
 }
 
-/// The tenant's disk, and its size.
+/// The tenant's disk.
 pub const GOOD: &str = "good";
-/// See [`GOOD`].
+/// Size of [`GOOD`].
 pub const GOOD_BYTES: usize = 4 << 20;
-/// The visitor's disk, and its size.
+/// The visitor's disk.
 pub const GUEST: &str = "guest";
-/// See [`GUEST`].
+/// Size of [`GUEST`].
 pub const GUEST_BYTES: usize = 1 << 20;
 const CONNECTIONS: usize = 2;
-/// Between two requests of the load: a thousand a second, a tenant who does not want all there is.
+/// Time between two requests: 1000 per second, less than the daemon could do.
 const INTERVAL: Duration = Duration::from_millis(1);
-/// After so long the load looks whether it is over.
+/// Time between two checks whether the load must end.
 const SLICE: Duration = Duration::from_millis(50);
-/// How long a visitor may have to wait.
+/// Limit on the duration of a visit.
 pub const LET_IN_TIME_MAX: Duration = Duration::from_millis(1500);
 const COME_AGAIN: Duration = Duration::from_millis(10);
 const VISIT_INTERVAL: Duration = Duration::from_millis(50);
-/// The number of the only change of a visitor's disk.
+/// The version that the visitor's disk holds.
 const VISITORS: u64 = 1;
 const FILL_BYTES: usize = 256 << 10;

@@ -1,4 +1,5 @@
-//! Decides what a daemon may take of its host: memory up to what its documents say, and no descriptor and no thread for good.
+//! Decides which resources a daemon may use: memory up to what the documents state, and no
+//! descriptor or thread that it does not give back.
 
 use std::fmt;
 use std::fs;
@@ -8,18 +9,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::process::Pid;
 
-/// What a process holds at one moment.
+/// The resources of a process at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// File descriptors.
     pub descriptors: usize,
-    /// Threads, but for those that the kernel runs io_uring's work on: it makes and ends them as it likes.
+    /// Threads, except the kernel's io_uring workers, which it starts and ends as it likes.
     pub threads: usize,
     /// Resident memory, in bytes.
     pub resident_bytes: u64,
 }
 
-/// What a daemon may hold: what it does before an attack, and what its documents add to that for connections.
+/// What a daemon may use: what it used before an attack, and what the documents add for
+/// connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     pid: Pid,
@@ -28,16 +30,16 @@ pub struct Allowance {
 }
 
 impl Resources {
-    /// Looks at a process.
+    /// Reads the resources of a process.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such process.
     pub fn by(pid: Pid) -> Result<Self> {
         let dir = format!("/proc/{}", pid.as_raw_nonzero());
         let descriptors = descriptors(&format!("{dir}/fd")).context(GONE)?;
         let mut threads = 0;
         for thread in fs::read_dir(format!("{dir}/task")).context(GONE)? {
-            // One that ends meanwhile is none.
+            // A thread that has just ended does not count.
             let name = fs::read_to_string(thread?.path().join("comm"));
             threads += usize::from(name.is_ok_and(|name| !name.starts_with(KERNELS)));
         }
@@ -50,7 +52,7 @@ impl Resources {
 }
 
 impl Allowance {
-    /// Takes what the daemon holds now as what it needs.
+    /// Records what the daemon uses now as its baseline.
     ///
     /// # Errors
     /// If there is no such process.
@@ -63,23 +65,23 @@ impl Allowance {
         })
     }
 
-    /// Returns what the daemon held before.
+    /// Returns what the daemon used before the attack.
     pub fn before(&self) -> Resources {
         self.before
     }
 
-    /// Returns how much memory the documents let it take beside so many connections, of which so many do I/O, and a tenth for what an
-    /// allocator rounds up.
+    /// Returns the memory that the documents allow with this many connections, `loaded` of which do
+    /// I/O, plus a tenth for rounding in the allocator.
     pub fn resident_max(&self, connections: u64, loaded: u64) -> u64 {
         let loaded = connections.min(loaded);
         let documented = self.nbd_memory + connections * IDLE_BYTES + loaded * LOADED_BYTES;
         self.before.resident_bytes + documented + documented / 10
     }
 
-    /// Waits until the daemon has given back what attackers had of it.
+    /// Waits until the daemon has given back the descriptors and threads that attackers caused.
     ///
     /// # Errors
-    /// What it still has when time is up.
+    /// What it still holds at the end of the time limit.
     pub fn wait_given_back(&self) -> Result<()> {
         let end = Instant::now() + GIVE_BACK_TIME_MAX;
         loop {
@@ -97,8 +99,9 @@ impl Allowance {
     }
 }
 
-/// Counts a process's descriptors. Linux tells their number as the size of the directory (6.2 and later); to read it takes 2 ms with
-/// 2,000 of them, and twenty times a second that would be what the tenant waits for.
+/// Counts a process's descriptors. Since Linux 6.2 their number is the size of the directory.
+/// Reading it takes 2 ms with 2000 descriptors, and twenty times a second that would delay the
+/// tenant.
 fn descriptors(dir: &str) -> io::Result<usize> {
     match fs::metadata(dir)?.len() {
         0 => Ok(fs::read_dir(dir)?.count()),
@@ -142,11 +145,11 @@ impl fmt::Display for Resources {
     }
 }
 
-/// What `docs/exports/nbd.md` says that a connection may take beside `nbd_memory`: 16 KiB; and with I/O its own 256 KiB, and 144 KiB
-/// for large writes.
+/// What `docs/exports/nbd.md` allows a connection in addition to `nbd_memory`: 16 KiB, and with I/O
+/// another 256 KiB, and 144 KiB for large writes.
 const IDLE_BYTES: u64 = 16 << 10;
 const LOADED_BYTES: u64 = (256 + 144) << 10;
-/// Requests of clients that have left are waited for.
+/// Includes the end of requests whose clients have disconnected.
 const GIVE_BACK_TIME_MAX: Duration = Duration::from_secs(15);
 const KERNELS: &str = "iou-";
 const GONE: &str = "the daemon is gone";

@@ -1,5 +1,6 @@
-//! Decides how hostile clients reach the daemon: a socket on which anything may be sent, and whole conversations as bytes, to be
-//! cut, changed and repeated. What is well-formed comes from the project's codec.
+//! Decides how hostile clients reach the daemon: a socket that sends any bytes, and whole
+//! conversations as bytes, which attacks cut, change and repeat. Valid messages come from the
+//! project's codec.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -15,7 +16,7 @@ use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{ClientFlags, CommandFlags, HeaderStyle};
 use rustix::net::sockopt;
 
-/// A connection that keeps to no rules.
+/// A connection that may violate the protocol.
 #[derive(Debug)]
 pub(crate) enum Wire {
     Unix(UnixStream),
@@ -37,7 +38,7 @@ impl Wire {
         Ok(Self::Tcp(stream))
     }
 
-    /// Sends as much as is taken within a moment. Returns whether that was all.
+    /// Sends until the timeout. Returns whether all bytes were taken.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> bool {
         match self {
             Self::Unix(stream) => stream.write_all(bytes).is_ok(),
@@ -45,7 +46,8 @@ impl Wire {
         }
     }
 
-    /// Says that nothing more will be sent, and throws away what comes until the end, or until nothing comes for a moment.
+    /// Shuts down the sending side, and discards what arrives until the end, or until nothing
+    /// arrives for a moment.
     pub(crate) fn finish(&mut self) {
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(Shutdown::Write),
@@ -54,7 +56,7 @@ impl Wire {
         self.discard(usize::MAX);
     }
 
-    /// Throws away what comes, `bytes` of it or a little more. Returns how many there were.
+    /// Discards at least `bytes` bytes, or less if nothing more arrives. Returns their number.
     pub(crate) fn discard(&mut self, bytes: usize) -> usize {
         let (mut scrap, mut all) = ([0; 64 << 10], 0);
         while all < bytes {
@@ -70,7 +72,7 @@ impl Wire {
         all
     }
 
-    /// Hangs up; over TCP with a reset instead of an orderly end.
+    /// Disconnects; over TCP with a reset instead of an orderly end.
     pub(crate) fn reset(self) {
         if let Self::Tcp(stream) = &self {
             let _ = sockopt::set_socket_linger(stream.as_fd(), Some(Duration::ZERO));
@@ -78,7 +80,7 @@ impl Wire {
     }
 }
 
-/// A client's side of a conversation that uses every option and command, up to its orderly end.
+/// A client's side of a conversation that uses every option and command, and ends in order.
 pub(crate) fn conversation(style: HeaderStyle, export: &str) -> Vec<u8> {
     let mut out = negotiation(style, export);
     let requests = [
@@ -102,7 +104,7 @@ pub(crate) fn conversation(style: HeaderStyle, export: &str) -> Vec<u8> {
     out
 }
 
-/// The options of a client that asks for everything, and then selects the export.
+/// The options of a client that requests everything, and then selects the export.
 pub(crate) fn negotiation(style: HeaderStyle, export: &str) -> Vec<u8> {
     let mut out = Vec::new();
     write_client_flags(ClientFlags::FIXED_NEWSTYLE.with(ClientFlags::NO_ZEROES), &mut out);
@@ -123,7 +125,7 @@ pub(crate) fn negotiation(style: HeaderStyle, export: &str) -> Vec<u8> {
     out
 }
 
-/// The data of an `INFO` or `GO` that asks for all details.
+/// The data of an `INFO` or `GO` that requests all details.
 pub(crate) fn info(export: &str) -> Vec<u8> {
     let mut out = Vec::new();
     let kinds = [
@@ -136,7 +138,7 @@ pub(crate) fn info(export: &str) -> Vec<u8> {
     out
 }
 
-/// Appends a request's header; a payload is up to the caller.
+/// Appends a request's header; the caller appends a payload.
 pub(crate) fn push_request(
     style: HeaderStyle,
     (command, flags): (Command, CommandFlags),
@@ -155,7 +157,7 @@ pub(crate) fn push_request(
     header.write(style, out);
 }
 
-/// What hostile writes consist of: nothing that a tenant's disk ever holds.
+/// What hostile writes consist of: no tenant's disk ever holds it.
 pub(crate) const MARK: u8 = 0xa5;
 /// How long a hostile client waits for anything.
 const PATIENCE: Duration = Duration::from_millis(30);

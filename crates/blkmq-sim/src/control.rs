@@ -1,5 +1,5 @@
-//! Decides what the control thread does to the running queue: freeze, quiesce, switch the elevator, change
-//! the depth, or change groups (`tenants`). `world` calls it at the times that it returns.
+//! Decides what the control thread does to the running queue: freeze, quiesce, switch the elevator,
+//! change the depth, or change groups (`tenants`). `world` calls it at the times that it returns.
 //!
 //! ```text
 //!   Rest ─► begin ─► Waiting until it is so ─► (switch) ─► Holding ─► end ─► Rest
@@ -22,9 +22,9 @@ pub(crate) struct Control {
     depth_max: u32,
     rng: Rng,
     state: State,
-    /// How often the queue is frozen or quiesced at the moment.
+    /// How many freezes and quiesces are in force.
     nested: u32,
-    /// It claims to quiesce the queue, but does not: for a test of the oracle.
+    /// It pretends to quiesce the queue: for a test of the oracle.
     pretends: bool,
     waiting_since: Instant,
     tenants: Tenants,
@@ -44,7 +44,7 @@ enum State {
 pub(crate) struct Next {
     /// When the next step is, if there is one.
     pub(crate) at: Option<Instant>,
-    /// All reactors must be kicked.
+    /// All reactors must be woken.
     pub(crate) kick: bool,
 }
 
@@ -210,7 +210,7 @@ impl Control {
         self.soon(now, false)
     }
 
-    /// Returns since when it has waited for the queue to stop.
+    /// Returns since when it has been waiting for the queue to stop.
     pub(crate) fn waits_since(&self) -> Option<Instant> {
         matches!(self.state, State::Draining { .. } | State::Quieting).then_some(self.waiting_since)
     }
@@ -226,5 +226,5 @@ impl Control {
     }
 }
 
-/// Which of several queues it acts on.
+/// The index of the queue that it controls.
 pub(crate) const CONTROLLED: usize = 0;

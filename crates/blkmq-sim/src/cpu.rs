@@ -1,5 +1,6 @@
-//! Decides how long a modelled CPU takes for a reactor's steps, from the figures measured on our machines.
-//! `world` charges each step of a reactor; the gate's serial part is charged to its holder.
+//! Decides how long a modelled CPU takes for a reactor's steps, from the figures measured on our
+//! machines. `world` charges each step of a reactor; the gate's serial part is charged to its
+//! holder.
 
 use blkmq_core::time::{Instant, Nanos};
 
@@ -19,8 +20,8 @@ pub struct Costs {
     pub end: u64,
     /// One request through the elevator, inside the gate.
     pub elevate: u64,
-    /// A reactor that finds the elevator busy waits for it and does its work itself, as with a spin lock;
-    /// otherwise it leaves the work to the holder.
+    /// A reactor that finds the elevator busy waits for it and does its work itself, as with a spin
+    /// lock; otherwise it leaves the work to the holder.
     pub lock: bool,
     /// Entering the gate when the last holder was this CPU.
     pub gate: u64,
@@ -34,16 +35,16 @@ pub struct Costs {
     pub timer: u64,
     /// Up to this many percent are added to all costs.
     pub jitter: u32,
-    /// How often a step is interrupted by another task on the CPU.
+    /// How often another task on the CPU interrupts a step.
     pub preempt: Ppm,
-    /// How long the interruption takes at most.
+    /// The longest such interruption.
     pub preempt_max: Nanos,
 }
 
 impl Costs {
-    /// The measured costs: an uncontended lock 4, a line from the other core 250 to 330 one way, a wake-up of
-    /// a halted core 15 000, 7 100 of them on the waker's side, a timer 14 000 to 28 000 late; per bio about
-    /// 30 in all.
+    /// The measured costs in nanoseconds: 4 for an uncontended lock, 250 to 330 one way for a line
+    /// from the other core, 15 000 to wake a halted core, 7100 of them on the waker's side, 14 000
+    /// to 28 000 for a late timer; about 30 per bio in all.
     pub fn lab() -> Self {
         Self {
             submit: 12,
@@ -95,8 +96,9 @@ pub struct Done {
     pub driver: Work,
 }
 
-/// The gate as a serial resource. In the simulator a call into the core takes no time, so no reactor ever
-/// finds the gate held; the work that a holder would do for others is charged to it here instead.
+/// The gate as a serial resource. In the simulator a call into the core takes no time, so no
+/// reactor ever finds the gate held; the work that a holder would do for others is charged to it
+/// here instead.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gate {
     holder: usize,
@@ -115,18 +117,19 @@ impl Costs {
 }
 
 impl Gate {
-    /// Charges the `entries` of a step of `cpu`, and its `requests` that went through the elevator. Returns
-    /// how long `cpu` is busy with them: as the holder, or only with publishing them, if another CPU holds
-    /// the gate at that moment.
+    /// Charges the `entries` of a step of `cpu`, and its `requests` that went through the elevator.
+    /// Returns how long `cpu` is busy with them: as the holder, or only with publishing them, if
+    /// another CPU holds the gate at that moment.
     pub fn charge(&mut self, costs: &Costs, cpu: usize, entries: u64, requests: u64, now: Instant) -> u64 {
         if entries == 0 {
             return 0;
         }
         let held = now < self.busy_until;
         if held && self.holder != cpu && !costs.lock {
-            // The holder fetches the submitter's insert list and does the work before it leaves.
+            // The holder fetches the submitter's insert list and does the work before it leaves the
+            // gate.
             self.busy_until = self.busy_until + Nanos(costs.line + requests * costs.elevate);
-            // One line to publish, one to learn of the ends.
+            // One line to publish the work, and one to learn of its completions.
             return 2 * costs.line;
         }
         let moved = if self.holder == cpu { 0 } else { costs.line };
@@ -136,7 +139,7 @@ impl Gate {
         self.busy_until.since(now).0
     }
 
-    /// Returns until when `cpu` is busy, as the holder, with the work of others.
+    /// Returns until when `cpu`, as the holder, does the work of others.
     pub fn kept(&self, cpu: usize) -> Instant {
         if self.holder == cpu {
             self.busy_until

@@ -64,7 +64,7 @@ pub enum Fact {
     Freeze { begin: bool },
     /// The control thread quiesced the queue, or ended the quiesce.
     Quiesce { begin: bool },
-    /// The queue was seen to be drained, or quiesced.
+    /// The queue was found drained, or quiesced.
     Still { frozen: bool },
     /// The elevator was switched.
     Switch { to: Kind },
@@ -172,7 +172,8 @@ fn line(now: Instant, fact: &Fact) -> String {
     format!("{:>12} ns  {fact:?}", now.0)
 }
 
-/// A 64-bit multiply-and-rotate fold. Not for tables: equal histories have equal digests, and that is all it is for.
+/// A 64-bit fold by multiplication and rotation. It is not for hash tables: it only ensures that
+/// equal histories have equal digests.
 #[derive(Debug, Default)]
 struct Digest(u64);
 

@@ -1,9 +1,9 @@
-//! Decides the content of a modelled drive, block by block: the live image (what reads return), the volatile
-//! cache, and the durable image (what survives a power cut). The drive writes them; the oracle examines the
-//! durable one.
+//! Decides the content of a modelled drive, block by block: the live image (what reads return), the
+//! volatile cache, and the durable image (what survives a power cut). The drive writes them; the
+//! oracle examines the durable one.
 //!
 //! ```text
-//!   write ───► live + cache ──── flush, destaging, luck at a power cut ───► durable
+//!   write ───► live + cache ──── flush, destaging, chance at a power cut ───► durable
 //!   write with FUA, or without a cache: live and durable at once
 //! ```
 
@@ -15,13 +15,14 @@ use crate::rng::{Ppm, Rng};
 /// The three images of one drive. A block's content is one number; all are 0 at first.
 #[derive(Debug)]
 pub struct Images {
-    /// The number of its first block: blocks are numbered across all drives.
+    /// The number of its first block; blocks are numbered across all drives.
     first: u32,
     live: Vec<Cell>,
     durable: Vec<Cell>,
     /// Blocks whose live content is not durable.
     dirty: BTreeSet<u32>,
-    /// Blocks with a write that was reported as done since they were last clean: a flush owes them.
+    /// Blocks with a write that was reported as done and is not durable: the next flush must write
+    /// them.
     owed: BTreeSet<u32>,
     /// Blocks whose durable content was written since the oracle last checked.
     changed: Vec<u32>,
@@ -54,7 +55,8 @@ impl Lot {
         }
     }
 
-    /// Says whether it takes a block, given by its place on the drive; call it for blocks in ascending order.
+    /// Says whether it takes the block at this place on the drive; call it for blocks in ascending
+    /// order.
     pub fn takes(&mut self, block: u32, rng: &mut Rng) -> bool {
         let number = block / self.physical;
         match self.last {
@@ -93,7 +95,7 @@ impl Images {
         self.durable[self.index(block)].value
     }
 
-    /// Writes a block; `through` the cache if it must be durable at once.
+    /// Writes a block; with `through` it is durable at once.
     pub fn write(&mut self, block: u32, value: u64, through: bool) {
         self.writes += 1;
         let cell = Cell {
@@ -108,7 +110,8 @@ impl Images {
         }
     }
 
-    /// Records that a write of `block` has been reported as done, so that the next flush owes it.
+    /// Records that a write of `block` has been reported as done, so that the next flush must write
+    /// it.
     pub fn reported(&mut self, block: u32) {
         if self.dirty.contains(&block) {
             self.owed.insert(block);
@@ -123,7 +126,7 @@ impl Images {
             .collect()
     }
 
-    /// Makes a content durable, unless a later one is durable already.
+    /// Makes a cell durable, unless a later one is durable already.
     pub fn persist(&mut self, block: u32, cell: Cell) {
         let index = self.index(block);
         let durable = &mut self.durable[index];

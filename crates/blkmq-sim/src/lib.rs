@@ -1,9 +1,11 @@
-//! The same core in virtual time, with modelled CPUs and drives, on one OS thread: one seed, one history.
+//! The same core in virtual time, with modelled CPUs and drives, on one OS thread: one seed, one
+//! history.
 //!
-//! [`world`] runs a history of a [`setup`]: reactors (`reactor`) take their turns on modelled CPUs ([`cpu`]),
-//! clients ([`workload`]) submit, a control thread (`control`) interferes, a [`drive`] with faults answers,
-//! and the [`oracle`] checks. A [`scenario`] fills in the setup; [`history`] folds all facts into one digest;
-//! [`run`] runs it. A [`modelled_queue`] runs the bios of its caller instead, before one drive.
+//! [`world`] runs a history of a [`setup`]: reactors (`reactor`) take turns on modelled CPUs
+//! ([`cpu`]), clients ([`workload`]) submit, a control thread (`control`) interferes, a [`drive`]
+//! with faults answers, and the [`oracle`] checks. A [`scenario`] fills in the setup; [`history`]
+//! folds all facts into one digest; [`run`] runs it. A [`modelled_queue`] runs the bios of its
+//! caller instead, on one drive.
 #![forbid(unsafe_code)]
 
 mod control;

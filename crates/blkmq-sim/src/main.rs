@@ -1,4 +1,5 @@
-//! Decides what the simulator's command line means: replay one history, run many, or list the scenarios.
+//! Decides what the simulator's command line means: replay one history, run many, or list the
+//! scenarios.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -162,7 +163,8 @@ fn describe(scenario: &Scenario, seed: u64, summary: &Summary) -> String {
     )
 }
 
-/// Runs seeds of each scenario, on all processors; a line for each scenario. Seeds do not depend on each other.
+/// Runs the seeds of each scenario on all processors, and prints a line for each scenario. Seeds do
+/// not depend on each other.
 fn run_many(scenarios: &[Scenario], first: u64, seeds: u64) -> ExitCode {
     let mut failed = false;
     for scenario in scenarios {
@@ -196,14 +198,14 @@ fn run_many(scenarios: &[Scenario], first: u64, seeds: u64) -> ExitCode {
     }
 }
 
-/// What became of the seeds, in their order, up to the first one that failed at least.
+/// The results of the seeds in order, at least up to the first that failed.
 fn run_seeds(scenario: &Scenario, seeds: Range<u64>) -> Vec<(u64, Result<Summary, String>)> {
     let next = AtomicU64::new(seeds.start);
     let end = AtomicU64::new(seeds.end);
     let work = || {
         let mut ends = Vec::new();
         loop {
-            // Relaxed, all of them: the threads' results meet when the threads are joined.
+            // Relaxed, here and below: the results are published when the threads are joined.
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= end.load(Ordering::Relaxed) {
                 return ends;

@@ -1,6 +1,6 @@
-//! Decides which mapped disks lie over the drives of a history, and where their bytes must be: computed block
-//! by block from the specification, differently from the core's tables, so that the oracle can compare the
-//! two. `world` makes the core's tables from the same specification.
+//! Decides which mapped disks a history has on its drives, and where their bytes must be: computed
+//! block by block from the specification, differently from the core's tables, so that the oracle
+//! can compare the two. `world` makes the core's tables from the same specification.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Table};
 use crate::oracle::DiskRules;
 use crate::setup::{Sabotage, Setup};
 
-/// The mapped disks of a history, which its clients use.
+/// The mapped disks of a history, used by its clients.
 #[derive(Clone, Debug)]
 pub struct Mapped {
-    /// In the order of their numbers. Leaves are numbered through all disks of the first drive, then those of
-    /// the next. All have one block size, which is stated.
+    /// In the order of their numbers. Leaves are numbered through all disks of the first drive,
+    /// then those of the next. Each states the one block size that all have.
     pub disks: Vec<MapSpec>,
     /// How many bios each reactor may have under way that were passed whole to a member.
     pub passed_max: u32,
@@ -30,8 +30,8 @@ pub struct Layout {
     pub blocks: Vec<u32>,
     /// The indices of the blocks at which a new part of a bio begins.
     pub cuts: BTreeSet<usize>,
-    /// The drives' disks below it, by their first blocks. Disks below a member that this disk's part of the
-    /// member does not use are included, because a flush goes to all of a member.
+    /// The drives' disks below it, by their first blocks. They include disks of a member that are
+    /// outside this disk's part of the member, because a flush goes to the whole member.
     pub leaves: BTreeSet<u32>,
 }
 
@@ -57,12 +57,13 @@ impl Layout {
 }
 
 impl Mapped {
-    /// Bytes of a block, as clients see it.
+    /// Bytes of a block of these disks.
     pub fn block(&self) -> u32 {
         self.disks[0].block_size.expect("it is said")
     }
 
-    /// Returns where each mapped disk lies; `leaves` say it of the drives' disks, in blocks of `unit` bytes.
+    /// Returns where each mapped disk lies; `leaves` are the layouts of the drives' disks, in
+    /// blocks of `unit` bytes.
     fn layouts(&self, leaves: &[Layout], unit: u64) -> Vec<Layout> {
         let mut layouts: Vec<Layout> = Vec::new();
         for spec in &self.disks {
@@ -83,7 +84,7 @@ impl Mapped {
     }
 }
 
-/// Which blocks of the disk below a member is, in whole blocks of the mapped disk.
+/// The blocks of the lower disk that a member uses, in whole blocks of the mapped disk.
 fn piece(member: &MemberSpec, below: &Layout, block: u64, unit: u64) -> std::ops::Range<usize> {
     let start = member.start / unit;
     let rest = below.blocks.len() as u64 - start;
@@ -111,7 +112,7 @@ fn join(kind: MapKind, pieces: &[(&Layout, std::ops::Range<usize>)], unit: u64) 
     layout
 }
 
-/// Says what the oracle has to know of the disks that clients use.
+/// Returns the oracle's rules for the disks that clients use.
 pub(crate) fn disk_rules(setup: &Setup) -> Vec<DiskRules> {
     let plain = |(number, (limits, _))| {
         let disks = setup.places(number).into_iter().zip(&setup.read_only);
@@ -136,12 +137,12 @@ pub(crate) fn disk_rules(setup: &Setup) -> Vec<DiskRules> {
         .collect()
 }
 
-/// Has the core make its tables, maybe of a description that is not the one asked for.
+/// Makes the core's tables, with `sabotage` from a wrong description.
 pub(crate) fn table(setup: &Setup, sabotage: Option<Sabotage>) -> Table {
     let block = u64::from(setup.block());
     let leaf = |queue: usize, disk: usize, limits: &blkmq_core::limits::Limits| {
         let mut limits = limits.clone();
-        // No flush is sent to a drive without a cache.
+        // The core sends no flush to a drive without a cache.
         limits.cache &= sabotage != Some(Sabotage::FlushLeavesOutMember) || queue > 0;
         Leaf {
             queue: queue as u16,
@@ -211,7 +212,7 @@ mod tests {
             passed_max: 1,
             divided_max: 1,
         };
-        // Of the second disk 5 blocks are left: two chunks, and one block that is not used.
+        // The second disk has 5 blocks left: two chunks, and one unused block.
         let leaves = [Layout::plain(0..6), Layout::plain(10..16)];
         let layouts = mapped.layouts(&leaves, 4096);
         assert_eq!(layouts[0].blocks, [0, 1, 11, 12, 2, 3, 13, 14]);

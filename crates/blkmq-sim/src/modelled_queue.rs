@@ -1,6 +1,7 @@
-//! Decides how the caller's bios run in virtual time: the real queue on one reactor, before one modelled
-//! drive, without faults. Calls cost nothing, so only decisions and the drive's time are shown. `blkmq replay
-//! --simulate` plays recordings on it; `drive::model` decides how long each command takes.
+//! Decides how the caller's bios run in virtual time: the real queue on one reactor, with one
+//! modelled drive, without faults. Calls cost nothing, so only the scheduler's decisions and the
+//! drive's time are shown. `blkmq replay --simulate` plays recordings on it; `drive::model` decides
+//! how long each command takes.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -21,7 +22,7 @@ use blkmq_core::time::Instant;
 use crate::drive::model::{Arm, Model, Work};
 use crate::rng::Rng;
 
-/// A drive, as its queue must know it.
+/// The drive, as its queue must know it.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// How long its commands take. It starts them in the order in which they arrive.
@@ -30,7 +31,7 @@ pub struct Spec {
     pub tags: u32,
 }
 
-/// A queue with its disks, its drive and its time.
+/// A queue with its disks, its drive and its clock.
 pub struct ModelledQueue {
     queue: LocalQueue,
     drive: Rc<RefCell<Drive>>,
@@ -39,7 +40,8 @@ pub struct ModelledQueue {
 }
 
 impl ModelledQueue {
-    /// Makes disks of these sizes in bytes one after the other on one drive, each with a group of its own.
+    /// Makes disks of these sizes in bytes, one after the other, on one drive, each with its own
+    /// group.
     ///
     /// # Errors
     /// If there can be no such queue: too many disks, or their sum is too large.
@@ -75,7 +77,7 @@ impl ModelledQueue {
         })
     }
 
-    /// The disk of this number, and its group.
+    /// The disk with this number, and its group.
     pub fn place(number: usize) -> (DiskId, GroupId) {
         (DiskId(number as u32), GroupId(number as u32 + 1))
     }
@@ -88,15 +90,15 @@ impl ModelledQueue {
     /// Submits a bio. Bios submitted before the next wait form a batch, and are merged.
     ///
     /// # Errors
-    /// Returns the bio if too many wait: submit it again after another one has ended.
+    /// Returns the bio if too many wait: submit it again after another bio has ended.
     pub fn submit(&mut self, bio: Bio) -> Result<(), Bio> {
         self.queue.submit(bio, self.now, &mut self.fx)
     }
 
-    /// Advances the time until a bio has ended, which is added to `ended`, or until the given time.
+    /// Advances the time to `until`, or until a bio has ended; appends ended bios to `ended`.
     ///
     /// # Panics
-    /// If no bio is under way and no time is given: it would never return.
+    /// If no bio is under way and no time is given, since it would never return.
     pub fn wait(&mut self, until: Option<Instant>, ended: &mut Vec<Bio>) {
         loop {
             self.turn(ended);
@@ -132,7 +134,8 @@ impl std::fmt::Debug for ModelledQueue {
     }
 }
 
-/// What a drive takes: it has a cache that is written back, and takes discards and zeroes as notes of what is not stored.
+/// The limits of a drive with a write-back cache that accepts discards and zeroing without
+/// transferring data.
 fn limits(model: &Model) -> Limits {
     Limits {
         discard_max: DISCARD_MAX,
@@ -149,7 +152,7 @@ struct Drive {
     model: Model,
     rng: Rng,
     arm: Arm,
-    /// Since when each of its units is free; none if it has as many as it needs.
+    /// When each of its units is free; empty if it has as many as it needs.
     free: BinaryHeap<Reverse<Instant>>,
     ends: BinaryHeap<Reverse<(Instant, u64)>>,
     /// Blocks in its cache.
@@ -176,7 +179,7 @@ impl Drive {
         let work = Work {
             op: rq.op(),
             position: rq.position(),
-            // That a range is not stored any more is noted, however long it is.
+            // A discard or zeroing takes the same time for any length.
             len: if moves_data(rq.op()) { rq.len() } else { 0 },
             owed: self.owed,
         };
@@ -197,7 +200,7 @@ impl Drive {
     }
 }
 
-/// How the queue meets the drive.
+/// The driver between the queue and the drive.
 struct Modelled(Rc<RefCell<Drive>>);
 
 impl HctxDriver for Modelled {
@@ -226,13 +229,14 @@ fn moves_data(op: Op) -> bool {
     matches!(op, Op::Read | Op::Write)
 }
 
-/// Parts of bios that may be under way, and bios that may wait beside them.
+/// The most requests, parts of bios, under way, and the most bios that may wait in addition.
 const REQUESTS: u32 = 4096;
 /// Bytes of one discard, or of one command that zeroes.
 const DISCARD_MAX: u64 = 1 << 30;
-/// What a flush writes block by block.
+/// The unit in which a flush writes.
 const BLOCK: u64 = 4096;
-/// Blocks that a flush writes at most, 1 MiB: beyond, the drive writes its cache back beside its other work.
+/// The most blocks that a flush waits for, 1 MiB: beyond that the drive writes its cache back in
+/// the background.
 const OWED_MAX: u64 = 256;
 const STREAM: u64 = 1;
 
@@ -266,7 +270,7 @@ mod tests {
         }
     }
 
-    /// When each of these ends that are submitted at once, in the order of the ends.
+    /// When each of these bios, submitted together, ends, in the order of the ends.
     fn ends(queue: &mut ModelledQueue, bios: Vec<Bio>) -> Vec<u64> {
         let mut left = bios.len();
         bios.into_iter()

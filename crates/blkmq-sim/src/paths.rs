@@ -1,10 +1,10 @@
-//! Decides what the paths to the drive of a multipath history do: each works, is cut, or hangs, and all lead
-//! to the same medium. `world` has their states changed and messages sent; `drive::modelled_hctx` shows the
-//! oracle the core's view above the paths.
+//! Decides what the paths to the drive of a multipath history do: each works, is cut, or hangs, and
+//! all lead to the same medium. `world` makes their states change and messages arrive;
+//! `drive::modelled_hctx` shows the oracle the core's view above the paths.
 //!
-//! When a path is cut, the drive drops the requests from it, and the path reports that the transport failed;
-//! new requests fail at once. A path that hangs takes requests and reports no ends; when it works again, the
-//! requests that it took have failed.
+//! When a path is cut, the drive drops its requests, and the path reports that the transport
+//! failed; new requests fail at once. A path that hangs takes requests and reports no ends; when it
+//! works again, the requests that it took have failed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -30,7 +30,7 @@ pub struct Spec {
     pub groups: Vec<u8>,
     /// The selector at the start.
     pub selector: Selector,
-    /// When a higher group is returned to.
+    /// When requests return to a higher group.
     pub failback: Failback,
     /// What happens to requests without a path.
     pub no_path: NoPath,
@@ -58,7 +58,7 @@ pub struct Paths {
     spec: Spec,
     hctxs: u16,
     block: u32,
-    /// By number: how it is, and how often that has changed.
+    /// By path number: its state, and how often that has changed.
     weather: [Cell<(Weather, u64)>; PATHS_MAX],
     kicks: Arc<Kicks>,
     rng: RefCell<Rng>,
@@ -114,13 +114,13 @@ impl Paths {
         Box::new(opened.unwrap_or_else(|path| panic!("path {path:?} does not open")))
     }
 
-    /// Returns when the weather changes next.
+    /// Returns when a path's state changes next.
     pub(crate) fn next_change(&self, now: Instant) -> Instant {
         let (least, most) = self.spec.every;
         now + Nanos(self.rng.borrow_mut().from_to(least.0, most.0))
     }
 
-    /// Changes the weather at one path, or passes a message on.
+    /// Changes the state of one path, or passes on a message of an operator.
     pub(crate) fn change(&self, now: Instant) {
         let mut rng = self.rng.borrow_mut();
         if rng.chance(self.spec.messages) {
@@ -136,8 +136,8 @@ impl Paths {
         path.set((next, changes + 1));
     }
 
-    /// Says what is wrong with an end that the core gets. With a path, or while requests are held, only
-    /// errors of the medium may appear.
+    /// Returns what is wrong with an end that the core gets. While there is a path, or requests are
+    /// held, only errors of the medium may appear.
     pub(crate) fn fault_of(&self, status: Status) -> Option<String> {
         if matches!(status, Status::Ok | Status::Requeue | Status::Medium) {
             return None;
@@ -148,7 +148,7 @@ impl Paths {
         (!is_right).then(|| format!("a request ended with {status:?} above the paths: {groups:?}"))
     }
 
-    /// Says whether a path hangs, so that only time helps.
+    /// Says whether a path hangs, so that only a time limit can continue the work.
     pub(crate) fn hangs(&self) -> bool {
         self.weather.iter().any(|path| path.get().0 == Weather::Hung)
     }
@@ -158,7 +158,7 @@ impl Paths {
         std::mem::take(&mut *self.kicks.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says what is not at rest although all bios have ended.
+    /// Returns what is not at rest although all bios have ended.
     pub(crate) fn fault_at_rest(&self) -> Option<String> {
         let paths = self.multipath.path_stats();
         let busy = paths
@@ -170,7 +170,7 @@ impl Paths {
     fn message(&self, rng: &mut Rng, now: Instant) {
         let paths = self.multipath.path_stats();
         let some = paths[rng.below(paths.len() as u64) as usize].id;
-        // What cannot be is refused, which is right as well.
+        // The result does not matter: an impossible request must be refused.
         let _ = match rng.below(12) {
             0 => self.multipath.fail_path(some, now),
             1..=3 => self.multipath.reinstate_path(some, now),
@@ -220,7 +220,7 @@ struct PathOpener {
 
 impl Opener for PathOpener {
     fn open(&mut self, path: PathId) -> Option<Box<dyn HctxDriver>> {
-        // Each path has a way into the drive for each context.
+        // Each path has one entry to the drive for each context.
         let way = u16::from(path.0) * self.paths.hctxs + self.hctx.0;
         Some(Box::new(PathPort {
             way: Way::new(0, way, Rc::clone(&self.stage)),
@@ -251,7 +251,7 @@ struct PathPort {
     paths: Rc<Paths>,
     stage: Rc<Stage>,
     path: usize,
-    /// Changes of the weather that it has noticed.
+    /// Changes of the path's state that it has processed.
     changes: u64,
     at_drive: Vec<Cookie>,
     swallowed: Vec<Cookie>,
@@ -259,7 +259,8 @@ struct PathPort {
 }
 
 impl PathPort {
-    /// Notices the weather: what hung or was cut has failed.
+    /// Reads the path's state. After a change, the requests of a path that hung or was cut have
+    /// failed.
     fn weather(&mut self) -> Weather {
         let (weather, changes) = self.paths.weather[self.path].get();
         if std::mem::replace(&mut self.changes, changes) != changes && weather != Weather::Hung {
@@ -269,7 +270,7 @@ impl PathPort {
             };
             self.ended.extend(self.swallowed.drain(..).map(lost));
             if weather == Weather::Cut {
-                // What the drive is bound to, it reports in its own time.
+                // The drive keeps some of the requests, and reports their ends itself.
                 let (way, ended) = (&mut self.way, &mut self.ended);
                 self.at_drive.retain(|&cookie| {
                     let is_bound = way.timed_out(cookie) == TimedOut::Wait;
@@ -311,7 +312,7 @@ impl HctxDriver for PathPort {
         if self.weather() == Weather::Hung {
             return;
         }
-        // First what was cut: the drive may report it all the same, and late.
+        // Requests of a cut path are first; the drive may report them as well, later.
         done.append(&mut self.ended);
         let first = done.len();
         self.way.reap(now, done);

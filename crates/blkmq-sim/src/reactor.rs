@@ -1,13 +1,14 @@
-//! Decides what a modelled reactor does next: one step of the loop that the host's reactors run. `world`
-//! gives it its turns; the core's `LocalQueue` does the work.
+//! Decides what a modelled reactor does next: one step of the loop that the host's reactors run.
+//! `world` gives it its turns; the core's `LocalQueue` does the work.
 //!
 //! ```text
 //!   Run ─► Submit (some bios a step) ─► Unplug ─┬─ did something ──► Run
-//!    ▲                                          └─ Announce ─► Check ─┬─ nothing came ──► Asleep
-//!    ├──────────────────── something came meanwhile ──────────────────┘                     │
+//!    ▲                                          └─ Announce ─► Check ─┬─ found nothing ─► Asleep
+//!    ├──────────────────────────── found something ───────────────────┘                     │
 //!    └────────────────────────────── kick, interrupt, timer, client ────────────────────────┘
-//!   An attached thread goes Away instead of announcing, now and then, and hears nothing until it is back.
 //! ```
+//! An attached thread sometimes goes Away instead of announcing, and notices nothing until it is back.
+//!
 //! A kick before the announcement is dropped, as by the host's wake flag: the check must find the work.
 
 use blkmq_core::bio::Status;
@@ -34,7 +35,7 @@ pub(crate) enum Phase {
     Announce,
     Check,
     Asleep,
-    /// Not looking, as an attached thread may.
+    /// Not polling, as an attached thread may stop to.
     Away,
 }
 
@@ -43,21 +44,21 @@ pub(crate) struct Reactor {
     pub(crate) id: ReactorId,
     /// Its side of each queue.
     locals: Vec<LocalQueue>,
-    /// What takes its client's bios to them, if the client uses mapped disks.
+    /// What splits its client's bios for them, if the client uses mapped disks.
     stack: Option<Stack>,
     pub(crate) client: Client,
     pub(crate) phase: Phase,
     /// Steps and timers that were planned in an earlier epoch are void.
     pub(crate) epoch: u64,
-    /// It was told to wake, since it announced that it would sleep.
+    /// It has been woken since it announced that it would sleep.
     pub(crate) notified: bool,
     /// Its ring has an event: an interrupt of the drive, or its client.
     pub(crate) ring: bool,
     /// Its timer, while it sleeps.
     pub(crate) timer: Option<Instant>,
-    /// A pause of the client has been planned.
+    /// A pause of the client has been scheduled.
     pub(crate) pausing: bool,
-    /// It did something since it last looked whether to sleep.
+    /// It has done something since it last checked whether to sleep.
     worked: bool,
     fx: Effects,
 }
@@ -88,7 +89,7 @@ impl Reactor {
         }
     }
 
-    /// Says whether it will look for work by itself.
+    /// Says whether it will look for work without being woken.
     pub(crate) fn is_awake(&self) -> bool {
         !matches!(self.phase, Phase::Asleep | Phase::Away)
     }
@@ -104,7 +105,7 @@ impl Reactor {
         in_stack as u32 + self.locals.iter().map(LocalQueue::outstanding).sum::<u32>()
     }
 
-    /// Asserts what must always hold of the core between steps.
+    /// Asserts the invariants of the core between steps.
     pub(crate) fn check_invariants(&self) {
         self.locals.iter().for_each(LocalQueue::check_invariants);
         self.stack.iter().for_each(Stack::check_invariants);
@@ -155,7 +156,7 @@ impl Reactor {
         outcome
     }
 
-    /// The last look before sleeping. Returns until when it sleeps, if it does.
+    /// The last check before sleeping. Returns until when it sleeps, if it does.
     fn check(&mut self, stage: &Stage) -> Option<Option<Instant>> {
         let wakeup = self.locals.iter().filter_map(LocalQueue::next_wakeup).min();
         let due = wakeup.is_some_and(|at| at <= stage.now.get());
@@ -200,7 +201,7 @@ impl Reactor {
         count
     }
 
-    /// Submits one bio; says whether the core took it.
+    /// Submits one bio. Returns whether the core took it.
     fn submit(&mut self, mut bio: blkmq_core::bio::Bio, stage: &Stage) -> bool {
         if !stage.groups.borrow().contains(&bio.group) {
             bio.group = ROOT;
@@ -233,7 +234,7 @@ impl Reactor {
         false
     }
 
-    /// Brings ends of parts to the bios of mapped disks, as the host's reactors do.
+    /// Delivers the ends of parts to the bios of mapped disks, as the host's reactors do.
     fn complete_parts(&mut self, now: Instant) {
         if let Some(stack) = &mut self.stack
             && stack.is_due(&self.fx)
@@ -246,7 +247,8 @@ impl Reactor {
         if let Some(stack) = &mut self.stack
             && stack.is_due(&self.fx)
         {
-            // A submission may have filled a plug, and a driver may have ended some of it at once.
+            // A submission may have filled a plug, and a driver may have completed some of it at
+            // once.
             stack.restore_passed(&mut self.fx);
         }
         let mut ended = std::mem::take(&mut self.fx.ended);
@@ -286,7 +288,7 @@ impl Reactor {
         }
         while let Some(to) = self.fx.kicks.pop() {
             if to == self.id {
-                // It should run again: one more turn before it thinks of sleeping.
+                // It should run again, so it does one more turn before it sleeps.
                 self.worked = true;
             } else {
                 outcome.kicks.push(to);

@@ -1,7 +1,7 @@
-//! Decides every random choice of a history: one small seeded generator, split into independent streams.
-//! The drives, the CPUs, the clients and the control thread each draw from their own stream, so that a change
-//! to one does not change the choices of the others. It does not use `rand`: a history is named by its seed,
-//! so no upgrade may change the stream.
+//! Decides every random choice of a history: one small seeded generator, split into independent
+//! streams. The drives, the CPUs, the clients and the control thread each draw from their own
+//! stream, so that a change to one does not change the choices of the others. It does not use
+//! `rand`: a history is named by its seed, so no upgrade may change the stream.
 
 /// A probability in parts per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,8 +17,9 @@ impl Ppm {
     }
 }
 
-/// The generator: xoshiro256** (Blackman and Vigna, "Scrambled linear pseudorandom number generators", 2021), seeded
-/// through SplitMix64 (Steele, Lea and Flood, 2014) as its authors recommend.
+/// The generator: xoshiro256** (Blackman and Vigna, "Scrambled linear pseudorandom number
+/// generators", 2021), seeded through SplitMix64 (Steele, Lea and Flood, 2014) as its authors
+/// recommend.
 #[derive(Clone, Debug)]
 pub struct Rng([u64; 4]);
 
@@ -49,7 +50,7 @@ impl Rng {
     /// If `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         assert!(end > 0, "a number below 0 was asked for");
-        // The high half of a product: its bias is `end` / 2^64, of no matter here.
+        // The high half of a product. Its bias is `end` / 2^64, which does not matter here.
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
@@ -58,8 +59,8 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// Returns true with probability `p`. Draws even if `p` is 0, so that switching a fault off changes no
-    /// other choice.
+    /// Returns true with probability `p`. Draws even if `p` is 0, so that disabling a fault changes
+    /// no other choice.
     pub fn chance(&mut self, p: Ppm) -> bool {
         self.below(1_000_000) < u64::from(p.0)
     }

@@ -1,4 +1,5 @@
-//! Decides how a scenario is run: one seed or many, and how a failure is reported, so that one command replays it.
+//! Decides how a scenario is run: one seed or many, and how a failure is reported, so that one
+//! command replays it.
 
 use std::panic::{self, AssertUnwindSafe};
 
@@ -9,7 +10,7 @@ use crate::world::{self, Summary};
 /// Runs one seed of a scenario; `trace` prints every fact.
 ///
 /// # Errors
-/// The failure, and the command that replays it. A panic of the core is such a failure, too.
+/// The failure, and the command that replays it. A panic of the core is also a failure.
 pub fn one(scenario: &Scenario, seed: u64, trace: bool) -> Result<Summary, String> {
     with_setup(&scenario.setup_of(seed), seed, trace)
         .map_err(|fault| format!("{fault}\nreplay: {}", replay(scenario, seed)))

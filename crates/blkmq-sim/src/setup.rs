@@ -1,5 +1,5 @@
-//! Decides the components of one history: the queue, the drive, the reactors, the clients and the control thread.
-//! Scenarios fill it in, partly by chance; `world` runs it.
+//! Decides the components of one history: the queue, the drive, the reactors, the clients and the
+//! control thread. Scenarios fill it in, partly by chance; `world` runs it.
 
 use blkmq_core::limits::Limits;
 use blkmq_core::queue::Dispatch;
@@ -18,7 +18,7 @@ use crate::workload::Workload;
 /// The initial state of a history.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// One per reactor: it always returns to its place of waiting.
+    /// One per reactor: whether it always returns to wait for events.
     pub is_event_loop: Vec<bool>,
     /// How many reactors own a hardware context.
     pub hctxs: u16,
@@ -60,17 +60,18 @@ pub struct Setup {
     pub destage_every: Option<Nanos>,
     /// Number of power cuts.
     pub power_cuts: u32,
-    /// How often an attached thread stops polling, each time that it has no work.
+    /// How often an attached thread stops polling when it has no work.
     pub away: Ppm,
     /// How long it stays away at most.
     pub away_max: Nanos,
-    /// How often another reactor takes a step in the middle of a driver's call, and then one more. Below 100 %.
+    /// Probability that another reactor takes a step in the middle of a driver's call; drawn again
+    /// after each such step. Below 100 %.
     pub interleave: Ppm,
     /// Time without any end, although bios are under way, after which the history fails.
     pub patience: Nanos,
     /// `check_invariants` is called after one of this many steps.
     pub check_every: u64,
-    /// A fault of the harness itself, for tests of the oracle.
+    /// A fault of the harness, for tests of the oracle.
     pub sabotage: Option<Sabotage>,
 }
 
@@ -112,13 +113,14 @@ pub enum Sabotage {
     EndsBeforeLastPart,
     /// A bio with a failed part is returned without the error.
     LosesError,
-    /// A bio whose parts failed in more than one way is returned with another of their errors than the first.
+    /// A bio whose parts failed in more than one way is returned with an error that was not the
+    /// first.
     EndsWithAnotherError,
 }
 
 impl Setup {
-    /// A modest history as a basis for others: up to four reactors with a hardware context each, flash with a
-    /// cache, three disks of which one is read-only, all operations.
+    /// A modest history as a basis for others: up to four reactors with a hardware context each,
+    /// flash with a cache, three disks of which one is read-only, all operations.
     pub fn base(rng: &mut Rng) -> Self {
         Self {
             is_event_loop: vec![true; rng.from_to(1, 4) as usize],
@@ -131,7 +133,7 @@ impl Setup {
             dispatch: Dispatch::Single,
             timeout: Nanos::from_secs(30),
             merges: true,
-            // The second disk starts at no round place, so that boundaries do not fall together.
+            // The second disk does not start at a round place, so that boundaries do not coincide.
             disk_blocks: vec![251, 128, 16],
             read_only: vec![false, false, true],
             drive: flash(rng),
@@ -158,7 +160,8 @@ impl Setup {
         std::iter::once((&self.limits, &self.drive)).chain(more)
     }
 
-    /// Returns the unit in which content and places are counted, in bytes: the smallest block of a drive.
+    /// Returns the unit in which content and places are counted, in bytes: the smallest block of a
+    /// drive.
     pub fn block(&self) -> u32 {
         let blocks = self.drives().map(|(limits, _)| limits.logical_block);
         blocks.min().expect("there is a drive")
@@ -180,7 +183,8 @@ impl Setup {
         self.hctxs.min(self.is_event_loop.len() as u16)
     }
 
-    /// Returns within how many events of a life the power is cut: while the clients work.
+    /// Returns the number of events of a life within which the power is cut, while the clients
+    /// work.
     pub fn events_before_cut(&self) -> u64 {
         let bios: u64 = (0..self.is_event_loop.len())
             .map(|id| self.clients[id % self.clients.len()].bios)

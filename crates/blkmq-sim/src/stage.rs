@@ -1,5 +1,5 @@
-//! Decides what the drivers of a history share: the time, the drive, the oracle and the history, on one thread.
-//! `world` moves the time; `drive::modelled_hctx` is how the core meets the drive.
+//! Decides what the drivers of a history share: the time, the drive, the oracle and the history, on
+//! one thread. `world` moves the time; `drive::modelled_hctx` is how the core meets the drive.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -12,7 +12,8 @@ use crate::history::{Fact, History};
 use crate::oracle::Oracle;
 use crate::paths::Paths;
 
-/// The state that all parts of one history share. It outlives a power cut; the queue and its reactors do not.
+/// The state that all parts of one history share. It survives a power cut; the queue and its
+/// reactors do not.
 #[derive(Debug)]
 pub struct Stage {
     /// The time.
@@ -27,7 +28,8 @@ pub struct Stage {
     pub tokens: Cell<u64>,
     /// The drivers' work, for its cost.
     pub work: Cell<Work>,
-    /// Groups that bios may be submitted to: living ones, and removed ones that are not retired.
+    /// Groups that bios may be submitted to: those that exist, and removed ones that are not
+    /// retired.
     pub groups: RefCell<Vec<GroupId>>,
     /// The paths to the drive, if there are several.
     pub paths: Option<Rc<Paths>>,

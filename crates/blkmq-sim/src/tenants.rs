@@ -1,5 +1,6 @@
-//! Decides how groups change while the queue is in use: they are made, weighted, capped, moved and removed at
-//! random, and the core's answers are compared with a model of the tree. `control` calls it.
+//! Decides how groups change while the queue is in use: they are made, weighted, capped, moved and
+//! removed at random, and the core's answers are compared with a model of the tree. `control` calls
+//! it.
 
 use blkmq_core::group::{Cap, CapKind, Caps, Change, GroupError, ROOT};
 use blkmq_core::ids::GroupId;
@@ -10,12 +11,12 @@ use crate::history::{Fact, GroupChange};
 use crate::rng::Rng;
 use crate::stage::Stage;
 
-/// The groups as they should be.
+/// The groups that should exist.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
-    /// Living groups with their parents.
+    /// Existing groups with their parents.
     living: Vec<(GroupId, GroupId)>,
-    /// Removed groups that were not seen to be retired, in order.
+    /// Removed groups that were not yet seen to be retired, in order.
     leaving: Vec<GroupId>,
 }
 
@@ -26,7 +27,7 @@ impl Tenants {
             let all = stage.groups.borrow();
             self.living = all.iter().map(|&id| (id, ROOT)).collect();
         }
-        // One time in ten, one that is not there.
+        // One time in ten, a group that may not exist.
         let (group, parent) = if rng.below(10) == 0 {
             (GroupId(rng.below(12) as u32), GroupId(rng.below(12) as u32))
         } else {
@@ -58,7 +59,7 @@ impl Tenants {
         self.see_who_is_gone(queue, stage);
     }
 
-    /// Says whether a change should be possible, as far as the model knows.
+    /// Says whether a change should be possible, by this model.
     fn may(&self, change: GroupChange, group: GroupId, parent: GroupId) -> bool {
         let is_living = self.parent_of(group).is_some();
         match change {
@@ -88,7 +89,7 @@ impl Tenants {
         stage: &Stage,
     ) {
         let Ok(result) = result else {
-            // The gate was held: nothing has changed.
+            // The gate was held, so nothing has changed.
             return;
         };
         let done = result.is_ok();
@@ -109,7 +110,8 @@ impl Tenants {
     }
 
     fn arrived(&mut self, id: GroupId, parent: GroupId, stage: &Stage) {
-        // Only removed ones make room, and the core gives their places away in the order in which they were removed.
+        // Only removed groups make room, and the core reuses their places in the order of their
+        // removal.
         if self.parent_of(id).is_some() {
             let text = format!("group {id} was made, but it lives");
             stage.oracle.borrow_mut().fail(text);
@@ -137,7 +139,7 @@ impl Tenants {
     }
 }
 
-/// None, one that is missed often, or one that is met.
+/// No target, one that is missed often, or one that is met.
 fn target(rng: &mut Rng) -> Option<Nanos> {
     rng.pick(&[
         None,
@@ -147,7 +149,7 @@ fn target(rng: &mut Rng) -> Option<Nanos> {
     ])
 }
 
-/// Some caps, or none. They are wide enough that a second sees many ends.
+/// No caps, or some. They are wide enough that many bios end in a second.
 fn caps(rng: &mut Rng) -> Caps {
     let mut caps = Caps::default();
     for kind in CapKind::ALL {

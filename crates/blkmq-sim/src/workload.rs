@@ -1,5 +1,5 @@
-//! Decides what a client submits: the mix of operations, the sizes and places, the depth, bursts and pauses.
-//! Each reactor has one client; `world` takes bios from it and reports their ends.
+//! Decides what a client submits: the mix of operations, the sizes and places, the depth, bursts
+//! and pauses. Each reactor has one client; `world` takes bios from it and reports their ends.
 
 use blkmq_core::bio::{Bio, Class, Data, Flags, Op, Prio};
 use blkmq_core::ids::{DiskId, GroupId};
@@ -102,7 +102,8 @@ impl Client {
     /// Says whether it has a bio to submit now.
     pub fn wants(&self) -> bool {
         match self.refused {
-            // One that was refused is tried again after an end, which takes it out of `refused` for the moment.
+            // A refused bio is submitted again after an end, which takes it out of `refused` for
+            // that time.
             Some(_) => false,
             None => self.left > 0 && self.burst > 0 && self.under_way < self.depth,
         }
@@ -136,7 +137,7 @@ impl Client {
         self.refused = Some(bio);
     }
 
-    /// Returns the bio that was refused, to try again.
+    /// Returns the bio that was refused, to submit it again.
     pub fn retry(&mut self) -> Option<Bio> {
         let bio = self.refused.take()?;
         self.under_way += 1;
@@ -187,7 +188,8 @@ impl Client {
         bio
     }
 
-    /// Goes on where the last one ended, in the same way, so that the two can be merged; or from the disk's start.
+    /// Continues where the last bio ended, with the same properties, so that the two can be merged;
+    /// or starts at the disk's start.
     fn draw_next(&mut self, mut bio: Bio) -> Bio {
         let size = u64::from(self.disk_blocks[bio.disk.index()]);
         let blocks = self.rng.from_to(1, self.workload.blocks_max.min(size));
@@ -221,7 +223,7 @@ impl Client {
 
     fn draw_disk(&mut self) -> DiskId {
         if self.workload.disks.is_empty() {
-            // By size, so that every block is as likely.
+            // In proportion to the size, so that every block is equally likely.
             DiskId(self.rng.weighted(&self.disk_blocks) as u32)
         } else {
             DiskId(self.rng.pick(&self.workload.disks))
@@ -245,7 +247,7 @@ impl Client {
         if bio.op == Op::Write && self.rng.chance(self.workload.preflush) {
             bio.flags = bio.flags.with(Flags::PREFLUSH);
         }
-        // By the place, so that neighbours are alike and can still be merged.
+        // Depends only on the place, so that neighbours are alike and can still be merged.
         if bio.op == Op::Write && bio.offset >> 16 & 3 == 3 {
             bio.flags = bio.flags.with(Flags::ASYNC);
         }

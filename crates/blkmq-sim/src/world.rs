@@ -1,6 +1,6 @@
-//! Decides the course of one history: takes the next event, moves the time, lets a reactor, the drive or the
-//! control thread act, and reports the result to the oracle. A power cut ends one life of the queue and
-//! begins the next.
+//! Decides the course of one history: takes the next event, moves the time, lets a reactor, the
+//! drive or the control thread act, and reports the result to the oracle. A power cut ends one life
+//! of the queue and begins the next.
 
 mod alive;
 mod boot;
@@ -101,7 +101,7 @@ enum Event {
     Woken(ReactorId, u64),
     /// The client of a reactor starts a burst.
     Burst(ReactorId),
-    /// The drive does something by itself.
+    /// The drive handles its own events.
     Drive,
     Control,
     Destage,
@@ -261,7 +261,7 @@ impl World {
         }
     }
 
-    /// A reactor is awake again, whatever woke it.
+    /// Records that a reactor is awake again, for whatever reason.
     fn back(&self, reactor: &mut Reactor) {
         self.stage.note(Fact::Wake { reactor: reactor.id });
         reactor.phase = Phase::Run;
@@ -286,7 +286,7 @@ impl World {
         }
     }
 
-    /// An attached thread may stop looking, whatever is under way.
+    /// Says whether an attached thread stops polling now, whatever is under way.
     fn goes_away(&self, reactor: &mut Reactor) -> bool {
         let mut rng = self.rng.borrow_mut();
         if self.setup.is_event_loop[reactor.id.index()] || !rng.chance(self.setup.away) {
@@ -332,7 +332,8 @@ impl World {
         }
     }
 
-    /// Something for a reactor has happened: wakes it if it sleeps; if it is about to, it will notice.
+    /// Reports an event for a reactor: wakes it if it sleeps. If it is about to sleep, it will
+    /// notice the event itself.
     fn wake(&self, id: ReactorId, mark: impl FnOnce(&mut Reactor)) {
         let mut reactor = self.reactors[id.index()].borrow_mut();
         if !reactor.hears() {
@@ -388,7 +389,7 @@ impl World {
         self.check_alive();
     }
 
-    /// Each step is followed by a check of the reactor that did it; all are checked now and then, too.
+    /// Checks, after each step, the reactor that did it, and sometimes all of them.
     fn check_invariants(&self, event: Event, count: u64) {
         let stepped = match event {
             Event::Step(id, _) | Event::Woken(id, _) => Some(id.index()),
@@ -449,7 +450,7 @@ impl World {
         self.push(paths.next_change(now), Event::Weather);
     }
 
-    /// Has the contexts run that the paths ask for.
+    /// Runs the contexts that the paths have requested.
     fn run_for_paths(&self) {
         let Some(paths) = &self.stage.paths else { return };
         for hctx in paths.take_kicks() {
@@ -460,7 +461,7 @@ impl World {
         }
     }
 
-    /// Says whether this one must be lost on purpose.
+    /// Says whether the sabotage `what` happens now.
     fn loses(&self, what: Sabotage) -> bool {
         self.setup.sabotage == Some(what) && self.rng.borrow_mut().below(20) == 0
     }
@@ -469,7 +470,7 @@ impl World {
         self.events.borrow_mut().push(at, event);
     }
 
-    /// Ends this life; gives the clients back.
+    /// Ends this life; returns the clients.
     fn end_life(self: Rc<Self>, total: &mut Total) -> Vec<Client> {
         *self.stage.others.borrow_mut() = None;
         total.controls += self.control.borrow().actions;
@@ -494,7 +495,7 @@ impl Others for World {
         }
         while self.rng.borrow_mut().chance(self.setup.interleave) {
             let other = self.rng.borrow_mut().below(self.reactors.len() as u64) as usize;
-            // The one that is in the middle of a call is borrowed.
+            // A reactor in the middle of a call is borrowed.
             if let Ok(mut reactor) = self.reactors[other].try_borrow_mut()
                 && reactor.is_awake()
             {

@@ -1,5 +1,5 @@
-//! Checks the oracle itself: a drive, or a harness, that does what it must not is found out, each kind by its own scenario;
-//! and the same setups without the misdeed pass.
+//! Checks the oracle itself: it must detect a drive or a harness that does what it must not, each
+//! kind with its own setup, and accept the same setups without the fault.
 
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -11,7 +11,8 @@ use blkmq_sim::setup::{Control, Sabotage, Setup};
 
 const SEEDS: std::ops::Range<u64> = 1..13;
 
-/// A setup in which every misdeed has its occasion: one reactor or two, flushes and FUA, timeouts if asked for.
+/// A setup in which every fault can show: one reactor or two, flushes and FUA, timeouts if
+/// requested.
 fn setup(seed: u64) -> Setup {
     let mut rng = Rng::new(seed, 7);
     let mut setup = Setup::base(&mut rng);
@@ -40,7 +41,7 @@ fn faults(change: impl Fn(&mut Setup)) -> Vec<String> {
     SEEDS.filter_map(run).collect()
 }
 
-/// Asserts that most seeds find the misdeed, and that one of them says one of `words`.
+/// Asserts that most seeds find the fault, and that one of them reports one of `words`.
 #[track_caller]
 fn found(faults: &[String], words: &[&str]) {
     let seeds = SEEDS.end - SEEDS.start;
@@ -192,7 +193,7 @@ fn stripe(setup: &mut Setup) {
     }
 }
 
-/// Runs stripes with a change; returns the faults of as many seeds as the others have.
+/// Runs stripes with a change; returns the faults of as many seeds as `faults` runs.
 fn stripe_faults(change: impl Fn(&mut Setup)) -> Vec<String> {
     let scenario = scenario::by_name("mapped").expect("the scenario exists");
     let setups = (1..).map(|seed| (seed, scenario.setup_of(seed)));
@@ -210,7 +211,7 @@ fn one_member_fails(setup: &mut Setup) {
     last.1.faults.transport = Ppm::percent(10);
 }
 
-/// They fail in two ways, under one reactor, so that one error comes first.
+/// Members fail in two ways, under one reactor, so that it is known which error comes first.
 fn two_members_fail(setup: &mut Setup) {
     setup.is_event_loop = vec![true];
     setup.drive.faults.bad_blocks = 0..1000;

@@ -1,5 +1,6 @@
-//! Setups that found faults in the core, kept with what was wrong. A seed means another history when the scenarios change,
-//! so each test builds the shape of its history, and tries several seeds of it.
+//! Setups that found faults in the core, with a description of each fault. A seed means another
+//! history once the scenarios change, so each test builds the shape of its history, and tries
+//! several seeds of it.
 
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -18,7 +19,8 @@ fn passes(change: impl Fn(&mut Setup)) {
     }
 }
 
-/// With an elevator, flushes went past it to the driver and were never committed: a batching drive did not see them.
+/// With an elevator, flushes that bypass it were issued to the driver and never committed: a
+/// batching drive did not see them.
 #[test]
 fn a_flush_past_the_elevator_is_committed() {
     passes(|setup| {
@@ -28,8 +30,8 @@ fn a_flush_past_the_elevator_is_committed() {
     });
 }
 
-/// A reactor kept its plug because the queue was frozen; the thaw's kick came before it announced its sleep and was dropped,
-/// and the last look before sleeping saw nothing.
+/// A reactor kept its plug because the queue was frozen. The thaw's kick arrived before it
+/// announced its sleep and was dropped, and the last check before sleeping found nothing.
 #[test]
 fn a_thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
     passes(|setup| {
@@ -42,7 +44,8 @@ fn a_thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
     });
 }
 
-/// An attached dispatcher left requests, counted against the depth, with another thread that had stopped looking.
+/// An attached dispatcher left requests, counted against the depth, to another thread that had
+/// stopped polling.
 #[test]
 fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
     passes(|setup| {

@@ -63,7 +63,7 @@ fn the_same_seed_gives_the_same_history_and_another_seed_another() {
     }
 }
 
-/// Scenarios that never reach what they are about would prove nothing.
+/// A scenario that never causes the events that it is about would prove nothing.
 #[test]
 fn the_scenarios_reach_what_they_are_about() {
     let sum = |name: &str, of: fn(&blkmq_sim::world::Summary) -> u64| -> u64 {
@@ -96,7 +96,7 @@ fn the_scenarios_reach_what_they_are_about() {
     assert!(sum("one-tag", |s| s.counts.in_flight_max) <= 2 * 6, "one tag");
 }
 
-/// Adds up what the power cuts of a scenario met and left, each seed's setup being changed first.
+/// Adds up what the power cuts of a scenario met and left, after `change` of each seed's setup.
 fn power_cuts(name: &str, change: fn(&mut Setup)) -> PowerCuts {
     let scenario = scenario::by_name(name).expect("the scenario exists");
     let mut sum = PowerCuts::default();
@@ -127,7 +127,7 @@ fn power_cuts_meet_requests_at_drives_and_lose_what_was_cached() {
     assert!(cuts.torn_bios > 0 && cuts.torn_blocks > 0, "{cuts:?}");
 }
 
-/// The counts that the test above looks at are those of what happened, not of what was asked for.
+/// The counts of the test above are those of what happened, not of what was requested.
 #[test]
 fn power_cuts_that_meet_nothing_or_lose_nothing_are_not_counted() {
     let none = power_cuts("power-cut", |setup| setup.power_cuts = 0);

@@ -25,11 +25,13 @@ fn fast_disk_done_at(elevator: Kind, depth: u32, jobs: u64, slow_bios: u64) -> u
     summary.finished_at[0].0
 }
 
-/// Checks that the fast disk is as fast as alone where its share of the tags suffices for its jobs, and else has its share.
+/// Checks that the fast disk is as fast as alone if its share of the tags suffices for its jobs,
+/// and otherwise has its share.
 fn check(elevator: Kind, depth: u32, jobs: u64) {
     let alone = fast_disk_done_at(elevator, depth, jobs, 0);
     let beside = fast_disk_done_at(elevator, depth, jobs, 50);
-    // With more jobs than its half of the tags it can have half of what it had alone; nobody's share is below four.
+    // With more jobs than its half of the tags it can have half of its throughput alone; no share
+    // is below four tags.
     let share = u64::from((depth / 2).max(4).min(depth));
     let due = jobs.min(u64::from(depth)) * 100 / jobs.min(share);
     assert!(
@@ -45,7 +47,7 @@ fn without_an_elevator_a_fast_disk_has_at_least_its_share_beside_a_slow_one() {
             check(Kind::None, depth, jobs);
         }
     }
-    // Of one tag there is no share: the context that has it goes on with it while it has jobs.
+    // One tag cannot be shared: the context that has it keeps using it while it has jobs.
     for jobs in [4, 16, 64] {
         check(Kind::None, 1, jobs);
     }

@@ -1,5 +1,6 @@
-//! Decides the components of a cluster for tests: one monitor, one OSD, a pool, a user for disks; where its
-//! files are; and how it ends. All of it is in one directory, and listens only on the loopback.
+//! Decides the components of a cluster for tests: one monitor, one OSD, a pool, a user for disks;
+//! where its files are; and how it ends. All of it is in one directory, and listens only on the
+//! loopback.
 
 use std::fmt;
 use std::fs;
@@ -13,10 +14,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::place::find_tool;
 
-/// What a cluster is like.
+/// The properties of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
-    /// The OSD keeps its objects in a file, which outlives it; else in memory.
+    /// The OSD keeps its objects in a file that survives it; otherwise in memory.
     pub(super) bluestore: bool,
     /// Clients and daemons have to show a key.
     pub(super) cephx: bool,
@@ -30,13 +31,14 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A cluster that runs; dropping it ends it.
+/// A running cluster; dropping it ends it.
 pub(super) struct Cluster {
     directory: PathBuf,
 }
 
 impl Cluster {
-    /// Starts one in a directory that is made, and is empty or has the remains of an earlier one.
+    /// Starts a cluster in a directory, which is made if necessary; it must be empty or have the
+    /// remains of an earlier cluster.
     pub(super) fn start(directory: &Path, kind: Kind) -> Result<Self> {
         ensure!(
             pids(directory).is_empty(),
@@ -57,18 +59,18 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Leaves it running.
+    /// Lets it run on.
     pub(super) fn leave(self) {
         std::mem::forget(self);
     }
 
-    /// Ends it and removes its files.
+    /// Ends it, and removes its files.
     pub(super) fn stop(self) -> Result<()> {
         stop(&self.directory)?;
         Ok(())
     }
 
-    /// Where its files lie.
+    /// The directory of its files.
     pub(super) fn directory(&self) -> PathBuf {
         self.directory.clone()
     }
@@ -169,7 +171,7 @@ impl Cluster {
         let mut command = Command::new(path);
         command.args(words.split_whitespace()).args(more);
         command.arg("-c").arg(self.directory.join(CONF));
-        // Otherwise the daemons, which stay, would hold the pipes of the reader of our output.
+        // The daemons that it starts continue to run, and would keep a pipe of our output open.
         let mut log = fs::File::options();
         let log = log
             .create(true)
@@ -192,7 +194,7 @@ impl Cluster {
         }
     }
 
-    /// What the programs said last.
+    /// The last output of the programs.
     fn last_words(&self) -> String {
         let said = fs::read_to_string(self.directory.join("commands.log")).unwrap_or_default();
         let lines: Vec<&str> = said.lines().collect();
@@ -218,7 +220,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // A failure before is the news.
+        // An earlier error is the one to report.
         let _ = end_daemons(&self.directory);
     }
 }
@@ -230,7 +232,8 @@ pub(super) fn stop(directory: &Path) -> Result<usize> {
     Ok(ended)
 }
 
-/// Ends the daemons by their pid files, the OSD first; a stopped one is continued for that.
+/// Ends the daemons by their pid files, the OSD first. A stopped one is continued, so that it can
+/// end.
 fn end_daemons(directory: &Path) -> Result<usize> {
     let pids = pids(directory);
     for pid in &pids {
@@ -251,8 +254,8 @@ fn end_daemons(directory: &Path) -> Result<usize> {
     Ok(pids.len())
 }
 
-/// The running daemons, by their pid files. A file may have outlived its daemon, and another process may have
-/// the number.
+/// The running daemons, by their pid files. A file may be left from a daemon that has ended, and
+/// another process may have its number.
 fn pids(directory: &Path) -> Vec<u32> {
     let pid = |name| {
         let text = fs::read_to_string(directory.join(name)).ok()?;
@@ -275,7 +278,7 @@ pub(super) fn signal(name: &str, pid: u32) -> Result<()> {
     let program = find_tool("kill").context("kill is not installed")?;
     let mut command = Command::new(program);
     command.args([format!("-{name}"), pid.to_string()]);
-    // It fails where the process has just ended, which is what is wanted.
+    // It fails if the process has just ended, as it should.
     command.stderr(Stdio::null()).status()?;
     Ok(())
 }
@@ -298,11 +301,11 @@ const CONF: &str = "ceph.conf";
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
-/// No manager: nothing here needs one. Dead watchers are forgotten after 10 s, not 30, so that tests with a
-/// killed daemon need not wait. A single OSD that was stopped for longer than the grace of heartbeats would
-/// serve no client afterwards, since its lease for reads would have expired; so the grace is long. A monitor
-/// refuses a disk of which less than 5 % is free, however much that is; it needs some MiB, so it is
-/// configured not to check.
+/// There is no manager, since nothing here needs one. Dead watchers are forgotten after 10 s, not
+/// 30, so that tests with a killed daemon need not wait. A single OSD that was stopped for longer
+/// than the grace of heartbeats would serve no client afterwards, since its lease for reads would
+/// have expired; so the grace is long. A monitor refuses a disk of which less than 5 % is free,
+/// however much that is; it needs some MiB, so it is configured not to check.
 const CONFIGURATION: &str = "\
 [global]
 fsid = IDENTITY

@@ -1,5 +1,5 @@
-//! Decides how the cost of many images is measured: threads, memory and descriptors of a daemon that serves
-//! images of two clusters, idle and after each of them was written and read.
+//! Decides how the cost of many images is measured: threads, memory and descriptors of a daemon
+//! that serves images of two clusters, when idle and after each image was written and read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use super::cluster::Cluster;
 use crate::place::find_tool;
 
-/// Serves none, one and `count` images of `clusters` by turns, and prints what each takes.
+/// Serves no image, one image, and `count` images of `clusters` alternately, and prints the cost of
+/// each.
 ///
 /// # Errors
 /// If an image cannot be made, or a daemon does not serve.
@@ -42,7 +43,7 @@ pub(super) fn measure(program: &Path, clusters: &[PathBuf], count: u64) -> Resul
         let start = Instant::now();
         let daemon = Daemon::start(program, used)?;
         let opened = start.elapsed().as_secs_f64();
-        // What opening has taken for a moment goes back.
+        // The memory that opening needed for a moment is given back.
         thread::sleep(SETTLE);
         daemon.print(number, clusters.len(), "idle", opened)?;
         if number > 0 && find_tool("qemu-io").is_some() {
@@ -91,7 +92,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Writes and reads all of an image.
+    /// Writes and reads a whole image.
     fn load(&self, image: &str) -> Result<()> {
         let uri = format!("nbd+unix:///{image}?socket={}", self.socket.display());
         let words = [
@@ -134,7 +135,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         let pid = self.child.id();
-        // Its locks are free at once then.
+        // After a SIGTERM its locks are free at once.
         if super::cluster::signal("TERM", pid).is_err() {
             let _ = self.child.kill();
         }

@@ -1,5 +1,5 @@
-//! Decides what a report file must state before a figure is taken from it: the host, the commit, the number
-//! of rounds, the command.
+//! Decides what a report file must state before a figure is taken from it: the host, the commit,
+//! the number of rounds, the command.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ impl Report {
     /// Reads a report.
     ///
     /// # Errors
-    /// If it is no JSON, or does not say by what and where it was made.
+    /// If it is not JSON, or does not state its command and circumstances.
     pub(super) fn parse(text: &str) -> Result<Report> {
         let report = Report(serde_json::from_str(text)?);
         for key in ["bench", "commit", "command", "kernel", "cpu"] {
@@ -44,7 +44,7 @@ impl Report {
         Ok(report)
     }
 
-    /// What it says of itself or of its host.
+    /// A text that describes the report or its host.
     pub(super) fn text(&self, key: &str) -> &str {
         let own = self.0[key].as_str().or(self.0["host"][key].as_str());
         own.unwrap_or_default()
@@ -73,13 +73,13 @@ impl Report {
     }
 }
 
-/// A word of a row: its case or its side.
+/// A text in a row: its case or its side.
 pub(super) fn word<'a>(row: &'a Value, key: &str) -> &'a str {
     row[key].as_str().unwrap_or_default()
 }
 
 /// # Errors
-/// If there is none of that name.
+/// If there is no report with this name.
 pub(super) fn find<'a>(reports: &'a BTreeMap<String, Report>, name: &str) -> Result<&'a Report> {
     reports
         .get(name)
@@ -106,10 +106,10 @@ pub(super) fn read_all(dir: &Path) -> Result<BTreeMap<String, Report>> {
     Ok(reports)
 }
 
-/// Copies a report into the directory, its command as another would type it, and returns its name.
+/// Copies a report into the directory, without directories in its command, and returns its name.
 ///
 /// # Errors
-/// If it is none, or cannot be read or written.
+/// If it is not a report, or cannot be read or written.
 pub(super) fn take_in(file: &Path, dir: &Path) -> Result<String> {
     let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let name = file
@@ -126,7 +126,7 @@ pub(super) fn take_in(file: &Path, dir: &Path) -> Result<String> {
     Ok(name)
 }
 
-/// The command without the files that it wrote, and with the names of files and directories alone.
+/// The command without options for output files, and with the names of files alone.
 fn plain(command: &str) -> String {
     let mut words = Vec::new();
     let mut all = command.split_whitespace();

@@ -1,4 +1,5 @@
-//! Decides how figures look in a document: one to a cell, with three digits and a unit, losses next to wins.
+//! Decides how figures look in a document: one per cell, with three digits and a unit, losses as
+//! well as wins.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use super::report::{self, Report, word};
 /// README's table: a row for each entry of `figures.toml`.
 ///
 /// # Errors
-/// If an entry is not understood, or names what no report has.
+/// If an entry is not valid, or names a row or figure that no report has.
 pub(super) fn measured(
     rows: &toml::Table,
     reports: &BTreeMap<String, Report>,
@@ -108,7 +109,7 @@ impl Row<'_> {
     }
 }
 
-/// Where each report was made, and how it is made again.
+/// Where each report was made, and the command that repeats it.
 pub(super) fn reports(reports: &BTreeMap<String, Report>) -> String {
     let mut table = heading(&[
         "report",
@@ -135,7 +136,7 @@ pub(super) fn reports(reports: &BTreeMap<String, Report>) -> String {
     table
 }
 
-/// Instructions per I/O of each way.
+/// Instructions per I/O for each way.
 ///
 /// # Errors
 /// If a way has no count.
@@ -147,7 +148,7 @@ pub(super) fn instructions(record: &toml::Table) -> Result<String> {
     Ok(table)
 }
 
-/// Every row of a report, with the figures of `keys` behind the usual ones.
+/// Every row of a report, with the figures of `keys` after the usual ones.
 ///
 /// # Errors
 /// If a key is not `NAME:UNIT`.
@@ -191,7 +192,7 @@ pub(super) fn report(report: &Report, keys: &[&str]) -> Result<String> {
     Ok(table)
 }
 
-/// How far apart the slowest and the fastest round are, as a percentage of the median IOPS.
+/// The difference between the fastest and the slowest round, as a percentage of the median IOPS.
 fn spread(row: &serde_json::Value) -> String {
     let rounds: Vec<f64> = row["rounds"]
         .as_array()
@@ -235,7 +236,7 @@ fn scaled(value: f64, units: &[(f64, &str)]) -> String {
     format!("{}{name}", digits(value / size))
 }
 
-/// Three digits.
+/// The value with three digits.
 fn digits(value: f64) -> String {
     match value {
         n if n >= 99.95 => format!("{n:.0}"),
@@ -255,7 +256,7 @@ fn line(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-/// What a figure may be measured on.
+/// Where a figure may be measured.
 const DRIVES: [&str; 6] = [
     "modelled drive",
     "null device",
@@ -264,7 +265,7 @@ const DRIVES: [&str; 6] = [
     "memory",
     "model, virtual time",
 ];
-/// Beyond it a ratio says no more: a figure is near nothing.
+/// A larger ratio says no more, because one of its figures is near zero.
 const TIMES_MAX: f64 = 100.0;
 const HEADINGS: [(&str, &str); 4] = [
     ("iops", "IOPS"),

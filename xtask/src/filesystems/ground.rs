@@ -1,4 +1,5 @@
-//! Decides what filesystems are tested on: two loop devices, with direct I/O, on two files, and their mount points.
+//! Decides where filesystems are tested: two loop devices, with direct I/O, on two files, and their
+//! mount points.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::place::target_dir;
 
-/// A directory of its own, removed at the end.
+/// A temporary directory, which is removed when this is dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -44,7 +45,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Two loop devices, as xfstests wants them.
+/// Two loop devices, as xfstests needs.
 pub(crate) struct Ground {
     name: String,
     dir: PathBuf,
@@ -75,7 +76,7 @@ impl Ground {
     /// Mounts XFS on the first device, and ext4 on the second.
     ///
     /// # Errors
-    /// If that fails.
+    /// If a filesystem cannot be made or mounted.
     pub(crate) fn mount_both(&self) -> Result<[Mounted; 2]> {
         run("mkfs.ext4", &["-q", "-F", &self.scratch.0])?;
         let mount = |device: &Loop, what: &str| -> Result<Mounted> {

@@ -1,5 +1,5 @@
-//! Decides the content of the guest's file system: a shell, tools with their libraries, modules with the
-//! modules that they need, the programs under test, and a script that runs them.
+//! Decides the content of the guest's file system: a shell, tools with their libraries, modules
+//! with the modules that they need, the programs under test, and a script that runs them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,17 +11,17 @@ use anyhow::{Context, Result, ensure};
 
 use super::packages::Place;
 
-/// A guest's file system in the making.
+/// A guest's file system while it is made.
 pub(super) struct Initrd<'a> {
     place: &'a Place,
     tree: PathBuf,
     modules: BTreeSet<String>,
-    /// Loads the modules, in this order.
+    /// Commands that load the modules, in this order.
     load: String,
 }
 
 impl<'a> Initrd<'a> {
-    /// Begins one with a shell.
+    /// Starts a file system with a shell.
     pub(super) fn new(place: &'a Place) -> Result<Self> {
         let tree = place.file("initrd");
         if tree.exists() {
@@ -51,12 +51,12 @@ impl<'a> Initrd<'a> {
         Ok(())
     }
 
-    /// Adds one of the packages' tools, and the libraries that it finds.
+    /// Adds one of the packages' tools, and the libraries that it needs.
     pub(super) fn add_tool(&self, name: &str) -> Result<()> {
         self.add_installed_tool(&self.place.find_program(name)?, name)
     }
 
-    /// The same of a tool of this machine's.
+    /// The same for a tool of this machine.
     pub(super) fn add_installed_tool(&self, program: &Path, name: &str) -> Result<()> {
         self.add_program(program, name)?;
         let output = Command::new(LOADER)
@@ -76,7 +76,8 @@ impl<'a> Initrd<'a> {
         Ok(())
     }
 
-    /// Adds a module behind those that it depends on. Whatever is not there is built into the kernel.
+    /// Adds a module after those that it depends on. A module without a file is built into the
+    /// kernel.
     pub(super) fn add_module(&mut self, name: &str, options: &str) -> Result<()> {
         let file = name.replace('_', "-");
         if !self.modules.insert(file.clone()) {
@@ -98,7 +99,7 @@ impl<'a> Initrd<'a> {
         Ok(())
     }
 
-    /// Ends it with a script, which runs when everything is mounted and loaded. Returns the packed file.
+    /// Adds the script that runs once everything is mounted and loaded. Returns the packed file.
     pub(super) fn pack(&self, script: &str) -> Result<PathBuf> {
         let init = self.tree.join("init");
         fs::write(&init, format!("{BEGIN}{}{script}{END}", self.load))?;
@@ -115,13 +116,13 @@ impl<'a> Initrd<'a> {
     }
 }
 
-/// The libraries in what the loader lists: `NAME => PATH (ADDRESS)`.
+/// The libraries in the loader's list: `NAME => PATH (ADDRESS)`.
 fn libraries(listed: &str) -> impl Iterator<Item = &Path> {
     let paths = listed.lines().filter_map(|line| line.split_once(" => "));
     paths.filter_map(|(_, found)| Some(Path::new(found.split_once(" (")?.0)))
 }
 
-/// The modules that a module says it depends on: `depends=NAME,NAME`, with a zero byte at both ends.
+/// The modules that a module depends on, by its entry `depends=NAME,NAME` between two zero bytes.
 fn needed_modules(module: &[u8]) -> Vec<String> {
     let mut strings = module.split(|byte| *byte == 0);
     let names = strings.find_map(|string| string.strip_prefix(b"depends="));

@@ -1,6 +1,8 @@
-//! Decides the guest's load on its disk while shares and latencies are measured, and how it is reported.
+//! Decides the guest's load on its disk while shares and latencies are measured, and how it is
+//! reported.
 //!
-//! This program runs in the guest; [`weights`](super::weights) starts it there and reads its output.
+//! This program runs in the guest; [`weights`](super::weights) starts it there and reads its
+//! output.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -10,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-/// Reads 4 KiB at random places of the guest's disk past the page cache, `depth` at a time, for `seconds`
-/// seconds. Prints how many reads have ended every [`PERIOD`], and their latencies at the end.
+/// Reads 4 KiB at random places of the guest's disk with direct I/O, `depth` at a time, for
+/// `seconds` seconds. Prints how many reads have ended every [`PERIOD`], and their latencies at the
+/// end.
 ///
 /// # Errors
 /// If a read fails.
@@ -40,7 +43,7 @@ pub(crate) fn run(depth: u64, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// One reader; returns how long each read took, in µs.
+/// The body of one reader; returns the latency of each read, in µs.
 fn read(seed: u64, ended: &AtomicU64, stop: &AtomicBool) -> Result<Vec<u64>> {
     let disk = OpenOptions::new().read(true).custom_flags(O_DIRECT).open(DISK)?;
     let blocks = blocks()?;
@@ -67,14 +70,14 @@ fn blocks() -> Result<u64> {
     Ok(sectors * 512 / BLOCK as u64)
 }
 
-/// What stands before the number of reads that have ended.
+/// Precedes the number of reads that have ended.
 pub(super) const ENDED: &str = "reads ended: ";
-/// What stands before the median and the 99th percentile, in µs.
+/// Precedes the median and the 99th percentile, in µs.
 pub(super) const LATENCIES: &str = "latencies: ";
 /// Interval at which the number of reads is printed.
 const PERIOD: Duration = Duration::from_millis(250);
 const BLOCK: usize = 4096;
 const DISK: &str = "/dev/vda";
 const SECTORS: &str = "/sys/block/vda/size";
-/// Of x86_64, as the guest is.
+/// The value on x86_64, the guest's architecture.
 const O_DIRECT: i32 = 0o40000;

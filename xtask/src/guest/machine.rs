@@ -1,4 +1,5 @@
-//! Decides how a guest is booted, and what its output is: emulated, since none of our machines offers virtualization.
+//! Decides how a guest is booted, and how its output is read. It is emulated, since none of our
+//! machines offers virtualization.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -14,15 +15,15 @@ pub(super) struct Machine<'a> {
     pub(super) place: &'a Place,
     /// Its file system.
     pub(super) initrd: &'a Path,
-    /// When it is ended at the latest.
+    /// The time limit after which it is killed.
     pub(super) limit: Duration,
-    /// More words for the emulator.
+    /// More arguments for the emulator.
     pub(super) words: &'a [String],
-    /// Is told each line that it says, at once.
+    /// Called with each line of its output, at once.
     pub(super) heard: &'a mut dyn FnMut(&str),
 }
 
-/// Boots a guest, shows what it says, and returns it when the guest has ended.
+/// Boots a guest, shows its output, and returns it when the guest has ended.
 ///
 /// # Errors
 /// If the emulator cannot be started.
@@ -35,7 +36,7 @@ pub(super) fn boot(machine: Machine<'_>) -> Result<String> {
         heard,
     } = machine;
     let kernel = place.find_file("boot", "vmlinuz-")?;
-    // A guest that hangs is not waited for without limit.
+    // A guest that hangs is killed after the time limit.
     let mut emulator = Command::new("timeout");
     emulator
         .arg(limit.as_secs().to_string())

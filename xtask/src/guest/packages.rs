@@ -1,5 +1,6 @@
-//! Decides where the guest's emulator, kernel and tools come from: Debian 12's packages and its backports,
-//! from the mirror that this machine uses, unpacked below the build directory. Nothing is installed.
+//! Decides where the guest's emulator, kernel and tools come from: Debian 12's packages and its
+//! backports, from the mirror that this machine uses, unpacked below the build directory. Nothing
+//! is installed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::place::{find_tool, target_dir};
 use crate::steps::run_shown;
 
-/// Where packages, what is in them, and the guest's files lie.
+/// The directory of the packages, their contents, and the guest's files.
 pub(super) struct Place(PathBuf);
 
 impl Place {
@@ -32,14 +33,15 @@ impl Place {
         filled.is_ok_and(|packages| packages == PACKAGES)
     }
 
-    /// Where a program of the packages looks for libraries before it takes this machine's.
+    /// The directories in which a program of the packages looks for libraries before it uses this
+    /// machine's.
     pub(super) fn libraries(&self) -> OsString {
         let directories = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
         let paths = directories.map(|directory| self.root().join(directory));
         std::env::join_paths(paths).expect("a build directory has no colon in its path")
     }
 
-    /// The program of that name among the packages.
+    /// The program with this name among the packages.
     pub(super) fn find_program(&self, name: &str) -> Result<PathBuf> {
         let directories = ["usr/bin", "usr/sbin", "bin", "sbin"];
         let mut paths = directories
@@ -66,8 +68,8 @@ impl Place {
         fs::write(self.0.join("sources.list"), sources.concat())?;
         fs::write(self.0.join("preferences"), PREFERENCES)?;
         run_shown(&mut self.apt("apt-get", "update -qq"))?;
-        // The libraries that are missing here, and then what must be there even if this machine has
-        // it installed.
+        // The libraries that are missing here, and then the packages that are needed even if this
+        // machine has them installed.
         let libraries = format!("install -qq -y --download-only --no-install-recommends {WITH_LIBRARIES}");
         run_shown(&mut self.apt("apt-get", &libraries))?;
         let packages = format!("download -qq {PACKAGES} {}", self.kernel_package()?);
@@ -83,8 +85,8 @@ impl Place {
         Ok(fs::write(self.0.join("complete"), PACKAGES)?)
     }
 
-    /// One of apt's programs, with lists, archives and sources of its own: nothing of the machine's
-    /// is changed.
+    /// One of apt's programs, with its own lists, archives and sources, so that it changes nothing
+    /// on the machine.
     fn apt(&self, program: &str, words: &str) -> Command {
         let mut command = Command::new(program);
         for (option, file) in [
@@ -116,7 +118,7 @@ impl Place {
         Ok(found.context("no kernel is among the packages")?.to_owned())
     }
 
-    /// Starts what was unpacked, so that a library that is missing shows now.
+    /// Starts the unpacked emulator, so that a missing library is found now.
     fn emulator_version(&self) -> Result<String> {
         let output = Command::new(self.root().join(EMULATOR))
             .arg("--version")
@@ -132,7 +134,7 @@ impl Place {
         }
     }
 
-    /// The entry of a directory of the unpacked packages whose name begins so.
+    /// The entry of a directory of the unpacked packages whose name begins with `begin`.
     pub(super) fn find_file(&self, directory: &str, begin: &str) -> Result<PathBuf> {
         let directory = self.root().join(directory);
         let entries = fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))?;
@@ -145,7 +147,7 @@ impl Place {
     }
 }
 
-/// Where this machine gets Debian's packages from.
+/// The mirror from which this machine gets Debian's packages.
 fn mirror() -> Result<String> {
     let format = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)";
     let output = Command::new("apt-get")
@@ -163,9 +165,9 @@ fn mirror() -> Result<String> {
 const SUITES: [&str; 2] = ["bookworm", "bookworm-backports"];
 const PACKAGES: &str =
     "qemu-system-x86 qemu-system-data seabios busybox-static dmsetup nbd-client e2fsprogs xfsprogs";
-/// Those whose libraries this machine may not have.
+/// Packages whose libraries this machine may lack.
 const WITH_LIBRARIES: &str = "qemu-system-x86 dmsetup nbd-client e2fsprogs xfsprogs";
-/// Debian 12's own emulator crashes one boot in five of the newer kernel.
+/// Debian 12's own emulator crashes in one of five boots of the newer kernel.
 const PREFERENCES: &str = "\
 Package: qemu-* seabios linux-image-*
 Pin: release n=bookworm-backports

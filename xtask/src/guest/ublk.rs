@@ -1,6 +1,6 @@
-//! Decides how ublk's block device of a disk is tested, in a guest whose kernel has it: with fio and file
-//! systems, while the daemon is killed and started again, stopped, replaced, and run by a user; and while
-//! replacing and recovering it fail.
+//! Decides how a disk's ublk device is tested, in a guest whose kernel supports it: with fio and
+//! file systems, while the daemon is killed and started again, stopped, replaced, and run by a
+//! user; and while replacing and recovering it fail.
 
 use std::path::Path;
 use std::time::Duration;
@@ -61,7 +61,7 @@ impl Test {
 }
 
 const TIME_MAX: Duration = Duration::from_secs(240);
-/// For one kill, with the load between it and the next.
+/// Time for one kill, and for the load until the next.
 const KILL_MAX: Duration = Duration::from_secs(10);
 const BEGIN: &str = include_str!("ublk/begin.sh");
 const DEVICES: &str = include_str!("ublk/devices.sh");

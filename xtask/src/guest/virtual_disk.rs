@@ -1,6 +1,6 @@
-//! Decides how a guest gets its disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator,
-//! is killed and started again while the guest writes and verifies, and the guest must notice only a pause;
-//! then the disk grows.
+//! Decides how a guest gets its disk from the daemon, by vhost-user-blk: the daemon runs beside the
+//! emulator, is killed and started again while the guest writes and verifies, and the guest may
+//! notice only a pause. Then the disk grows.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,15 +15,15 @@ use super::machine::{self, Machine};
 use super::packages::Place;
 use super::{SUCCESS, is_said};
 
-/// What the virtqueues may be like.
+/// The formats of the virtqueues.
 pub(super) const RINGS: [&str; 2] = ["packed=off", "packed=on"];
 
-/// How much a guest does.
+/// How much a test does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Length {
     /// How often the daemon is killed.
     kills: u32,
-    /// How many files each processor writes and verifies, again and again until the last kill.
+    /// How many files each processor writes and verifies repeatedly, until the last kill.
     files: u32,
     /// The size of a file.
     megabytes: u32,
@@ -43,7 +43,8 @@ impl Length {
     };
 }
 
-/// Boots a guest with a disk of the daemon, and has it make a file system, write, verify, discard and check.
+/// Boots a guest with a disk of the daemon, and has it make a file system, write, verify, discard
+/// and check.
 ///
 /// # Errors
 /// If the guest finds anything wrong, or there is no guest.
@@ -98,13 +99,13 @@ pub(super) fn run(place: &Place, program: &Path, rings: &str, length: Length) ->
     Ok(())
 }
 
-/// The words of a loop of the shell that runs so often.
+/// The words for a shell loop with `count` iterations.
 fn numbers(count: u32) -> String {
     let numbers: Vec<_> = (1..=count).map(|number| number.to_string()).collect();
     numbers.join(" ")
 }
 
-/// The daemon, which is killed at the end.
+/// The daemon; dropping it kills it.
 pub(super) struct Daemon {
     program: PathBuf,
     directory: PathBuf,
@@ -113,7 +114,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one with these disks, each of which has its socket in the directory.
+    /// Starts a daemon with these disks, each of which has its socket in the directory.
     pub(super) fn start(program: &Path, directory: &Path, disks: Vec<String>) -> Result<Self> {
         Ok(Self {
             child: start(program, directory, &disks)?,
@@ -123,14 +124,14 @@ impl Daemon {
         })
     }
 
-    /// Kills it, and starts the next one.
+    /// Kills the daemon, and starts the next one.
     fn start_again(&mut self) -> Result<()> {
         self.end();
         self.child = start(&self.program, &self.directory, &self.disks)?;
         Ok(())
     }
 
-    /// Makes the image larger, and has the daemon look.
+    /// Makes the image larger, and has the daemon notice.
     fn grow(&self, image: &Path) -> Result<()> {
         fs::File::options()
             .write(true)
@@ -144,7 +145,7 @@ impl Daemon {
     }
 
     fn end(&mut self) {
-        // It may have ended by itself; the guest hears of that.
+        // It may have ended by itself, which the guest notices.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -172,7 +173,7 @@ fn start(program: &Path, directory: &Path, disks: &[String]) -> Result<Child> {
     Ok(child)
 }
 
-/// What makes a disk of the daemon one of the machine's.
+/// Arguments of the emulator that attach a disk of the daemon.
 pub(super) fn words(socket: &Path, rings: &str) -> Vec<String> {
     let socket = socket.display();
     let words = format!(
@@ -184,16 +185,17 @@ pub(super) fn words(socket: &Path, rings: &str) -> Vec<String> {
 }
 
 const QUEUES: u32 = 2;
-/// As much as [`machine`] gives a guest.
+/// The memory that [`machine`] gives a guest.
 const MEMORY: &str = "1024M";
 const DISK_BYTES: u64 = 512 << 20;
 const TIME_MAX: Duration = Duration::from_secs(150);
-/// What the guest prints when the daemon must be killed.
+/// The line with which the guest requests a kill of the daemon.
 const KILL: &str = "kill the daemon";
-/// What it prints when its disk must grow; and the new size.
+/// The line with which it requests that its disk grow; and the new size.
 const GROW: &str = "make the disk larger";
 const GROWN_BYTES: u64 = 640 << 20;
-/// Both processors write and verify, so both queues are used; one file is verified by what the disk holds, not the cache.
+/// Both processors write and verify, so both queues are used. One file is verified against the
+/// disk, not the cache.
 const SCRIPT: &str = "\
 export PATH=/bin:/tmp/bin
 busybox mkdir /tmp/bin; busybox --install -s /tmp/bin

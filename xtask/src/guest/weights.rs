@@ -1,7 +1,7 @@
-//! Decides how two guests share one drive by weight, as seen in the guests: how much each reads while both
-//! flood, and how long the light one's reads take during the other's flood.
+//! Decides how two guests share one drive by weight, as seen in the guests: how much each reads
+//! while both flood, and how long the light guest's reads take during the other's flood.
 //!
-//! The drive is modelled and slow enough to be the bottleneck, not the emulated processors.
+//! The drive is modelled and so slow that it is the bottleneck, not the emulated processors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use super::machine::{self, Machine};
 use super::packages::Place;
 use super::virtual_disk::{Daemon, words};
 
-/// Measures once, and shows it.
+/// Measures once, and prints the result.
 ///
 /// # Errors
-/// If shares or latency miss their goals, the drive was not what was waited for, or a guest fails.
+/// If shares or latency miss their goals, the drive was not the bottleneck, or a guest fails.
 pub(super) fn visit(place: &Place, program: &Path, load: &Path) -> Result<()> {
     let plain = shares(place, program, load, "none")?;
     let shared = shares(place, program, load, "bfq")?;
@@ -51,7 +51,7 @@ pub(super) fn visit(place: &Place, program: &Path, load: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads per second of both guests, while both flooded.
+/// Reads per second of both guests while both flooded.
 struct Shares {
     flood: f64,
     light: f64,
@@ -62,7 +62,7 @@ impl Shares {
         self.flood + self.light
     }
 
-    /// The larger of both relative distances from what is due.
+    /// The larger relative difference from what is due.
     fn error(&self) -> f64 {
         let due = self.total() / (FLOOD_WEIGHT + LIGHT_WEIGHT);
         let off = |rate: f64, weight: f64| (rate / (due * weight) - 1.0).abs();
@@ -104,7 +104,7 @@ fn shares(place: &Place, program: &Path, load: &Path, sched: &str) -> Result<Sha
     })
 }
 
-/// In µs.
+/// Latencies in µs.
 struct Latencies {
     p50: u64,
     p99: u64,
@@ -118,7 +118,7 @@ fn latencies(place: &Place, program: &Path, load: &Path, is_beside: bool) -> Res
         let (flooding, floods) = mpsc::channel();
         let (flood, light) = thread::scope(|scope| {
             let flood = scope.spawn(|| {
-                // The other one may have failed, and no longer listen.
+                // The receiver is gone if the other guest failed.
                 scene.boot("flood", &flood, &mut || {
                     let _ = flooding.send(());
                 })
@@ -151,7 +151,7 @@ struct Scene<'a> {
     place: &'a Place,
     load: &'a Path,
     directory: PathBuf,
-    /// Ends with the scene.
+    /// Dropped with the scene.
     _daemon: Daemon,
 }
 
@@ -174,7 +174,7 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// What a guest that does this load is booted from.
+    /// The file system of a guest with this load.
     fn initrd(&self, name: &str, depth: u64, seconds: u64) -> Result<PathBuf> {
         let mut initrd = Initrd::new(self.place)?;
         initrd.add_program(self.load, "xtask")?;
@@ -206,7 +206,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// What a guest said of its reads: how many had ended, and when it said so.
+/// A guest's reports: how many reads had ended, and when it reported that.
 struct Reads {
     samples: Vec<(Instant, f64)>,
     said: String,
@@ -226,7 +226,8 @@ impl Reads {
         (self.at(end) - self.at(begin)) / (end - begin).as_secs_f64()
     }
 
-    /// How many reads had ended at an instant, which lies within the samples: between two, in proportion.
+    /// How many reads had ended at an instant, which lies within the samples: interpolated between
+    /// two.
     fn at(&self, instant: Instant) -> f64 {
         let next = self.samples.partition_point(|sample| sample.0 < instant).max(1);
         let ((before, low), (after, high)) = (
@@ -243,16 +244,16 @@ impl Reads {
     }
 }
 
-/// Four units of 8 ms.
+/// Four units of 8 ms each.
 const DRIVE: &str = "null=1G,latency=8ms,parallel=4,depth=4";
 const DRIVE_IOPS: f64 = 500.0;
 const FLOOD_WEIGHT: f64 = 1.0;
 const LIGHT_WEIGHT: f64 = 4.0;
 const FLOOD_DEPTH: u64 = 32;
 const MEASURED_S: u64 = 15;
-/// What a boot takes at most while another guest floods.
+/// The longest boot while another guest floods.
 const BOOT_S: u64 = 20;
-/// Not measured after both have begun.
+/// Time after both have begun that is not measured.
 const SETTLE: Duration = Duration::from_secs(1);
 const TIME_MAX: Duration = Duration::from_secs(120);
 /// The goals.

@@ -25,10 +25,10 @@ pub(crate) struct PathLine {
 }
 
 impl Daemon {
-    /// Starts it, and waits until it serves.
+    /// Starts a daemon, and waits until it serves.
     ///
     /// # Errors
-    /// If it ends instead, or takes too long; with its output.
+    /// If it ends instead, or takes too long; the error contains its output.
     pub(crate) fn start(name: &'static str, command: &mut Command) -> Result<Self> {
         let child = command
             .stdin(Stdio::null())
@@ -58,7 +58,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Its output so far, without its reports.
+    /// The lines of its output so far, without its reports.
     pub(crate) fn log(&self) -> Vec<String> {
         let lines = self.lines();
         let is_log = |line: &&String| LEVELS.iter().any(|level| line.contains(level));
@@ -74,7 +74,7 @@ impl Daemon {
     /// Requests the statistics, and reads the paths from them. The daemon has `queues` queues.
     ///
     /// # Errors
-    /// If it does not answer.
+    /// If it does not report them.
     pub(crate) fn paths(&self, queues: usize) -> Result<Vec<PathLine>> {
         let before = self.lines().len();
         self.signal("USR1")?;
@@ -92,10 +92,10 @@ impl Daemon {
         }
     }
 
-    /// Asks it to end, which it must do in time and without an error.
+    /// Requests its end, which must come in time and without an error.
     ///
     /// # Errors
-    /// If it does not.
+    /// If it does not end so.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.signal("TERM")?;
         let end = Instant::now() + PATIENCE;
@@ -145,7 +145,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Both fail where it has ended already, which is as good.
+        // Both fail if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -167,12 +167,12 @@ impl PathLine {
     }
 }
 
-/// For a start, a report and an end.
+/// Time limit for a start, a report and an end.
 const PATIENCE: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(5);
-/// In a line of the log; the last one in our own.
+/// Levels in a line of the log; the last one is in our own lines.
 const LEVELS: [&str; 4] = [" ERROR ", " WARN ", " INFO ", " CUT "];
-/// Lines of the log that a complaint shows.
+/// Lines of the log that an error shows.
 const SHOWN: usize = 60;
 
 #[cfg(test)]

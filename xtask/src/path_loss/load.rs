@@ -1,6 +1,6 @@
-//! Decides what verified load is: each thread writes a part of the disk repeatedly, knows what must be in
-//! each block, and reads it back. A write that failed may or may not have been executed; all other content is
-//! known for certain.
+//! Decides what verified load is: each thread writes a part of the disk repeatedly, knows what must
+//! be in each block, and reads it back. A write that failed may have taken effect or not; all other
+//! content is known.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,12 +32,13 @@ pub(crate) struct Failure {
 #[derive(Default)]
 struct Shared {
     is_over: AtomicBool,
-    /// Requests that ended well.
+    /// Requests that succeeded.
     done: AtomicU64,
     /// The longest request, in nanoseconds.
     longest: AtomicU64,
     failures: Mutex<Vec<Failure>>,
-    /// Flushes that failed: they may tell of writes that went with a server, once all sessions with it were lost.
+    /// Flushes that failed. They may report writes that a server lost, once all sessions with it
+    /// were lost.
     flushes_failed: AtomicU64,
 }
 
@@ -61,15 +62,15 @@ impl Load {
         Self { shared, threads }
     }
 
-    /// Flushes that failed so far.
+    /// Returns how many flushes have failed.
     pub(crate) fn flushes_failed(&self) -> u64 {
-        // Relaxed: a number to look at.
+        // Relaxed: nothing is published with the number.
         self.shared.flushes_failed.load(Ordering::Relaxed)
     }
 
-    /// Requests that ended well so far.
+    /// Returns how many requests have succeeded.
     pub(crate) fn done(&self) -> u64 {
-        // Relaxed: a number to look at.
+        // Relaxed: nothing is published with the number.
         self.shared.done.load(Ordering::Relaxed)
     }
 
@@ -78,13 +79,13 @@ impl Load {
         failures.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes the longest time of a request that ended well since the last call.
+    /// Returns the longest time of a successful request since the last call.
     pub(crate) fn take_longest(&self) -> Duration {
         Duration::from_nanos(self.shared.longest.swap(0, Ordering::Relaxed))
     }
 
     /// # Errors
-    /// The fault that a thread has found; without one no thread ends early.
+    /// The fault that a thread has found. A thread ends early only with one.
     pub(crate) fn check(&mut self) -> Result<()> {
         match self.threads.iter().position(JoinHandle::is_finished) {
             Some(at) => join(self.threads.swap_remove(at)),
@@ -92,7 +93,7 @@ impl Load {
         }
     }
 
-    /// Makes the threads read everything once more, and ends them.
+    /// Makes the threads read everything once more, and waits for their end.
     ///
     /// # Errors
     /// The first fault.
@@ -114,7 +115,8 @@ struct Part {
     socket: PathBuf,
     thread: usize,
     dice: Dice,
-    /// By block: what may be in it. One version, but where writes have failed since the last that did not.
+    /// By block, the versions that it may have: one, or several if writes have failed since the
+    /// last that succeeded.
     versions: Vec<Vec<u64>>,
     latest: u64,
     shared: Arc<Shared>,
@@ -191,7 +193,8 @@ impl Part {
         Ok(())
     }
 
-    /// Carries a request out. False if it failed, which is written down; an error if the connection did.
+    /// Carries out a request. Returns false if it failed, which is recorded; an error if the
+    /// connection failed.
     fn timed(&self, request: impl FnOnce() -> io::Result<()>) -> Result<bool> {
         let begun = SystemTime::now();
         let result = request();
@@ -229,7 +232,8 @@ impl Part {
     }
 }
 
-/// The content of a version of a block: its writer, place and version, repeated all over it. Version 0 is zeroes.
+/// Fills a block with the content of a version: its writer, place and version, repeated. Version 0
+/// is all zeroes.
 fn fill(data: &mut [u8], thread: usize, block: usize, version: u64) {
     let header = match version {
         UNWRITTEN => [0; 3],
@@ -251,10 +255,10 @@ pub(crate) const THREADS: usize = 4;
 pub(crate) const DISK_BYTES: usize = THREADS * PART_BLOCKS * BLOCK_BYTES;
 const PART_BLOCKS: usize = 512;
 const BLOCK_BYTES: usize = 4096;
-/// Of a request.
+/// Blocks of a request.
 const BLOCKS_MAX: usize = 16;
 const UNWRITTEN: u64 = 0;
-/// Between requests: the machine may have other things to do.
+/// Between requests, so that other programs can run.
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(20);
 const EIO: i32 = 5;

@@ -1,4 +1,5 @@
-//! Decides how the load uses NBD: a small blocking client over a unix socket that shares no code with the project.
+//! Decides how the load uses NBD: a small blocking client on a unix socket that shares no code with
+//! the project.
 
 use std::io::{Error, Read, Result, Write};
 use std::os::unix::net::UnixStream;
@@ -25,26 +26,26 @@ impl Client {
         message.extend((export.len() as u32).to_be_bytes());
         message.extend(export.as_bytes());
         stream.write_all(&message)?;
-        // Size and flags; a server without the export hangs up.
+        // Size and flags; a server without the export disconnects instead.
         stream.read_exact(&mut [0; 10])?;
         Ok(Self { stream, cookie: 0 })
     }
 
     /// # Errors
-    /// The server's error, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn read(&mut self, offset: u64, data: &mut [u8]) -> Result<()> {
         self.ask(READ, offset, data.len(), &[])?;
         self.stream.read_exact(data)
     }
 
     /// # Errors
-    /// The server's error, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         self.ask(WRITE, offset, data.len(), data)
     }
 
     /// # Errors
-    /// The server's error, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.ask(FLUSH, 0, 0, &[])
     }
@@ -67,7 +68,7 @@ impl Client {
         }
         match u32::from_be_bytes([head[4], head[5], head[6], head[7]]) {
             0 => Ok(()),
-            // NBD's numbers are Linux's.
+            // NBD's error numbers are those of Linux.
             number => Err(Error::from_raw_os_error(number as i32)),
         }
     }
@@ -82,5 +83,5 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 /// Fixed newstyle, and no zeroes after the export's size and flags.
 const CLIENT_FLAGS: u32 = 3;
-/// Requests are held while there is no path; this is longer than any test has none.
+/// Requests are held while there is no path; no test is without one for this long.
 const ANSWER_TIME: Duration = Duration::from_secs(60);

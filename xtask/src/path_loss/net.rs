@@ -1,5 +1,5 @@
-//! Decides the network between the two hosts of a test: two network namespaces, and links that can be cut in
-//! four ways.
+//! Decides the network between the two hosts of a test: two network namespaces, and links that can
+//! be cut in four ways.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,7 +25,8 @@ pub(crate) enum Cut {
     FarDown,
     /// Up on both sides; packets to the far host are lost.
     RequestsLost,
-    /// Up on both sides; packets from the far host are lost: requests are executed, and no reply arrives.
+    /// Up on both sides; packets from the far host are lost: requests are executed, and no reply
+    /// arrives.
     RepliesLost,
 }
 
@@ -42,7 +43,7 @@ impl Net {
     /// Sets up the hosts and `links` links.
     ///
     /// # Errors
-    /// The kernel's error: an operation that it does not allow or know.
+    /// The kernel's error, such as an operation that is not allowed or not supported.
     pub(crate) fn set_up(links: usize) -> Result<Self> {
         clear_leftovers();
         let own = std::process::id();
@@ -71,7 +72,7 @@ impl Net {
         match cut {
             Cut::NearDown => ip(&format!("-n {} link set {device} down", self.near)),
             Cut::FarDown => ip(&format!("-n {} link set {device} down", self.far)),
-            // A station that is not there: the other side drops what is sent to it.
+            // To a station that does not exist, so that the other side drops what it receives.
             Cut::RequestsLost => mislead(&self.near, &far_address(link), &device),
             Cut::RepliesLost => mislead(&self.far, &near_address(link), &device),
         }
@@ -100,7 +101,7 @@ impl Net {
 impl Drop for Net {
     fn drop(&mut self) {
         for host in [&self.near, &self.far] {
-            // It may not have come into being.
+            // It may not exist.
             let _ = ip(&format!("netns delete {host}"));
         }
     }
@@ -129,7 +130,7 @@ fn ask_again(host: &str, address: &str, device: &str) -> Result<()> {
     ip(&format!("-n {host} neighbour delete {address} dev {device}"))
 }
 
-/// Takes away what runs have left behind that were killed.
+/// Removes what killed runs have left.
 fn clear_leftovers() {
     let Ok(hosts) = std::fs::read_dir("/run/netns") else {
         return;

@@ -1,4 +1,4 @@
-//! Decides how fio verifies a disk for as long as others cut links: in each pass, it writes the whole disk in
+//! Decides how fio verifies a disk while links are cut: in each pass, it writes the whole disk in
 //! random order and reads it back.
 
 use std::path::Path;
@@ -36,7 +36,7 @@ impl Wide {
     }
 
     /// # Errors
-    /// The fault that fio found, if it has ended already.
+    /// The fault that fio found, or that it has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
         match self.thread.take_if(|thread| thread.is_finished()) {
             Some(thread) => Err(join(thread).map_or_else(|error| error, |_| anyhow!("fio has ended early"))),
@@ -44,7 +44,7 @@ impl Wide {
         }
     }
 
-    /// Lets the present pass finish. Returns the number of passes.
+    /// Waits for the end of the present pass. Returns the number of passes.
     ///
     /// # Errors
     /// The fault that fio found.
@@ -76,6 +76,7 @@ fn pass(uri: &str, scratch: &Path, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Blocks of one size, each written once: only then does fio check which write a block is from, and not only its sum.
+/// Blocks of one size, each written once: only then does fio check which write a block is from, and
+/// not just its checksum.
 const WORK: &str = "--rw=randwrite --bs=16k --size=16m --iodepth=16 --fsync=64 --rate_iops=1000 --verify=crc32c --verify_fatal=1 \
                     --verify_state_save=0";

@@ -56,7 +56,7 @@ pub(crate) fn measure(
     Ok(sample(&row, plan.window))
 }
 
-/// The first row of side `ours` in the report, which stands among lines of progress.
+/// The first row of side `ours` in the report, before which lines of progress may be printed.
 fn row(said: &str) -> Result<Row> {
     let start = said.find("{\n").context("no JSON")?;
     let end = said.rfind("\n}").context("no end of JSON")? + 2;

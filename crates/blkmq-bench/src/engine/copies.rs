@@ -1,5 +1,5 @@
-//! Decides how whole copies of a disk are timed, including start, handshakes and shutdown: like `nbdcopy`,
-//! which is compared with them and cannot be timed otherwise.
+//! Decides how whole copies of a disk are timed, including start, handshakes and shutdown: like
+//! `nbdcopy`, which is compared with them and cannot be timed otherwise.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::usage::Usage;
 struct Copied {
     ios: u64,
     latency: Histogram,
-    /// Of the thread, which has ended when the process is asked.
+    /// Usage of the thread, which has ended when the process's usage is read.
     usage: Usage,
 }
 

@@ -1,5 +1,5 @@
-//! Decides the device of the engine bench: a null drive that completes inline, memory, a file, or an NBD
-//! server; one queue with one disk.
+//! Decides the device of the engine bench: a null drive that completes inline, memory, a file, or
+//! an NBD server; one queue with one disk.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub enum DeviceArg {
     Null,
     /// Memory, every byte of it written before it is read.
     Ram,
-    /// A file or block device, past the page cache.
+    /// A file or block device, with direct I/O.
     File(PathBuf),
     /// An export of an NBD server, by its URI.
     Nbd(String),
@@ -66,12 +66,13 @@ impl fmt::Display for DeviceArg {
 }
 
 impl DeviceArg {
-    /// Says whether I/O ends while it is issued, so that latencies need only be sampled.
+    /// Says whether each I/O completes while it is issued, so that only a sample of latencies is
+    /// taken.
     pub(crate) fn is_inline(&self) -> bool {
         matches!(self, Self::Null | Self::Ram)
     }
 
-    /// What it is, for the report.
+    /// A description for the report.
     pub(crate) fn description(&self) -> String {
         match self {
             Self::Null => format!("null drive of {} GiB, completing inline", NULL_BYTES >> 30),
@@ -81,7 +82,8 @@ impl DeviceArg {
         }
     }
 
-    /// Opens the device and starts an engine with it, for `jobs` attached threads with `depth` I/Os under way each.
+    /// Opens the device and starts an engine with it, for `jobs` attached threads with `depth` I/Os
+    /// under way each.
     ///
     /// # Errors
     /// If the device cannot be opened.
@@ -142,16 +144,18 @@ pub(crate) struct Opened {
     pub(crate) size: u64,
     pub(crate) block_size: u32,
     pub(crate) read_only: bool,
-    /// Whether neighbours are merged. Not on a server: nbdcopy, which is measured beside us, does not do it.
+    /// Whether neighbouring bios are merged. Not on a server, because nbdcopy, the other side, does
+    /// not merge.
     pub(crate) merges: bool,
-    /// Lay a mapped disk over two halves of the disk, and load that.
+    /// Put a mapped disk on two halves of the disk, and load it.
     pub(crate) map: Option<MapKind>,
 }
 
-/// Starts an engine with one queue and its disk, for `jobs` attached threads with `depth` I/Os under way each.
+/// Starts an engine with one queue and its disk, for `jobs` attached threads with `depth` I/Os
+/// under way each.
 ///
 /// # Errors
-/// What the engine says.
+/// If the engine does not start.
 pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
     let mut queue = queue(opened.drive, elevator, depth);
     queue.disks.push(DiskEntry {
@@ -177,10 +181,11 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
     Ok(Engine::start(config)?)
 }
 
-/// Starts an engine with a null drive, on which each of `jobs` attached threads has a disk in a group of its own.
+/// Starts an engine with a null drive, on which each of `jobs` attached threads has a disk in a
+/// group of its own.
 ///
 /// # Errors
-/// What the engine says.
+/// If the engine does not start.
 pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
     let sizes = vec![NULL_BYTES; jobs as usize];
     let drive = NullDevice::new(NullConfig::bare(), &sizes)?;
@@ -239,10 +244,10 @@ fn mapped(kind: MapKind, size: u64) -> MappedSpec {
     }
 }
 
-/// The disk that a submitter loads: its own, or the one that all load, the one on top.
+/// The disk that a submitter loads: its own, or the one that all share, the topmost one.
 ///
 /// # Errors
-/// If the engine is another's.
+/// If the engine has no such disk.
 pub(crate) fn loaded(engine: &Engine, submitter: usize) -> Result<Disk> {
     let own = engine.disk(&own_disk(submitter));
     let disk = own.or_else(|| engine.disk(MAPPED)).or_else(|| engine.disk(DISK));
@@ -266,10 +271,10 @@ pub(crate) fn fill(engine: &Engine) -> Result<()> {
     Ok(())
 }
 
-/// Checks what can be known of a file before the first round.
+/// Checks a file before the first round.
 ///
 /// # Errors
-/// If it is not there, or smaller than one I/O.
+/// If the file does not exist, or is smaller than one I/O.
 pub(crate) fn check_file(path: &Path, block_bytes: u32) -> Result<()> {
     let advice = "make one with: dd if=/dev/urandom of=FILE bs=1M count=1024";
     let mut file =

@@ -1,5 +1,5 @@
-//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on null drives, through
-//! an attached thread. `examples/in_process.rs` runs each of its ways under callgrind.
+//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on null
+//! drives, through an attached thread. `examples/in_process.rs` does each way under callgrind.
 //!
 //! | way | what it is |
 //! |---|---|
@@ -31,8 +31,8 @@ use blkmq_host::ring::RingHandle;
 use super::device::{self, NULL_BYTES, Opened};
 use super::load::{Job, Load};
 
-/// Does `count` I/Os (or up to one batch more) in the way of this name, and returns their number. A parked
-/// thread remains.
+/// Does `count` I/Os (or up to one batch more) in the way of this name, and returns their number. A
+/// parked thread remains.
 ///
 /// # Errors
 /// If there is no such way, the engine does not start or an I/O ends with an error.
@@ -97,9 +97,9 @@ fn multipath(selector: Selector) -> Result<Arc<dyn Device>> {
 
 /// A drive whose first hardware context parks its thread for ever.
 ///
-/// The engine's own reactor has no work here, and would block in its ring. Callgrind runs one thread at a
-/// time and does not know that waiting in a ring blocks, so the reactor would keep all other threads from
-/// running. It knows parking.
+/// The engine's own reactor has no work here, and would block in its ring. Callgrind runs one
+/// thread at a time and does not know that waiting in a ring blocks, so the reactor would keep all
+/// other threads from running. It knows parking.
 pub(super) struct ParkedReactor(pub(super) Arc<dyn Device>);
 
 impl Device for ParkedReactor {
@@ -132,7 +132,8 @@ impl Allocation for ParkedReactor {
     }
 }
 
-/// The driver's side of the parked reactor, which is asked for its next event before the reactor first blocks.
+/// The driver side of the parked reactor, which is asked for its next event before the reactor
+/// first blocks.
 struct Parked;
 
 impl HctxDriver for Parked {
@@ -152,5 +153,5 @@ impl HctxDriver for Parked {
 const DEPTH: u32 = 64;
 const PATHS: usize = 4;
 const CHUNK: u64 = 64 << 10;
-/// As many tags as the engine gives a queue at most for that.
+/// Not less than the tags that the engine gives the queue.
 const DEPTH_MAX: u32 = 4096;

@@ -1,9 +1,9 @@
-//! Decides how I/O is generated in process: a fixed number of bios, each submitted again as soon as it has
-//! ended, with no data per I/O but its offset; latencies are counted in runs, and the clock is read at most
-//! once per batch.
+//! Decides how I/O is generated in process: a fixed number of bios, each submitted again as soon as
+//! it has ended, with no data per I/O but its offset. Latencies are counted in runs, and the clock
+//! is read at most once per batch.
 //!
-//! A bio's cookie is its time of submission, or zero if its latency is not sampled: the bio itself is the
-//! whole record.
+//! A bio's cookie is its time of submission, or zero if its latency is not sampled, so no other
+//! record of it is needed.
 
 use anyhow::{Result, ensure};
 use blkmq_core::bio::{Bio, Op};
@@ -73,7 +73,7 @@ impl Load {
         }
     }
 
-    /// Runs until the window says stop and returns the latencies of what ended within it.
+    /// Runs until the window ends and returns the latencies of the I/Os that ended within it.
     ///
     /// # Errors
     /// If an I/O ends with an error.
@@ -118,7 +118,7 @@ impl Load {
         Ok((self.count, std::mem::take(&mut self.latency)))
     }
 
-    /// Submits what is idle and takes what has ended; waits if that is nothing.
+    /// Submits idle bios and takes those that have ended; waits if there are none.
     #[inline]
     fn batch(&mut self) -> Result<()> {
         let stamp = self.stamp();
@@ -130,8 +130,8 @@ impl Load {
                 break;
             }
         }
-        // Issues, looks, and blocks only if nothing has ended: one system call at most. Without a time limit, since
-        // arming a timer for every wait would cost more than the wait.
+        // Issues, polls, and blocks only if nothing has ended: at most one system call. There is no
+        // time limit, since arming a timer for each wait would cost more than the wait.
         self.attached.wait(&mut self.ended, None);
         self.account()
     }
@@ -147,7 +147,7 @@ impl Load {
         self.attached.now().0
     }
 
-    /// Counts what has ended and makes it idle.
+    /// Counts the bios that have ended and makes them idle.
     #[inline]
     fn account(&mut self) -> Result<()> {
         self.count += self.ended.len() as u64;

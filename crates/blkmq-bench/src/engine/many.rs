@@ -1,6 +1,6 @@
-//! Decides how the cost of idle disks and groups is measured: 4 KiB reads, one at a time on each of 20 disks,
-//! among disks, or groups, that are idle. `examples/many_path.rs` runs it under callgrind, as `direct` is
-//! run.
+//! Decides how the cost of idle disks and groups is measured: 4 KiB reads, one at a time on each of
+//! 20 disks, among disks, or groups, that are idle. `examples/many_path.rs` runs it under
+//! callgrind, as `direct` is run.
 
 use std::sync::Arc;
 
@@ -21,10 +21,11 @@ use super::direct::ParkedReactor;
 pub struct Crowd {
     /// Number of disks.
     pub disks: usize,
-    /// They are all on one queue, as files of one filesystem are; otherwise each has a queue of its own.
+    /// They share one queue, as files of one filesystem do; otherwise each has its own.
     pub share_queue: bool,
-    /// Number of groups, to which disks belong in turn; 0 for none. With `bfq` a run may hang outside of
-    /// callgrind: a group is waited for until a time that the parked reactor would have to notice.
+    /// Number of groups, over which the disks are distributed in turn; 0 for none. With `bfq` a run
+    /// may hang outside of callgrind: `bfq` waits for a group until a time that the parked reactor
+    /// would have to notice.
     pub groups: usize,
     /// The queues' elevator.
     pub elevator: Kind,
@@ -114,5 +115,5 @@ fn name(number: usize) -> String {
     format!("d{number}")
 }
 
-/// Disks that do something.
+/// Disks that are read.
 const ACTIVE: usize = 20;

@@ -11,7 +11,7 @@ use crate::args::Plan;
 use crate::rounds::{Latency, Sample};
 use crate::usage::Usage;
 
-/// Says whether nbdcopy can be started.
+/// Says whether nbdcopy is installed.
 pub(crate) fn is_installed() -> bool {
     let answer = Command::new("nbdcopy")
         .arg("--version")
@@ -48,7 +48,7 @@ pub(crate) fn measure(uri: &str, size: u64, jobs: u32, depth: u32, bs: u32, plan
             if let Some(status) = child.try_wait()? {
                 break status;
             }
-            // The last reading before its threads end: short of the whole by a few milliseconds.
+            // The last reading before its threads end; it misses a few milliseconds.
             let now = Usage::of(child.id()).unwrap_or_default();
             if now.cpu_ns >= used.cpu_ns {
                 used = now;

@@ -1,6 +1,6 @@
-//! Decides which tenants share a drive: the cases of the bench, one line each if they differ only in numbers.
-//! On the modelled drives all of them; on a file and in comparison with the kernel the cases that a file can
-//! distinguish; as clients see them those in `of_clients`.
+//! Decides which tenants share a drive: the cases of the bench, one line each if they differ only
+//! in numbers. Modelled drives have all of them; a file and the comparison with the kernel have
+//! those that a file can distinguish; clients have those in `of_clients`.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(super) fn all() -> Vec<Scene> {
     scenes
 }
 
-/// The cases of a file, which the kernel's schedulers can be given as well: flat groups.
+/// The cases of a file, all with flat groups, which the kernel's schedulers support as well.
 pub(super) fn on_file() -> Vec<Scene> {
     let weights: [&[u16]; 3] = [&[1, 2], &[1, 10], &[1, 2, 4]];
     let mut scenes = Vec::new();
@@ -69,7 +69,8 @@ pub(super) fn nested() -> Scene {
         .tenant(ROOT, 200, load)
 }
 
-/// What weights are multiplied by to be those of groups: a hundred, or less where one would be too large then.
+/// The factor from these weights to those of groups: a hundred, or less if a weight would become
+/// too large.
 pub(super) fn scale(weights: impl IntoIterator<Item = u16>) -> u16 {
     let largest = weights.into_iter().max().unwrap_or(1).max(1);
     (WEIGHT_MAX / largest).clamp(1, 100)
@@ -93,7 +94,7 @@ fn join<T: ToString>(numbers: &[T], between: &str) -> String {
     words.join(between)
 }
 
-/// Tenants that have not as much under way as their neighbours.
+/// Tenants of which some have fewer bytes under way than others.
 fn of_unequal_depths() -> [Scene; 3] {
     [
         mix(&[1, 2], &[64], &[64, 4]).named("1x64:2x4/64k"),
@@ -179,7 +180,8 @@ fn many(tenants: u32) -> Scene {
     )
 }
 
-/// A reader of one 4 KiB block at a time, with many tenants that flood the drive, all of the same weight.
+/// A reader of one 4 KiB block at a time, with many tenants that flood the drive, all of the same
+/// weight.
 fn isolation(flooders: u32, block_bytes: u32) -> Scene {
     let op = if block_bytes == 4096 { Op::Read } else { Op::Write };
     let what = if op == Op::Read { "r4k" } else { "w256k" };
@@ -190,7 +192,7 @@ fn isolation(flooders: u32, block_bytes: u32) -> Scene {
     scene.victim(100, Load::reads(4096, 1))
 }
 
-/// About what another program takes of a processor at once.
+/// About how long another program keeps a processor at a time.
 const AWAY: Duration = Duration::from_millis(3);
 const CROWD_DEPTH: u32 = 64;
 const FLOOD_DEPTH: u32 = 32;

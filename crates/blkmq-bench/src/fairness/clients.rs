@@ -1,6 +1,6 @@
-//! Decides how shares are measured as clients see them: a daemon and an fio for each tenant, in processes of
-//! their own, for each visit; in comparison with the kernel's schedulers on a loop device over the same
-//! files, in the same round.
+//! Decides how shares are measured as clients see them: for each visit a daemon and an fio for each
+//! tenant, in processes of their own. The kernel's schedulers, on a loop device over the same
+//! files, are measured in the same round.
 
 mod figures;
 mod server;
@@ -31,7 +31,7 @@ use crate::rounds::{self, Point, Sample};
 
 /// One directory with images, and what lies on them.
 struct Ground {
-    /// Names it in cases: its filesystem, with a number if it is not the first of that type.
+    /// Its name in cases: its filesystem, with a number if it is not the first of that type.
     label: String,
     images: Images,
     kernel: Option<Loop>,
@@ -43,23 +43,23 @@ struct Case {
     is_over_nbd: bool,
 }
 
-/// What serves, and so what schedules.
+/// Who serves the disks, and so schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Family {
     Daemon,
     Kernel,
 }
 
-/// What visits have in common.
+/// The data that visits share.
 struct Bench {
     server: Server,
-    /// Totals without a scheduler, by case and family, of this round.
+    /// Totals of this round without a scheduler, by case and family.
     none: RefCell<BTreeMap<(String, Family), f64>>,
-    /// What loads have by themselves, and in which round that was found.
+    /// Results of loads alone, and the round in which each was measured.
     alone: RefCell<BTreeMap<(String, Family), (u32, Alone)>>,
 }
 
-/// What is visited: a side at a case.
+/// A side of a case, as a visit measures it.
 struct Visited<'a> {
     ground: &'a Ground,
     case: &'a Case,
@@ -72,7 +72,8 @@ struct Visited<'a> {
 /// Runs the bench and prints its report; progress goes to stderr.
 ///
 /// # Errors
-/// If an option is out of range, a directory cannot take the images, the daemon or a client fails, or a result cannot be written.
+/// If an option is out of range, a directory cannot take the images, the daemon or a client fails,
+/// or a result cannot be written.
 pub(super) fn main(args: &FairnessArgs) -> Result<()> {
     ensure!(
         fio::is_installed() && fio::has_engine("nbd"),
@@ -109,7 +110,7 @@ pub(super) fn main(args: &FairnessArgs) -> Result<()> {
     report.finish_with(&table, rows, &args.common)
 }
 
-/// The schedulers asked for; `none` always, since others are compared with it.
+/// The requested schedulers, and always `none`, with which the others are compared.
 fn kinds(asked: &[Side]) -> Result<Vec<Kind>> {
     let mut kinds = vec![Kind::None];
     for side in asked {
@@ -144,7 +145,8 @@ fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
     Ok(chosen(args, scenes)?.into_iter().map(case).collect())
 }
 
-/// The directories, with images for the largest case and, if asked for and possible, a loop device on the first.
+/// The directories, with images for the largest case and, if requested and possible, a loop device
+/// on the first.
 fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
     let needed = |case: &Case| {
         if case.is_over_nbd {
@@ -182,7 +184,8 @@ fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
     Ok(grounds)
 }
 
-/// Those asked for, or the current one, and memory if that is another filesystem.
+/// The requested directories; by default the current one, and one in memory if that is another
+/// filesystem.
 fn dirs(asked: &[PathBuf]) -> Vec<PathBuf> {
     if !asked.is_empty() {
         return asked.to_vec();
@@ -214,7 +217,8 @@ fn plan(common: &BenchArgs, visits: usize) -> Result<Plan> {
         common.seconds.get_or_insert(super::SECONDS_DEFAULT);
         common.rounds.get_or_insert(super::ROUNDS_DEFAULT);
     }
-    // Tenants run in for as long as they are measured, at most; and there are visits of some of them alone.
+    // The warm-up of tenants takes at most as long as their measurement; some visits are of one
+    // tenant alone.
     common.plan(3 * visits, SET_UP)
 }
 
@@ -284,7 +288,8 @@ impl Visited<'_> {
         Ok(visit.total(scene))
     }
 
-    /// What a load has by itself without a scheduler; it is visited once in a round, whatever cases it is in.
+    /// The result of a load alone, without a scheduler; it is measured once in a round, whichever
+    /// cases need it.
     fn alone(&self, bench: &Bench, load: Load, round: u32, plan: &Plan) -> Result<Alone> {
         let drive = if self.case.is_over_nbd { "nbd/" } else { "" };
         let key = (format!("{}/{drive}{load}", self.ground.label), self.family);
@@ -351,7 +356,7 @@ fn about(server: &Server, grounds: &[Ground], plan: &Plan) -> About {
 }
 
 const REACTORS_DEFAULT: u16 = 2;
-/// Starting and ending a daemon and its clients.
+/// Time to start and end a daemon and its clients.
 const SET_UP: Duration = Duration::from_millis(800);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Decides what tenants' images are: files next to each other in one directory, full of incompressible data,
-//! and unlinked from the start, so that no file remains however the bench ends. Other processes open them
-//! through procfs.
+//! Decides where tenants' images are: files in one directory, full of incompressible data, and
+//! unlinked from the start, so that no file remains however the bench ends. Other processes open
+//! them through procfs.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -21,7 +21,7 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// Finds out what `dir` lies on; makes no file yet.
+    /// Looks up the filesystem of `dir`; makes no file yet.
     ///
     /// # Errors
     /// If there is no such directory.
@@ -76,21 +76,21 @@ impl Images {
         Ok(())
     }
 
-    /// Where the image at a place can be opened by any process of this user, as long as this one lives.
+    /// The path at which processes of this user can open the image, as long as this process lives.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If there are fewer images.
     pub(super) fn path(&self, place: usize) -> PathBuf {
         let fd = self.files[place].as_raw_fd();
         format!("/proc/{}/fd/{fd}", std::process::id()).into()
     }
 
-    /// The type of the filesystem: `ext4`.
+    /// The type of the filesystem, such as `ext4`.
     pub(super) fn filesystem(&self) -> &str {
         &self.filesystem
     }
 
-    /// What they are, for the report.
+    /// A description for the report.
     pub(super) fn description(&self) -> String {
         format!("files of {} MiB in {}", self.each_bytes >> 20, self.dir.display())
     }
@@ -100,7 +100,7 @@ impl Images {
         self.each_bytes
     }
 
-    /// Whether the first of them can be read and written past the page cache, as the daemon finds out.
+    /// Whether the first of them supports direct I/O, as the daemon checks it.
     pub(super) fn is_direct(&self) -> bool {
         let config = FileConfig {
             path: self.path(0),
@@ -112,7 +112,8 @@ impl Images {
     }
 }
 
-/// Makes a file, takes its name away and fills it. What is not written yet when it is measured would be measured along.
+/// Makes a file, unlinks it, fills it and syncs it: writeback during a measurement would distort
+/// it.
 fn make(path: &Path, block: &[u8], bytes: u64) -> std::io::Result<File> {
     let mut file = File::options()
         .read(true)
@@ -141,7 +142,8 @@ fn noise() -> Vec<u8> {
     words.collect()
 }
 
-/// The type of what is mounted deepest above `dir`, by a table with lines of `device, mount point, type, ...`.
+/// The type of the innermost mount that contains `dir`, by a table with lines of `device, mount
+/// point, type, ...`.
 fn filesystem(mounts: &str, dir: &Path) -> Option<String> {
     let mount = |line: &str| -> Option<(usize, String)> {
         let mut words = line.split(' ');
@@ -149,7 +151,7 @@ fn filesystem(mounts: &str, dir: &Path) -> Option<String> {
         dir.starts_with(point)
             .then(|| Some((point.len(), words.next()?.to_owned())))?
     };
-    // Of two on the same point the later one is seen.
+    // Of two mounts at the same point the later one is visible.
     let deepest = mounts.lines().filter_map(mount).max_by_key(|(depth, _)| *depth);
     deepest.map(|(_, name)| name)
 }
@@ -178,7 +180,7 @@ mod tests {
         fs::create_dir(&dir).unwrap();
         let mut images = Images::in_dir(&dir, 2 << 20).unwrap();
         images.fill(2).unwrap();
-        // Fails if anything is left in it.
+        // This fails unless the directory is empty.
         fs::remove_dir(&dir).unwrap();
         let mut read = Vec::new();
         File::open(images.path(1))

@@ -1,5 +1,6 @@
-//! Decides how the kernel's own schedulers are compared with ours: a loop device over a file, a control group
-//! for each tenant, and fio in it. Needs root and a kernel that has them, and reports what is missing.
+//! Decides how the kernel's own schedulers are compared with ours: a loop device over a file, a
+//! control group for each tenant, and fio in it. It needs root and a kernel with these, and reports
+//! what is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,14 +15,15 @@ use crate::fio;
 use crate::loop_device::LoopDevice;
 use crate::usage::Usage;
 
-/// The kernel's side of the comparison: a loop device that offers its schedulers.
+/// A loop device that offers the kernel's schedulers.
 pub(super) struct Loop(LoopDevice);
 
 impl Loop {
     /// Puts a loop device on a file.
     ///
     /// # Errors
-    /// What is missing: root, losetup, fio, the kernel's bfq, control groups of version 1.
+    /// The missing requirement: root, losetup, fio, the kernel's bfq, or version 1 control
+    /// groups.
     pub(super) fn set_up(image: &Path) -> Result<Self> {
         ensure!(fio::is_installed(), "the kernel's sides need fio");
         ensure!(
@@ -33,7 +35,8 @@ impl Loop {
         Ok(Self(device))
     }
 
-    /// Runs a scene's tenants under a scheduler of the kernel, each in a control group of its weight. Its groups must be flat.
+    /// Runs a scene's tenants under a scheduler of the kernel, each in a control group of its
+    /// weight. The scene's groups must be flat.
     ///
     /// # Errors
     /// If a group cannot be made or fio fails.
@@ -55,7 +58,7 @@ impl Loop {
             })
         };
         let mut visit = processes::play(scene, plan, process, Usage::default)?;
-        // The kernel serves here, largely on behalf of the processes themselves.
+        // Here the kernel serves, mostly in the context of the processes themselves.
         for sample in &visit.samples {
             visit.usage.cpu_ns += sample.usage.cpu_ns;
             visit.usage.switches += sample.usage.switches;

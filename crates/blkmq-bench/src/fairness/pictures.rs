@@ -1,5 +1,5 @@
-//! Decides which pictures show how tenants share a drive: the distribution of the light tenant's latency, a
-//! curve for each side; and each tenant's share over time, a panel for each side.
+//! Decides which pictures show how tenants share a drive: the distribution of the light tenant's
+//! latency, a curve for each side; and each tenant's share over time, a panel for each side.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,22 +13,23 @@ use crate::histogram::Histogram;
 use crate::plot::{Axis, Curve, Panel, draw};
 use crate::rounds::Latency;
 
-/// What the visits to each case and side have brought, by side.
+/// The data of the visits to each case, by side.
 #[derive(Default)]
 pub(super) struct Pictures {
     latencies: BTreeMap<String, Vec<(String, Distribution)>>,
     shares: BTreeMap<String, Vec<(String, Vec<f64>, Series)>>,
 }
 
-/// What is known of latencies.
+/// A distribution of latencies.
 enum Distribution {
     Whole(Histogram),
-    /// For sides that report only percentiles, the latest.
+    /// Of sides that report only percentiles, the latest ones.
     Percentiles(Latency),
 }
 
 impl Distribution {
-    /// Points of the curve: how long in powers of ten of microseconds, and how many nines of all took no longer.
+    /// Points of the curve: the logarithm of the latency in µs, and that of the part of I/Os above
+    /// it, negated.
     fn points(&self) -> Vec<(f64, f64)> {
         let at = |ns: u64| (ns.max(1) as f64 / 1000.0).log10();
         match self {
@@ -46,7 +47,7 @@ impl Distribution {
 }
 
 impl Pictures {
-    /// Notes the latencies of a visit.
+    /// Records the latencies of a visit.
     pub(super) fn note_latency(&mut self, case: &str, side: &str, latency: &Histogram) {
         let of_case = self.latencies.entry(case.to_owned()).or_default();
         match of_case.iter_mut().find(|known| known.0 == side) {
@@ -55,7 +56,7 @@ impl Pictures {
         }
     }
 
-    /// The same where percentiles are all that is known.
+    /// The same for a side that reports only percentiles.
     pub(super) fn note_percentiles(&mut self, case: &str, side: &str, latency: Latency) {
         let of_case = self.latencies.entry(case.to_owned()).or_default();
         of_case.retain(|known| known.0 != side);
@@ -69,7 +70,7 @@ impl Pictures {
         of_case.push((side.to_owned(), due.to_vec(), series.clone()));
     }
 
-    /// Draws all into a directory, which is made if it is not there.
+    /// Draws all pictures into a directory, which is made if necessary.
     pub(super) fn write(&self, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
         let put = |case: &str, what: &str, svg: &str| {
@@ -130,7 +131,7 @@ fn latency_panel(sides: &[(String, Distribution)]) -> Panel {
     }
 }
 
-/// Each tenant's share of what all moved in steps of time, and, dashed, what is due.
+/// Each tenant's share over time, and, dashed, its due.
 fn share_panel((side, due, series): &(String, Vec<f64>, Series)) -> Panel {
     let begin = series.moments.first().map_or(Duration::ZERO, |moment| moment.0);
     let end = series.moments.last().map_or(Duration::ZERO, |moment| moment.0);
@@ -170,5 +171,5 @@ fn share_panel((side, due, series): &(String, Vec<f64>, Series)) -> Panel {
     }
 }
 
-/// Over which time a share is taken.
+/// The interval over which a share is taken.
 const STEP: Duration = Duration::from_millis(100);

@@ -1,6 +1,6 @@
-//! Decides how a scene is played by processes: an fio for each tenant, started together, which logs every
-//! I/O; the I/Os that ended in a window in which all of them ran count. `clients` gives them disks of a
-//! daemon, `kernel` a loop device.
+//! Decides how a scene is played by processes: an fio for each tenant, all started together, which
+//! logs every I/O. Only I/Os count that ended in a window in which all processes ran. `clients`
+//! gives them disks of a daemon, `kernel` a loop device.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,22 +22,22 @@ use crate::usage::Usage;
 
 /// One tenant's process.
 pub(super) struct Process {
-    /// Becomes fio when it is given fio's options.
+    /// A command that becomes fio when fio's options are added.
     pub(super) command: Command,
-    /// Engine and target. Those that only an engine has come after its name.
+    /// Options that choose engine and target. An engine's own options follow its name.
     pub(super) target: Vec<String>,
 }
 
-/// What the processes did, the crowd's first and then the light tenant's.
+/// The results of the processes: the crowd's first and then the light tenant's.
 pub(super) struct Visit {
     pub(super) samples: Vec<Sample>,
     pub(super) series: Series,
-    /// What `usage` found over the middle half of the window, as if it had been read over all of it.
+    /// Usage over the middle half of the window, scaled to all of it.
     pub(super) usage: Usage,
 }
 
 impl Visit {
-    /// All tenants together; the latency is the light one's, or the first one's.
+    /// All tenants together; the latency is that of the light tenant, or else of the first.
     pub(super) fn total(&self, scene: &Scene) -> Sample {
         let shown = if scene.victim.is_some() {
             self.samples.last()
@@ -55,10 +55,11 @@ impl Visit {
     }
 }
 
-/// Plays a scene by a process for each of its tenants. `usage` reads what the side that is measured has used so far.
+/// Plays a scene with a process for each tenant. `usage` reads the usage of the measured side so
+/// far.
 ///
 /// # Errors
-/// If a process fails, or none ends an I/O.
+/// If a process fails, or none completes an I/O.
 pub(super) fn play(
     scene: &Scene,
     plan: &Plan,
@@ -92,7 +93,7 @@ pub(super) fn play(
     })
 }
 
-/// Starts all, has them begin at once and waits for them.
+/// Starts all processes, lets them begin at once, and waits for them.
 fn run(
     processes: Vec<(Command, Vec<String>)>,
     dir: &Scratch,
@@ -106,7 +107,7 @@ fn run(
         };
         let running: Vec<_> = processes.into_iter().map(start).collect();
         wait_until_ready(dir, &running);
-        // Also if one has failed, or the others would wait for ever.
+        // Also if one has failed: the others would wait forever.
         fs::write(dir.join(GO), "").context("having the clients begin")?;
         std::thread::sleep(warm_up + window / 4);
         let before = usage();
@@ -124,7 +125,8 @@ fn run(
     })
 }
 
-/// Waits until each process is set up: fio's own start takes half a second of a processor, and many share few.
+/// Waits until each process is ready: fio's own start takes half a second of CPU time, and many
+/// processes share few CPUs.
 fn wait_until_ready<T>(dir: &Scratch, running: &[ScopedJoinHandle<'_, T>]) {
     let start = Instant::now();
     let is_ready = |place: usize| dir.join(&format!("{READY}{place}")).exists();
@@ -139,12 +141,12 @@ fn load(load: &Load) -> [String; 4] {
         format!("--rw={}", load.rw()),
         format!("--bs={}", load.block_bytes),
         format!("--iodepth={}", load.depth),
-        // Without it each job would be a process below the one that is started, with a start of its own.
+        // Otherwise each job would be a child of the started process, with a start of its own.
         "--thread".into(),
     ]
 }
 
-/// A line for every I/O, with the time by the clock that all processes have.
+/// Options for a log with a line for every I/O, with times of the clock that all processes share.
 fn log(prefix: &Path) -> [String; 4] {
     [
         format!("--write_lat_log={}", prefix.display()),
@@ -154,7 +156,7 @@ fn log(prefix: &Path) -> [String; 4] {
     ]
 }
 
-/// An I/O that ended.
+/// An I/O in a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ended {
     at_ms: u64,
@@ -162,7 +164,8 @@ struct Ended {
     bytes: u64,
 }
 
-/// Reads a log, which has lines of `milliseconds, nanoseconds, direction, bytes, ...` in the order in which I/Os ended.
+/// Reads a log, which has lines of `milliseconds, nanoseconds, direction, bytes, ...` in the order
+/// in which I/Os ended.
 fn read_log(prefix: &Path) -> Result<Vec<Ended>> {
     let path = PathBuf::from(format!("{}_lat.1.log", prefix.display()));
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -181,12 +184,12 @@ fn read_log(prefix: &Path) -> Result<Vec<Ended>> {
         .collect()
 }
 
-/// The range of time in which all of them ran, in milliseconds, without the time to settle: they begin
-/// together, with the first I/O that any of them ends. A process that ended none until much later was kept
+/// The range of time in which all of them ran, in milliseconds, without the warm-up. They begin
+/// together, with the first I/O that ends in any of them; one whose first I/O ends much later was
 /// waiting.
 ///
-/// The range does not depend on later ends of I/Os: otherwise a tenant that is served in turns would have its
-/// own turn at both ends.
+/// The range does not depend on the ends of later I/Os: a tenant that is served in turns would
+/// otherwise have its own turn at both ends of it.
 fn window(logs: &[Vec<Ended>], plan: &Plan) -> Result<(u64, u64)> {
     let first = logs.iter().filter_map(|log| log.first().map(|ended| ended.at_ms));
     let first = first.min().context("no client ended any I/O")?;
@@ -194,7 +197,8 @@ fn window(logs: &[Vec<Ended>], plan: &Plan) -> Result<(u64, u64)> {
     Ok((start, start + plan.window.as_millis() as u64))
 }
 
-/// What one did in the window; its processor time is a part of that of the whole.
+/// The results of one process in the window; its usage is the window's part, by time, of that of
+/// its whole run.
 fn sample(log: &[Ended], (start, end): (u64, u64), whole: &Sample) -> Sample {
     let elapsed = Duration::from_millis(end - start);
     let mut latency = Histogram::new();
@@ -216,7 +220,7 @@ fn sample(log: &[Ended], (start, end): (u64, u64), whole: &Sample) -> Sample {
     }
 }
 
-/// Bytes of each since the start of the window, at its steps.
+/// Bytes of each tenant since the start of the window, at each step.
 fn series(logs: &[Vec<Ended>], (start, end): (u64, u64)) -> Series {
     let times = (start..end).step_by(STEP_MS as usize).chain([end]);
     let mut next = vec![0; logs.len()];
@@ -235,13 +239,15 @@ fn series(logs: &[Vec<Ended>], (start, end): (u64, u64)) -> Series {
     }
 }
 
-/// What each process runs when it is set up: it says so and waits for the word to begin.
+/// The script that each process runs when it is ready: it reports that, and waits for the signal to
+/// begin.
 const WAIT_SCRIPT: &str = ": > ready.$1\nuntil [ -e go ]; do sleep 0.01; done\n";
 const WAIT: &str = "wait.sh";
 const READY: &str = "ready.";
 const GO: &str = "go";
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// Processes begin within this time after the signal, and run this much longer than they are measured.
+/// Processes begin within this time after the signal, and run this much longer than they are
+/// measured.
 const SLACK: Duration = Duration::from_millis(300);
 const STEP_MS: u64 = 10;
 
@@ -289,7 +295,7 @@ mod tests {
     #[test]
     fn what_ended_in_the_window_of_all_counts() {
         let logs = [log(5000, 100), log(5200, 300)];
-        // A second to settle and one to measure, from when the first I/O ended.
+        // A second of warm-up and one of measurement, from the end of the first I/O.
         let window = window(&logs, &plan()).unwrap();
         assert_eq!(window, (6000, 7000));
         let series = series(&logs, window);
@@ -310,13 +316,14 @@ mod tests {
         let sample = sample(&logs[0], window, &whole);
         assert_eq!((sample.ios, sample.elapsed), (100, plan().window));
         assert_eq!(sample.usage.cpu_ns, 1000);
-        // The 100th to the 199th, known to within 1.6 %.
+        // The I/Os from the 100th to the 199th, known to within 1.6 %.
         assert!((145_000..155_000).contains(&sample.latency.p50_ns), "{sample:?}");
     }
 
     #[test]
     fn a_tenant_that_is_served_in_turns_has_no_turn_more_for_it() {
-        // Half of the time nothing, and twice as much in the other half, also around both ends of the window.
+        // Nothing in half of the time and twice as much in the other half, also around both ends of
+        // the window.
         let turns = |log: Vec<Ended>| -> Vec<Ended> {
             let kept = log.into_iter().filter(|ended| ended.at_ms / 100 % 2 == 0);
             kept.map(|ended| Ended {

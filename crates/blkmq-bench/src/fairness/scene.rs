@@ -1,6 +1,6 @@
-//! Decides what a scene is: tenants with weights and loads on one drive, and what each tenant is due. `cases`
-//! lists them, `spec` reads one from the command line; `stage`, `clients` and `kernel` play it, `score`
-//! compares the results with the dues.
+//! Decides what a scene is: tenants with weights and loads on one drive, and what each tenant is
+//! due. `cases` lists them, `spec` reads one from the command line; `stage`, `clients` and `kernel`
+//! play it, `score` compares the results with the dues.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,18 +13,19 @@ use blkmq_core::time::Nanos;
 /// A case of the bench.
 #[derive(Clone, Debug)]
 pub(super) struct Scene {
-    /// Names it in the report.
+    /// Its name in the report.
     pub(super) case: String,
     pub(super) tree: GroupTree,
     /// Tenants that want more than they can get.
     pub(super) crowd: Vec<Tenant>,
-    /// The light one among them, whose latency counts.
+    /// The light tenant, whose latency counts.
     pub(super) victim: Option<Tenant>,
-    /// What changes half-way.
+    /// What changes half-way through.
     pub(super) turn: Turn,
     /// The drive, if none is given on the command line.
     pub(super) model: Model,
-    /// How long, four times a second, the second tenant's thread is away, as if another program had its processor.
+    /// How long the second tenant's thread pauses, four times a second, as if another program had
+    /// its CPU.
     pub(super) away: Duration,
 }
 
@@ -50,7 +51,7 @@ impl Load {
         Self::random(Op::Read, block_bytes, depth)
     }
 
-    /// At random places.
+    /// An operation at random places.
     pub(super) const fn random(op: Op, block_bytes: u32, depth: u32) -> Self {
         Self {
             op,
@@ -65,7 +66,7 @@ impl Load {
         u64::from(self.block_bytes) * u64::from(self.depth)
     }
 
-    /// What it does, as fio calls it.
+    /// The operation, in fio's words.
     pub(super) const fn rw(&self) -> &'static str {
         match (self.op.is_write(), self.is_random) {
             (false, true) => "randread",
@@ -76,7 +77,7 @@ impl Load {
     }
 }
 
-/// `16x64k`, and what it does if that is not random reads.
+/// `16x64k`, followed by the operation if it is not random reads.
 impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}k", self.depth, self.block_bytes >> 10)?;
@@ -90,22 +91,22 @@ impl fmt::Display for Load {
 /// A modelled drive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Model {
-    /// 16 units, each of which takes 80 µs for whatever it is given, more or less.
+    /// 16 units, each of which takes about 80 µs for any request.
     #[default]
     Flash,
     /// 128 such units.
     Wide,
-    /// A fixed number of bytes per second for all together.
+    /// A fixed number of bytes per second for all requests together.
     Bandwidth,
 }
 
-/// What happens in the middle of a visit.
+/// What changes in the middle of a visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nothing,
     /// The first tenant's group gets this weight.
     Weight(u16),
-    /// The last tenant of the crowd falls silent.
+    /// The last tenant of the crowd stops submitting.
     Silence,
 }
 
@@ -122,14 +123,14 @@ impl Scene {
         }
     }
 
-    /// Adds a group and a tenant of it that wants more than its due.
+    /// Adds a group with a tenant that wants more than its due.
     pub(super) fn tenant(mut self, parent: GroupId, weight: u16, load: Load) -> Self {
         let group = self.group(parent, weight);
         self.crowd.push(Tenant { group, load });
         self
     }
 
-    /// Adds a group of the light tenant.
+    /// Adds a group with the light tenant.
     pub(super) fn victim(mut self, weight: u16, load: Load) -> Self {
         let group = self.group(ROOT, weight);
         self.victim = Some(Tenant { group, load });
@@ -179,8 +180,9 @@ impl Scene {
         scene
     }
 
-    /// Bytes per second that the drive does where all have their due, from what it did without an elevator: `ios` and
-    /// `bytes` per second. A drive that takes the same time for each request does as many, of the sizes that are due then.
+    /// Bytes per second of the drive when each tenant has its due, from its rates without an
+    /// elevator: `ios` and `bytes` per second. A drive that takes the same time for each request
+    /// serves as many requests, of the sizes that are due.
     pub(super) fn capacity(&self, ios: f64, bytes: f64) -> f64 {
         let due = self.due(&self.tree, &self.crowd);
         let sizes = || self.crowd.iter().map(|tenant| tenant.load.block_bytes);
@@ -191,12 +193,14 @@ impl Scene {
         ios / ios_per_byte.sum::<f64>()
     }
 
-    /// Whether caps at each tenant's due can hold any tenant back: one that is alone is due the whole drive.
+    /// Whether caps at the dues can hold any tenant back: a tenant that is alone is due the whole
+    /// drive.
     pub(super) fn caps_can_bind(&self) -> bool {
         self.tenants().len() > 1
     }
 
-    /// The share of the drive that each of `present` is due by the weights in `tree`, the victim taking nothing to speak of.
+    /// The share of the drive that each of `present` is due by the weights in `tree`. The victim's
+    /// use of the drive is ignored.
     pub(super) fn due(&self, tree: &GroupTree, present: &[Tenant]) -> Vec<f64> {
         let is_there = |id: GroupId| {
             present
@@ -223,7 +227,7 @@ impl Scene {
     }
 }
 
-/// Room for the groups of the largest scene.
+/// Holds the groups of the largest scene.
 const GROUPS_MAX: u32 = 80;
 
 #[cfg(test)]
@@ -256,7 +260,8 @@ mod tests {
                 .find(|scene| scene.case == case)
                 .expect("the case is there")
         };
-        // Of 256, 4 and 64 KiB, due 1/7, 2/7 and 4/7 of the bytes: 7 bytes are 1/256K + 2/4K + 4/64K requests.
+        // Requests of 256, 4 and 64 KiB, due 1/7, 2/7 and 4/7 of the bytes: 7 KiB take 1/256 + 2/4
+        // + 4/64 requests.
         let mixed = of("weights=1:2:4/writes=256k,4k,64k").capacity(1000.0, 1e9);
         let each = [1.0 / 256.0, 2.0 / 4.0, 4.0 / 64.0].map(|part| part / 1024.0);
         assert!(

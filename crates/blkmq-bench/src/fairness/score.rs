@@ -1,5 +1,5 @@
-//! Decides how fair a visit was: shares compared with the dues over every window of a second, Jain's index,
-//! and how long a change took to have an effect. It sees only counts over time.
+//! Decides how fair a visit was: shares compared with the dues over every window of a second,
+//! Jain's index, and how long a change took to have an effect. It sees only counts over time.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ pub(super) struct Series {
 }
 
 impl Series {
-    /// The largest difference of a tenant's share from its due, as a part of the due, over any window of `length`.
+    /// The largest difference of a tenant's share from its due, as a part of the due, in any window
+    /// of `length`.
     pub(super) fn worst_share_error(&self, due: &[f64], length: Duration) -> f64 {
         let mut worst: f64 = 0.0;
         let mut end = 0;
@@ -27,7 +28,7 @@ impl Series {
         worst
     }
 
-    /// The same over all of it.
+    /// The same for the whole series.
     pub(super) fn share_error(&self, due: &[f64]) -> f64 {
         let (Some(first), Some(last)) = (self.moments.first(), self.moments.last()) else {
             return 0.0;
@@ -35,7 +36,8 @@ impl Series {
         share_error(&first.1, &last.1, due)
     }
 
-    /// A tenant's share of what all have moved, in steps of time: when each ends, in seconds from the beginning, and the share.
+    /// A tenant's share of all bytes in each step of time: the end of the step, in seconds from the
+    /// beginning, and the share.
     pub(super) fn shares_of(&self, tenant: usize, step: Duration) -> Vec<(f64, f64)> {
         let mut shares = Vec::new();
         let Some((begin, first)) = self.moments.first() else {
@@ -56,7 +58,8 @@ impl Series {
         shares
     }
 
-    /// Jain's index of the shares, each divided by its due: 1 if all got the same part of their due, 1/n if one got all.
+    /// Jain's index of the shares, each divided by its due: 1 if all have the same part of their
+    /// due, 1/n if one has everything.
     pub(super) fn jain(&self, due: &[f64]) -> f64 {
         let (Some(first), Some(last)) = (self.moments.first(), self.moments.last()) else {
             return 1.0;
@@ -75,8 +78,9 @@ impl Series {
         }
     }
 
-    /// How long after `change` the shares over the next `WINDOW` are first within a tenth of what is due then, and all together
-    /// do nine tenths of what they did before it: what one leaves is used by the others.
+    /// The time from `change` until, for the first time, the shares over the next `WINDOW` are
+    /// within a tenth of the dues and the total is at least nine tenths of that before the change:
+    /// other tenants then use what one leaves.
     pub(super) fn reaction(&self, change: Duration, due: &[f64]) -> Option<Duration> {
         let before_change = self.moments.iter().rfind(|(at, _)| *at <= change)?;
         let (start, first) = self.moments.first()?;
@@ -101,7 +105,7 @@ impl Series {
         None
     }
 
-    /// The same of the first tenants alone.
+    /// The same of the first tenants only.
     pub(super) fn of_first(&self, tenants: usize) -> Self {
         let first = |(at, bytes): &(Duration, Vec<u64>)| (*at, bytes[..tenants].to_vec());
         Self {
@@ -109,7 +113,7 @@ impl Series {
         }
     }
 
-    /// Bytes per second of each, over all of it.
+    /// Bytes per second of each tenant, over the whole series.
     pub(super) fn rates(&self) -> Vec<f64> {
         let (Some(first), Some(last)) = (self.moments.first(), self.moments.last()) else {
             return Vec::new();
@@ -118,7 +122,7 @@ impl Series {
         moved(&first.1, &last.1).map(|moved| moved / seconds).collect()
     }
 
-    /// Bytes per second of all, over the part from `from` on.
+    /// Bytes per second of all tenants, from `from` on.
     pub(super) fn rate_since(&self, from: Duration) -> f64 {
         let Some((start, first)) = self.moments.iter().find(|(at, _)| *at >= from) else {
             return 0.0;
@@ -137,7 +141,8 @@ fn moved<'a>(before: &'a [u64], after: &'a [u64]) -> impl Iterator<Item = f64> +
         .map(|(after, before)| (after - before) as f64)
 }
 
-/// The largest difference of a share from its due, as a part of the due. A tenant that is due nothing does not count.
+/// The largest difference of a share from its due, as a part of the due. A tenant whose due is 0
+/// does not count.
 fn share_error(before: &[u64], after: &[u64], due: &[f64]) -> f64 {
     let total: f64 = moved(before, after).sum();
     if total == 0.0 {
@@ -161,7 +166,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Two tenants; the second moves `second(t)` bytes in each ms, the first 100.
+    /// Two tenants; in each ms the second moves `second(t)` bytes, the first 100.
     fn series(second: impl Fn(u64) -> u64) -> Series {
         let mut sum = 0;
         let moments = (0..=2000).map(|t| {

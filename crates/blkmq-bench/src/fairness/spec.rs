@@ -11,7 +11,7 @@ use super::scene::{Load, Scene};
 /// Reads a case, whose name is the text itself.
 ///
 /// # Errors
-/// Says which tenant is wrong, in what, and what is allowed.
+/// Names the tenant, what is wrong with it, and what is allowed.
 pub(super) fn parse(text: &str) -> Result<Scene, String> {
     let words: Vec<&str> = text.split(',').collect();
     if words.len() > TENANTS_MAX {
@@ -77,10 +77,11 @@ fn operation(word: &str) -> Result<(Op, bool), String> {
     }
 }
 
-/// There is room for this many groups, and this many processes can be started at about the same time.
+/// There are enough groups for this many tenants, and this many processes can start at about the
+/// same time.
 const TENANTS_MAX: usize = 64;
 const DEPTH_MAX: u32 = 1024;
-/// What every drive of the bench can address, past the page cache.
+/// The sector size that every drive of the bench supports with direct I/O.
 const BLOCK_BYTES: u64 = 4096;
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
 

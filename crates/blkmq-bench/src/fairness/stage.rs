@@ -1,6 +1,6 @@
-//! Decides how a scene is played: an engine with as many reactors as the product would have, the tenants as
-//! services on them, in turn; and which figures are read while it runs. `scene` defines the tenants, `score`
-//! evaluates the result.
+//! Decides how a scene is played: an engine with as many reactors as the product would have, the
+//! tenants as services spread over them, and the figures that are read while it runs. `scene`
+//! defines the tenants, `score` evaluates the result.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ use crate::usage::Usage;
 pub(super) enum Medium {
     /// The modelled drive of the scene.
     Model,
-    /// A file past the page cache.
+    /// A file, with direct I/O.
     File(PathBuf),
 }
 
@@ -54,19 +54,21 @@ pub(super) struct Ground {
     pub(super) target: Nanos,
 }
 
-/// What was read off one visit.
+/// The readings of one visit.
 pub(super) struct Visit {
     pub(super) series: Series,
     /// Latencies of the victim.
     pub(super) latency: Histogram,
     pub(super) ios: u64,
-    /// Of these, and bytes, per second from a moment after the scene's turn on, all tenants together.
+    /// I/Os and bytes per second of all tenants together, from a moment after the scene's change
+    /// on.
     pub(super) steady: Totals,
     pub(super) elapsed: Duration,
     pub(super) usage: Usage,
-    /// The largest part of the time for which one of the crowd had nothing queued: it did not ask for its share.
+    /// The largest part of the time for which a tenant of the crowd had nothing queued, and so did
+    /// not demand its share.
     pub(super) dry: f64,
-    /// When the scene's turn came.
+    /// The time of the scene's change.
     pub(super) turned_at: Duration,
 }
 
@@ -111,7 +113,7 @@ fn null_config(model: Model) -> NullConfig {
         spread: Nanos(FLASH_SPREAD_NS),
         parallel: FLASH_UNITS,
         depth: TAGS,
-        // A sleep that ends 20 µs late would be a quarter of the drive's time.
+        // A sleep that ends 20 µs late would add a quarter to the drive's time.
         poll_queues: u16::MAX,
         ..NullConfig::bare()
     };
@@ -129,7 +131,8 @@ fn null_config(model: Model) -> NullConfig {
     }
 }
 
-/// Plays a scene under an elevator. `capacity`, in bytes per second, has every tenant capped at its due part of it.
+/// Plays a scene under an elevator. With `capacity`, in bytes per second, each tenant is capped at
+/// its due part of it.
 ///
 /// # Errors
 /// If the engine cannot be started, or an I/O fails.
@@ -202,7 +205,7 @@ fn start(scene: &Scene, ground: &Ground, elevator: Kind, capacity: Option<f64>) 
     Ok(Engine::start(config)?)
 }
 
-/// The name of a group: the root's, or its number.
+/// The path of a group: the root's, or its number.
 fn path(id: GroupId) -> String {
     if id == GroupId(0) {
         "/".into()
@@ -211,8 +214,8 @@ fn path(id: GroupId) -> String {
     }
 }
 
-/// Caps every tenant, the light one included, at its due part of the drive's capacity: like an operator who
-/// knows the capacity, but not how much each tenant is going to use.
+/// Caps every tenant, the light one included, at its due part of the drive's capacity, like an
+/// operator who knows the capacity, but not how much each tenant is going to use.
 fn cap(tree: &mut GroupTree, scene: &Scene, capacity: f64) {
     let tenants = scene.tenants();
     for (tenant, due) in tenants.iter().zip(scene.due(&scene.tree, &tenants)) {
@@ -222,12 +225,13 @@ fn cap(tree: &mut GroupTree, scene: &Scene, capacity: f64) {
     }
 }
 
-/// How long tenants run before they are measured: schedulers that learn have learnt by then.
+/// How long tenants run before they are measured: schedulers that learn have learned by then.
 pub(super) fn warm_up(plan: &Plan) -> Duration {
     plan.warm_up.max(plan.window.min(LEARNING_MAX))
 }
 
-/// Lets the tenants run, reads the counters every few milliseconds, and has the scene's turn come half-way.
+/// Runs the tenants, reads the counters every few milliseconds, and makes the scene's change
+/// half-way through.
 fn watch(scene: &Scene, engine: &Engine, stage: &Stage, crowd: usize, plan: &Plan) -> Result<Visit> {
     std::thread::sleep(warm_up(plan));
     let bytes = || {
@@ -324,10 +328,11 @@ const FLASH_SPREAD_NS: u64 = 8_000;
 const WIDE_UNITS: u32 = 128;
 const BANDWIDTH: u64 = 1 << 30;
 const MODEL_BYTES: u64 = 1 << 40;
-/// One largest request per second, which no cap may be below.
+/// One request of the largest size per second: no cap may be lower.
 const CAP_MIN: f64 = (1 << 20) as f64;
 const LEARNING_MAX: Duration = Duration::from_millis(1500);
-/// After a scene's turn its total counts from this time on: the others may need as long to notice.
+/// After a scene's change its total counts from this time on: the other tenants may take this long
+/// to notice.
 const AFTER_TURN: Duration = Duration::from_millis(10);
 const READ_EVERY: Duration = Duration::from_millis(2);
 const SHUTDOWN_WITHIN: Nanos = Nanos::from_secs(10);

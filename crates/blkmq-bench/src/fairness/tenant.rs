@@ -1,5 +1,5 @@
-//! Decides what a tenant does on its reactor: it keeps its I/Os in flight until it is told to be silent or to
-//! stop, and counts. `stage` reads the counters while it runs.
+//! Decides what a tenant does on its reactor: it keeps its I/Os in flight until it is told to be
+//! silent or to stop, and counts them. `stage` reads the counters while it runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,8 @@ use crate::histogram::Histogram;
 use crate::offsets::Offsets;
 use crate::sys::Buffers;
 
-/// What a tenant shares with the stage. A cache line of its own (two: the neighbour is fetched along).
+/// What a tenant shares with the stage. It has two cache lines of its own, since the neighbouring
+/// line is fetched along.
 #[repr(align(128))]
 #[derive(Default)]
 pub(super) struct Meter {
@@ -29,11 +30,11 @@ pub(super) struct Meter {
 /// What all tenants of a visit share.
 pub(super) struct Stage {
     pub(super) meters: Vec<Meter>,
-    /// The latencies of the tenant at this place count, from the moment that `phase` is `MEASURE`.
+    /// The index of the tenant whose latencies are recorded while `phase` is `MEASURE`.
     pub(super) timed: Option<usize>,
     pub(super) latency: Mutex<Histogram>,
     pub(super) phase: AtomicU8,
-    /// How long, every `AWAY_EVERY` checks, the thread of the tenant at place 1 is away.
+    /// How long the thread of the tenant with index 1 pauses, every `AWAY_EVERY` checks.
     pub(super) away: Duration,
 }
 
@@ -41,7 +42,7 @@ pub(super) const WARM_UP: u8 = 0;
 pub(super) const MEASURE: u8 = 1;
 pub(super) const STOP: u8 = 2;
 
-/// A tenant at work.
+/// A running tenant.
 pub(super) struct Source {
     stage: Arc<Stage>,
     place: usize,
@@ -58,7 +59,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Makes the tenant at `place` of the stage. Without buffers its data is nowhere, which a null drive does not mind.
+    /// Makes the tenant with index `place` of the stage. Without buffers its bios have no memory,
+    /// which a null drive does not need.
     pub(super) fn new(
         stage: Arc<Stage>,
         place: usize,
@@ -100,7 +102,7 @@ impl Source {
 
     fn submit(&mut self, cx: &mut Cx<'_>) {
         let meter = &self.stage.meters[self.place];
-        // Relaxed, here and below: each value stands for itself.
+        // Relaxed, here and below: nothing is published with these values.
         if meter.silent.load(Ordering::Relaxed) {
             return;
         }
@@ -151,7 +153,8 @@ impl Service for Source {
         self.idle.push(bio);
     }
 
-    /// Checks whether it must be silent or stop, since nothing else tells a tenant that waits for no I/O.
+    /// Checks whether it must be silent or stop: a tenant without I/O in flight is not woken
+    /// otherwise.
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
         self.is_measured =
             self.stage.timed == Some(self.place) && self.stage.phase.load(Ordering::Relaxed) == MEASURE;
@@ -194,6 +197,6 @@ impl Service for Source {
     }
 }
 
-/// Looks between two absences.
+/// Checks between two pauses.
 const AWAY_EVERY: u32 = 250;
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);

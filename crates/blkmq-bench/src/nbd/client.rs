@@ -1,6 +1,7 @@
-//! Decides how the one client that loads every server works: one thread for all connections, one send per
-//! batch of requests, replies parsed in bulk, nothing allocated and one clock read per batch. It blocks when
-//! no data has arrived, like real clients; so a server pays for its wake-ups.
+//! Decides how the one client that loads every server works: one thread for all connections, one
+//! send per batch of requests, replies parsed in bulk, no allocation, and one clock reading per
+//! batch. It blocks when no data has arrived, like real clients, so that a server's wake-ups cost
+//! it time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -95,7 +96,7 @@ impl Load {
     /// ended within it. May be called again.
     ///
     /// # Errors
-    /// If a server hangs up, is silent for ten seconds, violates the protocol or answers with an error.
+    /// If a server disconnects, is silent for ten seconds, violates the protocol or answers with an error.
     pub(crate) fn run(&mut self, window: &Window) -> Result<Histogram> {
         let latency = self.run_phases(window);
         if latency.is_err() {
@@ -139,7 +140,7 @@ impl Load {
     }
 }
 
-/// Waits for any connection and takes a turn with each that has replies.
+/// Waits for any connection, and serves each that has replies.
 fn turn_all_ready(
     fds: &mut [PollFd<'_>],
     streams: &[UnixStream],
@@ -170,7 +171,7 @@ impl Tally {
     }
 }
 
-/// What belongs to one connection besides its socket.
+/// The state of one connection besides its socket.
 struct Session {
     /// Reads whose replies have not ended.
     in_flight: usize,
@@ -181,7 +182,7 @@ struct Session {
 }
 
 impl Session {
-    /// Takes what has arrived and sends as many new requests.
+    /// Takes the replies that have arrived and sends as many new requests.
     fn turn(&mut self, stream: &UnixStream, tally: &mut Tally) -> Result<()> {
         let (ended, now) = self.take(stream, tally)?;
         if ended > 0 {
@@ -244,13 +245,13 @@ impl Session {
     }
 }
 
-/// The receive buffer of a connection, and where in the stream of replies it ends.
+/// The receive buffer of a connection, and the state of its parser.
 struct Replies {
     buffer: Box<[u8]>,
     filled: usize,
     /// Payload of the current reply or chunk that has not arrived.
     payload_left: usize,
-    /// The cookie of the reply whose payload is arriving, if its end is the I/O's end.
+    /// The cookie of the reply whose payload is arriving, if the I/O ends with it.
     ends_with_payload: Option<u64>,
     style: HeaderStyle,
     block_bytes: u32,
@@ -272,7 +273,7 @@ impl Replies {
         &mut self.buffer[self.filled..]
     }
 
-    /// Goes through what has arrived; returns how many I/Os ended and counts their latency.
+    /// Parses what has arrived; returns how many I/Os ended and counts their latency.
     fn parse(&mut self, latency: &mut Histogram, now: u64) -> Result<usize> {
         let (mut at, mut ended) = (0, 0);
         let mut run = Run::default();
@@ -294,13 +295,13 @@ impl Replies {
             self.begin(head)?;
         }
         run.flush(latency, now);
-        // What is left is less than one head.
+        // The rest is less than one header.
         self.buffer.copy_within(at..self.filled, 0);
         self.filled -= at;
         Ok(ended)
     }
 
-    /// Notes what follows a head: how much payload, and whether the I/O ends with it.
+    /// Records what follows a header: the payload's length, and whether the I/O ends with it.
     fn begin(&mut self, head: ReplyHead) -> Result<()> {
         match head {
             ReplyHead::Simple { cookie, error } => {
@@ -369,7 +370,8 @@ mod tests {
         HeaderStyle::Extended,
     ];
 
-    /// A server's replies to reads with the given cookies; where there are chunks, one for data and an empty last one.
+    /// A server's replies to reads with the given cookies; styles with chunks have one for the data
+    /// and an empty last one.
     fn replies_to(cookies: &[u64], style: HeaderStyle, block: usize) -> Vec<u8> {
         let mut stream = Vec::new();
         for &cookie in cookies {

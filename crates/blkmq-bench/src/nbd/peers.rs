@@ -1,5 +1,5 @@
-//! Decides how each server is started, so that the comparison is fair: a null disk that touches no data, one
-//! unix socket, otherwise its own defaults. `server` runs it.
+//! Decides how each server is started, so that the comparison is fair: a null disk that touches no
+//! data, one unix socket, otherwise its own defaults. `server` runs it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::server::{Running, Scratch};
 
-/// Who can be measured.
+/// The servers that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Side {
     /// Another build of blkmq.
@@ -88,7 +88,7 @@ impl Server {
         })
     }
 
-    /// The side's name in reports; ours is `after` if there is a `before`.
+    /// The side's name in reports; ours is `after` if there is also a `before`.
     pub(crate) fn name(&self, has_before: bool) -> &'static str {
         match self.side {
             Side::Ours if has_before => "after",
@@ -110,7 +110,7 @@ impl Server {
     /// Starts it on a socket of its own and waits until it serves.
     ///
     /// # Errors
-    /// If it ends, or does not listen within a minute; the error contains its message.
+    /// If it ends, or does not serve within a minute; the error contains its output.
     pub(crate) fn start(&self) -> Result<Running> {
         let dir = Scratch::make()?;
         let socket = dir.join("s");

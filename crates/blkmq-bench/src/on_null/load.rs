@@ -1,6 +1,6 @@
-//! Decides how I/O is generated on a reactor: a service keeps a fixed number of bios in flight, each
-//! submitted again as soon as it has ended. So the dispatcher may issue any submitter's requests, as in the
-//! daemon.
+//! Decides how I/O is generated on a reactor: a service keeps a fixed number of bios in flight,
+//! each submitted again as soon as it has ended. So the dispatcher may issue any submitter's
+//! requests, as in the daemon.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -16,13 +16,13 @@ use crate::offsets::Offsets;
 use crate::sys::Buffers;
 use crate::window::{Phase, Window};
 
-/// A submitter that lives on a reactor.
+/// A submitter on a reactor.
 pub(super) struct Load {
     disk: Disk,
     depth: u32,
     window: Arc<Window>,
     index: usize,
-    /// Takes the latencies when the load is dropped.
+    /// Receives the latencies when the load is dropped.
     results: Sender<Histogram>,
     buffers: Buffers,
     offsets: Offsets,
@@ -60,14 +60,14 @@ impl Load {
     #[inline]
     fn submit(&mut self, cx: &mut Cx<'_>, mut bio: Bio) {
         bio.offset = self.offsets.next();
-        // Two clock readings cost as much as the I/O: few are timed.
+        // Two clock readings cost as much as the I/O, so few I/Os are timed.
         bio.cookie = if self.count.is_multiple_of(SAMPLE_EVERY) {
             self.now()
         } else {
             0
         };
         if let Err(bio) = cx.submit(self.disk.queue, bio) {
-            // There are as many requests as bios; it would be our own mistake.
+            // There are as many requests as bios, so a refusal would be a defect.
             self.buffers.take_back(bio);
             self.window.fail();
         }
@@ -133,7 +133,7 @@ impl Service for Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // After an error nothing receives.
+        // After an error there is no receiver.
         let _ = self.results.send(std::mem::take(&mut self.latency));
     }
 }

@@ -1,19 +1,19 @@
-//! Decides the least processor time with which a device can be waited for without added latency, on this host
-//! at this time.
+//! Decides the least CPU time with which a thread can wait for a device without added latency, on
+//! this host at this time.
 //!
-//! A sleeper must be awake when the earliest read may end, and so must ask to be woken earlier by the
-//! lateness of the latest sleepers. It pays for one sleep, and polls for the rest: the spread of its own
-//! lateness and that of the device.
+//! A thread that sleeps must be awake when the earliest read may end, so it must ask to be woken
+//! earlier, by the lateness of the latest wake-ups. It pays for one sleep, and polls during the
+//! rest: the spread of its own lateness and that of the device.
 
 use blkmq_host::sleep::Measured;
 use blkmq_sim::rng::Rng;
 use blkmq_sim::scenario::poll::{ModelledDevice, STEP_EVERY};
 
-/// What a device's times are like.
+/// The distribution of a device's times.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     mean_ns: f64,
-    /// From the fastest hundredth to the mean, among reads that are alike.
+    /// Mean minus first percentile, among reads that a reader cannot tell apart.
     spread_ns: f64,
 }
 
@@ -21,7 +21,7 @@ impl Times {
     /// Draws them.
     pub(super) fn of(device: ModelledDevice) -> Self {
         let mut rng = Rng::new(2, 0);
-        // What a reader could tell apart: the size, and whether a step was a while ago.
+        // What a reader can tell apart: the size, and whether a step was a while ago.
         let mut kinds: [Vec<u64>; 4] = Default::default();
         for index in 0..DRAWS {
             let len = device.len(index);
@@ -42,7 +42,8 @@ impl Times {
         times
     }
 
-    /// The part of a core that cannot be saved with `depth` reads under way, each of which has a sleep of its own.
+    /// The part of a core that cannot be saved with `depth` reads under way, each with its own
+    /// sleep.
     pub(super) fn cpu_limit(&self, host: &Measured, depth: u32) -> f64 {
         let late = host.late_percent(99).0 - host.late_percent(50).0;
         let each = host.cost.0 as f64 + late as f64 + self.spread_ns;

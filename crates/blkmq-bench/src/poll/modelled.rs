@@ -25,7 +25,7 @@ struct Hctx {
     rng: Rng,
     issued: u64,
     ends: BinaryHeap<Reverse<(Instant, u64)>>,
-    /// Announces nothing.
+    /// The device does not announce completions.
     is_polled: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Decides how a modelled drive is described on the command line: its kind, and keys where it differs from
-//! the default one.
+//! Decides how a modelled drive is described on the command line: its kind, and keys for what
+//! differs from the default.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use blkmq_host::value::{self, ConfigError};
 use blkmq_sim::drive::model::Model;
 use blkmq_sim::modelled_queue::Spec;
 
-/// A modelled drive: `flash` or `rotating`, and `KEY=VALUE`s after commas.
+/// A modelled drive: `flash` or `rotating`, and `KEY=VALUE` pairs after commas.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceModel(pub(super) Spec);
 
@@ -42,7 +42,8 @@ fn usual(kind: &str) -> Option<Spec> {
             },
             tags: 128,
         }),
-        // It takes commands up as they come: with many of them the scheduler would have no say.
+        // It serves commands in the order in which they arrive, so with many commands at the drive
+        // the scheduler would decide nothing.
         "rotating" => Some(Spec {
             model: Model::Rotating {
                 rpm: 7200,
@@ -90,7 +91,7 @@ fn set(spec: &mut Spec, key: &str, text: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A time of a command, of which a request has some hundreds at most.
+/// A time from 1 ns to 1 s: a request adds up some hundreds of them at most.
 fn time(key: &str, text: &str) -> Result<Nanos, ConfigError> {
     match value::time(key, text)? {
         time if (Nanos(1)..=Nanos::from_secs(1)).contains(&time) => Ok(time),

@@ -1,4 +1,5 @@
-//! Decides when recorded I/Os are submitted: at their times, stretched, or as soon as there is room; and how long they take.
+//! Decides when recorded I/Os are submitted, at their times, stretched, or as soon as there is
+//! room; and measures how long they take.
 
 use std::thread;
 use std::time::Duration;
@@ -11,17 +12,17 @@ use super::source::{Recorded, Recording};
 use crate::histogram::Histogram;
 use crate::sys::Buffers;
 
-/// How fast a recording is played.
+/// How fast a recording is replayed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Speed {
-    /// This many times as fast as it was.
+    /// This many times as fast as recorded.
     Times(f64),
     /// Without its pauses.
     Max,
 }
 
 impl Speed {
-    /// When an I/O is due that was recorded `at` after the first one.
+    /// When an I/O that was recorded `at` after the first one is due.
     pub(super) fn due(self, at: u64) -> Nanos {
         match self {
             Self::Times(times) => Nanos((at as f64 / times) as u64),
@@ -30,7 +31,7 @@ impl Speed {
     }
 }
 
-/// What became of the I/Os of one direction.
+/// The results of the I/Os of one direction.
 #[derive(Default)]
 pub(super) struct Played {
     pub(super) count: u64,
@@ -39,12 +40,12 @@ pub(super) struct Played {
     pub(super) latency: Histogram,
 }
 
-/// What became of all.
+/// The results of all I/Os.
 #[derive(Default)]
 pub(super) struct Outcome {
     /// In the order of [`Direction::ALL`].
     pub(super) played: [Played; Direction::COUNT],
-    /// By how much each was submitted later than it was due.
+    /// How much later than due each was submitted.
     pub(super) late: Histogram,
     pub(super) elapsed: Duration,
 }
@@ -60,7 +61,8 @@ impl Outcome {
     }
 }
 
-/// Plays a recording, its devices' I/Os onto `disks` in the same order, with at most `depth` under way.
+/// Replays a recording, its devices' I/Os onto `disks` in the same order, with at most `depth`
+/// under way.
 pub(super) fn play(
     recording: &Recording,
     disks: &[Disk],
@@ -99,30 +101,30 @@ pub(super) fn play(
     player.outcome
 }
 
-/// I/Os that are under way, and what has become of the others.
+/// The I/Os under way, and the results of the others.
 struct Player {
-    /// Each for as much as I/Os usually have.
+    /// One buffer for each I/O under way, of `usual` bytes.
     buffers: Buffers,
     usual: u64,
-    /// The memory of one that is larger, of which one at a time is under way.
+    /// The memory of a larger I/O, of which one at a time is under way.
     large: Option<Buffers>,
-    /// By the cookies of bios: when each was submitted.
+    /// By the cookies of bios: the time of submission.
     under_way: Vec<Option<Instant>>,
-    /// Cookies that no bio has.
+    /// Unused cookies.
     free: Vec<u32>,
     outcome: Outcome,
     start: Instant,
 }
 
 impl Player {
-    /// Waits until an I/O is due, and there is room for it.
+    /// Waits until an I/O is due and there is room for it.
     fn wait_until(&mut self, due: Instant, attached: &mut Attached, ended: &mut Vec<Bio>) {
         loop {
             let left = due.since(attached.now());
             if left == Nanos(0) && !self.free.is_empty() {
                 return;
             }
-            // What is due at the same time goes together, and is merged.
+            // I/Os that are due at the same time form a batch, so they can be merged.
             attached.unplug();
             if attached.outstanding() == 0 {
                 thread::sleep(Duration::from_nanos(left.0));
@@ -132,7 +134,7 @@ impl Player {
         }
     }
 
-    /// Sees to it that a large I/O has memory: no other such one is under way.
+    /// Ensures that a large I/O has memory, by waiting until no other such I/O is under way.
     fn make_room(&mut self, io: &Recorded, attached: &mut Attached, ended: &mut Vec<Bio>) {
         if !moves_data(io.op) || io.len <= self.usual {
             return;
@@ -196,10 +198,10 @@ impl Player {
     }
 }
 
-/// Says whether an I/O needs memory.
+/// Says whether an operation needs memory.
 pub(super) fn moves_data(op: Op) -> bool {
     matches!(op, Op::Read | Op::Write)
 }
 
-/// What the memory of an I/O has at most that is one of many: 1 MiB.
+/// The size of each of the many buffers is at most 1 MiB.
 const USUAL_MAX: u64 = 1 << 20;

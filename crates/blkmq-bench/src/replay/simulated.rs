@@ -13,7 +13,7 @@ use super::device_model::DeviceModel;
 use super::player::{Outcome, Speed};
 use super::source::{Recorded, Recording};
 
-/// Where a recording is played, and by which rules.
+/// Where a recording is replayed, and with which scheduler and seed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Simulation<'a> {
     pub(super) device: &'a DeviceModel,
@@ -21,7 +21,8 @@ pub(super) struct Simulation<'a> {
     pub(super) seed: u64,
 }
 
-/// Plays a recording, with at most `depth` I/Os under way. Each of its devices is a disk on the one drive, with a group of its own.
+/// Replays a recording, with at most `depth` I/Os under way. Each of its devices is a disk on the
+/// one drive, with its own group.
 ///
 /// # Errors
 /// If the recorded devices are too many or too large for one drive.
@@ -52,7 +53,7 @@ pub(super) fn play(
     Ok(player.outcome)
 }
 
-/// What each recorded device has at least, in whole MiB.
+/// The smallest size of each recorded device that its I/Os fit in, in whole MiB.
 fn sizes(recording: &Recording) -> Vec<u64> {
     let mut sizes = vec![MIB; recording.devices.len()];
     for io in &recording.ios {
@@ -63,18 +64,18 @@ fn sizes(recording: &Recording) -> Vec<u64> {
     sizes
 }
 
-/// I/Os that are under way, and what has become of the others.
+/// The I/Os under way, and the results of the others.
 struct Player {
     queue: ModelledQueue,
-    /// By the cookies of bios: when each was submitted.
+    /// By the cookies of bios: the time of submission.
     begun: Vec<Option<Instant>>,
-    /// Cookies that no bio has.
+    /// Unused cookies.
     free: Vec<u32>,
     outcome: Outcome,
 }
 
 impl Player {
-    /// Waits until an I/O is due, and there is room for it.
+    /// Waits until an I/O is due and there is room for it.
     fn wait_until(&mut self, due: Instant, ended: &mut Vec<Bio>) {
         loop {
             let is_due = due <= self.queue.now();
@@ -127,7 +128,8 @@ mod tests {
     use super::*;
     use blkmq_core::bio::{Direction, Flags, Op};
 
-    /// Two devices: 300 small writes and 300 reads that come faster than the drive is, and flushes, discards and a FUA write.
+    /// Two devices: 300 small writes and 300 reads that arrive faster than the drive serves them,
+    /// and flushes, discards and a FUA write.
     fn recording() -> Recording {
         let io = |at, device, op, offset, len| Recorded {
             at,
@@ -219,7 +221,7 @@ mod tests {
             (Speed::Max, 50),
         ] {
             let outcome = play(&one, speed, 8, simulation).expect("it fits");
-            // 8 KiB: a quarter more than 4 KiB.
+            // 8 KiB take a quarter longer than 4 KiB.
             assert_eq!(outcome.elapsed, Duration::from_micros(elapsed_us), "{speed:?}");
         }
     }

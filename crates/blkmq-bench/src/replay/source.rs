@@ -1,5 +1,5 @@
-//! Decides how a recording is read: blktrace's files, or an I/O log of fio, become one list of I/Os in the
-//! order of their times.
+//! Decides how a recording is read: blktrace's files, or an I/O log of fio, become one list of I/Os
+//! in the order of their times.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use blkmq_core::trace::blktrace::{DISCARD, FLUSH, FUA, META, QUEUE, Record, SECT
 pub(super) struct Recorded {
     /// Nanoseconds since the recording began.
     pub(super) at: u64,
-    /// Of which of the recording's devices.
+    /// The index of its device in the recording.
     pub(super) device: u32,
     pub(super) op: Op,
     pub(super) flags: Flags,
@@ -24,17 +24,18 @@ pub(super) struct Recorded {
 /// What was recorded.
 #[derive(Debug, Default)]
 pub(super) struct Recording {
-    /// The names of the devices, by their numbers.
+    /// The names of the devices, in the order of their indices.
     pub(super) devices: Vec<String>,
     /// In the order of their times.
     pub(super) ios: Vec<Recorded>,
 }
 
 impl Recording {
-    /// Reads a recording: an I/O log, or blktrace's files by the name that they have before `.blktrace.`.
+    /// Reads a recording: an I/O log, or blktrace's files by the part of their names before
+    /// `.blktrace.`.
     ///
     /// # Errors
-    /// If there is none, or it is neither.
+    /// If there is none, or it has neither format.
     pub(super) fn read(name: &Path) -> Result<Self> {
         let mut all = if name.is_file() && !is_blktrace(name) {
             let text = std::fs::read_to_string(name);
@@ -50,7 +51,7 @@ impl Recording {
         Ok(all)
     }
 
-    /// What was queued, as it came: what was merged then is merged again, or is not.
+    /// The I/Os as they were queued, before any merging: the replay may merge them again.
     fn of_blktrace(files: &[PathBuf]) -> Result<Self> {
         let mut ios = Vec::new();
         for file in files {
@@ -103,7 +104,7 @@ impl Recording {
     fn take_line(&mut self, line: &str, has_times: bool, now: &mut u64) -> Result<()> {
         let mut words = line.split_whitespace();
         if has_times {
-            // Microseconds, as fio 3.33 writes them.
+            // Times are in microseconds, as fio 3.33 writes them.
             let us: u64 = words.next().context("no time")?.parse().context("no time")?;
             *now = us.saturating_mul(1000);
         }
@@ -201,7 +202,7 @@ fn files(name: &Path) -> Result<Vec<PathBuf>> {
 }
 
 const CPUS_MAX: u32 = 1024;
-/// Characters of a line that an error shows.
+/// Characters of a line that an error message shows.
 const SHOWN_MAX: usize = 100;
 
 #[cfg(test)]

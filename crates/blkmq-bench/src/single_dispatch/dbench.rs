@@ -1,9 +1,11 @@
-//! Decides how the published measurement is repeated with its own tool: dbench on XFS on a slow disk,
-//! compared with the kernel's own scheduler. `stage` has the layers between them, `disk` the disk.
+//! Decides how the published measurement is repeated with its own tool: dbench on XFS on a slow
+//! disk, compared with the kernel's own scheduler. `stage` has the layers between them, `disk` the
+//! disk.
 //!
-//! dbench runs for a time and plays its load file repeatedly. Here each client plays the beginning of it
-//! once, so that the work is fixed and the time is measured, and then sleeps until it is ended; directories
-//! that it makes first and last mark the times.
+//! dbench normally plays its load file repeatedly for a fixed time. Here each client plays the
+//! beginning of it once, so that the work is fixed and the time is measured, and then sleeps until
+//! it is killed. Each client makes one directory before its work and one after it, which mark the
+//! times.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -33,22 +35,23 @@ use crate::usage::Usage;
 /// Who dispatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Side {
-    /// A hardware context for each of 64 reactors; each dispatches for itself, and the end of a request runs all of them.
+    /// A hardware context for each of 64 reactors; each dispatches for itself, and the end of a
+    /// request runs all of them.
     Before,
     /// One hardware context.
     SingleQueue,
     /// A hardware context for each reactor, and the gate.
     After,
-    /// The kernel's scheduler on the loop device, and none of ours below.
+    /// The kernel's scheduler on the loop device, and no scheduler of ours below it.
     Kernel,
 }
 
-/// What dbench's files are on.
+/// The filesystem of dbench's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Filesystem {
     /// As in the published measurement.
     Xfs,
-    /// The other one that hosts have.
+    /// The other common filesystem.
     Ext4,
 }
 
@@ -60,7 +63,7 @@ impl Filesystem {
         }
     }
 
-    /// The program that makes one, and its options.
+    /// The program that makes a filesystem, and its options.
     pub(super) const fn maker(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::Xfs => ("mkfs.xfs", &["-q", "-f", "-K", "-l", "size=64m"]),
@@ -68,7 +71,7 @@ impl Filesystem {
         }
     }
 
-    /// What it is mounted with: ext4 is not to clear its tables of inodes while it is measured.
+    /// Mount options: ext4 must not initialize its inode tables during the measurement.
     pub(super) const fn mounted_with(self) -> &'static str {
         match self {
             Self::Xfs => "defaults",
@@ -76,7 +79,7 @@ impl Filesystem {
         }
     }
 
-    /// Names a case.
+    /// The name of a case.
     fn case(self, elevator: Kind, clients: usize) -> String {
         let ending = match self {
             Self::Xfs => "",
@@ -98,13 +101,13 @@ impl Side {
         }
     }
 
-    /// How the queue of the disk is.
+    /// The configuration of the disk's queue.
     pub(super) fn queue(self, elevator: Kind) -> Queue {
         let (elevator, hctxs, dispatch) = match self {
             Self::Before => (elevator, CPUS as u16, Dispatch::EveryContext),
             Self::SingleQueue => (elevator, 1, Dispatch::Single),
             Self::After => (elevator, CPUS as u16, Dispatch::Single),
-            // One context, so that the disk has as many commands as with the others.
+            // One context, so that the disk has as many commands as on the other sides.
             Self::Kernel => (Kind::None, 1, Dispatch::Single),
         };
         Queue {
@@ -114,7 +117,7 @@ impl Side {
         }
     }
 
-    /// What schedules on the loop device.
+    /// The scheduler on the loop device.
     pub(super) const fn loop_scheduler(self, elevator: Kind) -> &'static str {
         match self {
             Self::Kernel => elevator.name(),
@@ -126,7 +129,7 @@ impl Side {
 /// Runs the bench and prints its report.
 ///
 /// # Errors
-/// What is missing here, what is out of range, or what a visit has failed with.
+/// If a requirement is missing, an option is out of range, or a visit fails.
 pub(super) fn main(args: &SingleDispatchArgs) -> Result<()> {
     let args = &with_defaults(args)?;
     let load = Scratch::make()?;
@@ -209,7 +212,8 @@ fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     Ok(args)
 }
 
-/// The beginning of dbench's own load file, between two directories that say when a client began and ended.
+/// Writes the beginning of dbench's own load file, between two directories that mark a client's
+/// beginning and end.
 fn write_loadfile(path: &Path, ops: usize) -> Result<()> {
     let whole = File::open(LOADFILE).with_context(|| format!("opening dbench's load file {LOADFILE}"))?;
     let mut text = "Mkdir \"\\begin-client1\" NT_STATUS_OK\n".to_owned();
@@ -222,7 +226,7 @@ fn write_loadfile(path: &Path, ops: usize) -> Result<()> {
     file.write_all(text.as_bytes()).context("writing a load file")
 }
 
-/// Makes a filesystem afresh and has clients do their work on it.
+/// Makes a new filesystem and has the clients do their work on it.
 fn measure(
     filesystem: Filesystem,
     side: Side,
@@ -262,7 +266,7 @@ fn measure(
     })
 }
 
-/// dbench and its clients, a process group of their own; dropping it ends them.
+/// dbench and its clients, in their own process group; dropping it ends them.
 struct Dbench(Child);
 
 impl Dbench {
@@ -336,7 +340,7 @@ fn about(args: &SingleDispatchArgs) -> About {
     }
 }
 
-/// The published times beside ours.
+/// The published times next to ours.
 fn table(rows: &[Row], args: &SingleDispatchArgs) -> String {
     let mut lines = String::new();
     for elevator in &args.elevator {
@@ -364,7 +368,7 @@ fn table(rows: &[Row], args: &SingleDispatchArgs) -> String {
     lines
 }
 
-/// The time of one dispatcher in the others', within rounds.
+/// The time with one dispatcher as a part of the other sides' times in the same round.
 fn compare(times: &BTreeMap<(&'static str, usize, Side), Vec<f64>>, args: &SingleDispatchArgs) -> String {
     let mut lines = "\nThe time of `after` in that of others, within rounds: median (lowest-highest), and rounds in which it was less\n".to_owned();
     for elevator in &args.elevator {

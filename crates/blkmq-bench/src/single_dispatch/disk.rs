@@ -1,5 +1,6 @@
-//! Decides when the simulator's modelled disk ends a command in real time: the disk is a thread, which sleeps
-//! as long as the arm takes and then interrupts the hardware context. Written data is kept in memory.
+//! Decides when the simulator's modelled disk ends a command in real time: the disk is a thread
+//! that sleeps as long as the arm takes and then interrupts the hardware context. Written data is
+//! kept in memory.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -31,7 +32,7 @@ pub(super) struct SlowDisk {
 
 struct Shared {
     state: Mutex<State>,
-    /// A command has arrived, or the disk must end.
+    /// Signalled when a command has arrived, or the disk must end.
     bell: Condvar,
     runner: OnceLock<Runner>,
     began: Clock,
@@ -39,7 +40,7 @@ struct Shared {
 
 struct State {
     queue: SeekQueue<Command>,
-    /// What has ended and was not reaped, for each hardware context.
+    /// Commands that have ended and were not reaped, by hardware context.
     ended: Vec<Vec<Done>>,
     takes_time: bool,
     is_ending: bool,
@@ -87,7 +88,7 @@ impl SlowDisk {
         Ok(disk)
     }
 
-    /// Has commands take the time of the arm from now on, or none.
+    /// Makes commands take the time of the arm from now on, or no time.
     pub(super) fn take_time(&self, takes_time: bool) {
         self.shared.lock().takes_time = takes_time;
     }
@@ -98,7 +99,7 @@ impl SlowDisk {
         (state.served, state.latency.clone())
     }
 
-    /// Ends its thread; no command must come afterwards.
+    /// Ends its thread; no command may follow.
     pub(super) fn end(&self) {
         self.shared.lock().is_ending = true;
         self.shared.bell.notify_all();
@@ -114,9 +115,10 @@ impl Shared {
         Instant(self.began.elapsed().as_nanos() as u64)
     }
 
-    /// The life of the disk.
+    /// The body of the disk's thread.
     fn turn(&self) {
-        // When the arm was, or will be, free. A thread that wakes late begins the next command when it should have.
+        // When the arm was, or will be, free. After a late wake-up the next command begins when it
+        // should have.
         let mut free_at = Instant(0);
         let mut state = self.lock();
         while !state.is_ending {
@@ -188,7 +190,7 @@ impl Allocation for SlowDisk {
     }
 }
 
-/// A hardware context's way to the disk.
+/// A hardware context's access to the disk.
 struct Hctx {
     hctx: HctxId,
     memory: Box<dyn HctxDriver>,
@@ -197,7 +199,7 @@ struct Hctx {
 
 impl HctxDriver for Hctx {
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
-        // The data moves at once, the end comes in time.
+        // The data moves at once, and the completion follows later.
         let status = match self.memory.issue(rq, cookie, last, now) {
             Issued::Done(status) => status,
             other => return other,
@@ -224,7 +226,7 @@ impl HctxDriver for Hctx {
     }
 
     fn timed_out(&mut self, _cookie: Cookie) -> TimedOut {
-        // It will end.
+        // The disk always completes it.
         TimedOut::Wait
     }
 }

@@ -1,5 +1,6 @@
-//! Decides the layers between dbench and the slow disk: an engine of 64 reactors, a FUSE file, a loop device,
-//! XFS. All of them are in this process or the kernel, and are removed when the stage is dropped.
+//! Decides the layers between dbench and the slow disk: an engine of 64 reactors, a FUSE file, a
+//! loop device, XFS. All of them are in this process or the kernel, and are removed when the stage
+//! is dropped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ use super::disk::SlowDisk;
 use crate::loop_device::{LoopDevice, run};
 use crate::server::Scratch;
 
-/// A filesystem on the slow disk. The order of its parts is that in which they go.
+/// A filesystem on the slow disk. Its fields are dropped in this order.
 pub(super) struct Stage {
     mount: Mount,
     _device: LoopDevice,
@@ -34,10 +35,10 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Makes a filesystem, which takes no time yet.
+    /// Makes a filesystem; the disk takes no time yet.
     ///
     /// # Errors
-    /// What is missing: root, a program, loop devices, FUSE.
+    /// The missing requirement: root, a program, loop devices or FUSE.
     pub(super) fn set_up(filesystem: Filesystem, side: Side, elevator: Kind) -> Result<Self> {
         let dir = Scratch::make()?;
         let queue = side.queue(elevator);
@@ -60,7 +61,7 @@ impl Stage {
         })
     }
 
-    /// Where the filesystem is.
+    /// Where the filesystem is mounted.
     pub(super) fn directory(&self) -> &Path {
         &self.mount.0
     }
@@ -73,12 +74,12 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // What is left to be written costs no time.
+        // The remaining writes take no time.
         self.disk.take_time(false);
     }
 }
 
-/// How a side's queue is.
+/// The configuration of a side's queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
     pub(super) elevator: Kind,
@@ -177,7 +178,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         let start = Instant::now();
-        // Processes that were killed let go of it a moment later.
+        // Killed processes close their files a moment later.
         while let Err(error) = run("umount", &[&self.0.to_string_lossy()]) {
             if start.elapsed() > UNMOUNT_WITHIN {
                 eprintln!("{error:#}");

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::server::{Running, Scratch};
 
-/// Who can be measured.
+/// The servers that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Side {
     /// This program.
@@ -38,10 +38,10 @@ impl Side {
         }
     }
 
-    /// Says which version there is.
+    /// Returns the version of the server.
     ///
     /// # Errors
-    /// If there is none.
+    /// If it is not installed.
     pub(super) fn version(self) -> Result<String> {
         let output = Command::new(self.program()?)
             .arg("--version")
@@ -54,14 +54,15 @@ impl Side {
     }
 }
 
-/// An authority with certificates of a server and a client, named as NBD programs look for them; and noise for the disks.
+/// An authority with certificates of a server and a client, in files named as NBD programs expect,
+/// and noise for the disks.
 pub(super) struct Credentials(Scratch);
 
 impl Credentials {
-    /// Has openssl make them.
+    /// Makes them with openssl.
     ///
     /// # Errors
-    /// If it is not installed, or fails.
+    /// If openssl is not installed, or fails.
     pub(super) fn make() -> Result<Self> {
         let made = Self(Scratch::make()?);
         made.authority()?;
@@ -107,14 +108,14 @@ impl Credentials {
     }
 }
 
-/// A server that runs, with noise on its disk.
+/// A running server with noise on its disk.
 pub(super) struct Server {
     running: Running,
     pub(super) uri: String,
 }
 
 impl Server {
-    /// Starts one.
+    /// Starts a server.
     ///
     /// # Errors
     /// If it does not serve, or its disk cannot be filled.

@@ -1,5 +1,5 @@
-//! Decides whether mapped disks, on each other and on several queues, keep their data: random operations through attached
-//! threads against a plain array.
+//! Tests that mapped disks, on each other and on several queues, keep their data: random operations
+//! through attached threads, compared with a plain array.
 
 mod sys;
 
@@ -50,7 +50,7 @@ fn start(disks: Vec<DiskSpec>, elevator: Kind) -> Engine {
     Engine::start(config).unwrap()
 }
 
-/// Numbers that look random, the same in each run.
+/// A generator of pseudo-random numbers, the same in each run.
 struct Chance(u64);
 
 impl Chance {
@@ -60,7 +60,7 @@ impl Chance {
     }
 }
 
-/// Runs bios at the same time and returns how they ended, by their cookies.
+/// Runs bios at the same time and returns them, in the order of their cookies, after their ends.
 fn run(attached: &mut Attached, queue: QueueId, bios: Vec<Bio>) -> Vec<Bio> {
     let count = bios.len();
     let mut ended: Vec<Bio> = Vec::new();
@@ -87,7 +87,7 @@ fn run(attached: &mut Attached, queue: QueueId, bios: Vec<Bio>) -> Vec<Bio> {
     ended
 }
 
-/// One operation of a batch, on a range that no other of the batch has.
+/// One operation of a batch, on a range that no other operation of the batch has.
 fn cut(chance: &mut Chance, disk: &Disk, op: Op, offset: usize, memory: &mut [u8], cookie: u64) -> Bio {
     let len = memory.len();
     let data = match (op, chance.below(2)) {
@@ -175,7 +175,7 @@ fn disks_on_disks_on_several_queues_keep_their_data() {
         assert!(ended.iter().all(|bio| bio.status.is_ok()));
         let mut extents = Vec::new();
         top.extents(0, top.size, 1000, &mut extents).unwrap();
-        // A page that the disk has a part of is not freed by a discard of that part.
+        // A discard does not free a page of which it covers only a part.
         let data: u64 = extents
             .iter()
             .filter(|extent| !extent.hole)
@@ -206,9 +206,9 @@ fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
         cookie: chunk,
         ..Bio::default()
     };
-    // The second chunk of `b` is the fourth of all.
+    // The second chunk of `b` is the fourth in total.
     let bios = vec![read(0, 1), read(1, 2), read(3, 1), read(4, 8), read(12, 4)];
-    // One by one: neighbours on a member may be merged, and fail together.
+    // One at a time: neighbours on a member may be merged, and fail together.
     let mut run_one = |bio| run(&mut attached, disk.queue, vec![bio])[0].status;
     let status: Vec<Status> = bios.into_iter().map(&mut run_one).collect();
     assert_eq!(
@@ -250,7 +250,7 @@ fn a_mapped_disks_number_is_answered_with_where_to_look() {
             ..Bio::default()
         };
         let ended = run(&mut attached, QueueId(queue), vec![bio]);
-        // Whatever lies behind the queues is looked for among the mapped disks.
+        // A number beyond those of the queues means the mapped disks.
         let wanted = if disk == 0 { Status::Ok } else { Status::Invalid };
         assert_eq!(ended[0].status, wanted, "queue {queue}, disk {disk}");
     }

@@ -1,5 +1,5 @@
-//! Whatever happens to the elevator: each bio that went in comes out once, whole and within limits, and nothing waits for
-//! ever. Histories of everything the gate may do, on both kinds of drive.
+//! Tests that each bio that enters the elevator leaves it once, whole and within limits, and that
+//! none waits forever: random histories of the gate's calls, on both kinds of drive.
 
 use std::collections::BTreeSet;
 
@@ -85,7 +85,8 @@ impl Ledger {
 
     fn dispatch(&mut self) -> Result<(), TestCaseError> {
         let Some(rq) = self.bfq.dispatch(self.now) else {
-            // Nothing goes although something is there: it waits on purpose, for a time that it names, or for an end.
+            // It may dispatch nothing although requests are queued: then it waits for a stated
+            // time, or for a completion.
             let waits = self.bfq.next_wakeup().is_some() || !self.out.is_empty();
             prop_assert!(self.bfq.queued() == 0 || waits, "{} are left", self.bfq.queued());
             return Ok(());
@@ -134,7 +135,7 @@ impl Ledger {
             .group_set(GroupId(group), &Node::new(GroupId(parent), weight));
     }
 
-    /// A group without children goes when nothing of it is inside, and another one comes under its number.
+    /// Removes a group without children if nothing is under way; a new one gets its number.
     fn remove_group(&mut self, group: u32) {
         if self.under_way.is_empty() && !self.parents.contains(&group) {
             self.bfq.group_gone(GroupId(group));
@@ -143,7 +144,7 @@ impl Ledger {
         }
     }
 
-    /// Lets everything end: nothing is left, and it does not take for ever.
+    /// Completes everything: nothing may be left, and it must come to an end.
     fn finish(mut self) -> Result<(), TestCaseError> {
         for _ in 0..20 * STEPS_MAX {
             self.dispatch()?;

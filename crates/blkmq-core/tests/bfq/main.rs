@@ -1,4 +1,5 @@
-//! bfq in virtual time, before a drive that serves some requests at once: who gets how much, and who waits how long.
+//! Tests bfq in virtual time, with a drive that serves several requests at once: the share of each
+//! group, and how long requests wait.
 
 mod ledger;
 mod turns;
@@ -12,7 +13,8 @@ use blkmq_core::time::Nanos;
 
 use crate::world::{Drive, Load, World};
 
-/// Asserts that what the loads got is as these weights, within 2 %, in each window of the given length.
+/// Asserts that the bytes of the loads have the ratio of these weights, within 2 %, in each window
+/// of the given length.
 fn assert_shares(world: &mut World, weights: &[u64], window: Nanos, windows: u64) {
     let sum: u64 = weights.iter().sum();
     for n in 0..windows {
@@ -40,7 +42,7 @@ fn node(parent: u32, weight: u16) -> Node {
     Node::new(GroupId(parent), weight)
 }
 
-/// A flooder in each group.
+/// Starts a load in each group that always has requests queued.
 fn flood(world: &mut World, groups: impl IntoIterator<Item = u32>) {
     for group in groups {
         world.start(Load {
@@ -62,7 +64,8 @@ fn groups_share_by_weight_in_any_window() {
     assert_shares(&mut world, &[1, 2, 4], Nanos::from_millis(100), 10);
 }
 
-/// Groups of weights 1, 2 and 4 that keep so many requests under way, all of which fit into the drive.
+/// Groups of weights 1, 2 and 4 that each keep `depth` requests under way, all of which fit into
+/// the drive.
 fn shallow(depth: u32) -> World {
     let mut world = World::new(Drive::flash(), 4);
     for (group, weight) in [(1, 100), (2, 200), (3, 400)] {
@@ -95,9 +98,9 @@ fn a_drive_that_pauses_or_slows_down_tenfold_changes_no_share() {
 
 #[test]
 fn who_could_not_be_faster_holds_nobody() {
-    // Four each: sixteen units serve all twelve at once.
+    // Four for each group: sixteen units serve all twelve at once.
     let mut world = shallow(4);
-    // One after the other is found not to have its share.
+    // During this time each group in turn is found not to have its share.
     world.run(SETTLED);
     let before: u64 = world.served.iter().sum();
     world.run(Nanos::from_secs(1));
@@ -106,7 +109,8 @@ fn who_could_not_be_faster_holds_nobody() {
     assert!(got * 100 >= all * 97, "{got} of {all}");
 }
 
-/// A flood in group 1, and beside it groups of the same weight that read 4 KiB at a time and rest for so long between two.
+/// A flood in group 1, and groups of the same weight that read 4 KiB at a time, with a pause of
+/// `think` between reads.
 fn flood_beside(lights: u32, think: Nanos, settled: Nanos) -> World {
     let mut world = World::new(Drive::flash(), 2 + lights as usize);
     let load = |group| Load {
@@ -213,7 +217,7 @@ fn large_and_small_requests_and_writes_share_bytes_by_weight() {
     assert_shares(&mut world, &[1, 1, 1], Nanos::from_secs(1), 3);
 }
 
-/// With 60 KiB for each request, 4 KiB count as 64 and 64 KiB as 124.
+/// With a cost of 60 KiB for each request, 4 KiB count as 64 KiB and 64 KiB as 124 KiB.
 #[test]
 fn a_request_may_be_said_to_cost_more_than_its_bytes() {
     let mut world = World::new(Drive::flash(), 3);
@@ -373,5 +377,5 @@ fn a_thousand_groups_share_by_weight() {
     assert_shares(&mut world, &weights, Nanos::from_secs(3), 1);
 }
 
-/// Enough for the depth to have found its place.
+/// Enough for the operating depth to settle.
 const SETTLED: Nanos = Nanos::from_millis(500);

@@ -1,4 +1,5 @@
-//! Turns on a drive that seeks: idling, injection, budgets, time, who is favoured, and who works together.
+//! Tests turns on a drive that seeks: idling, injection, budgets, time, which queues are favoured,
+//! and which are merged.
 
 use blkmq_core::bio::{Class, Prio};
 use blkmq_core::group::Node;
@@ -8,7 +9,7 @@ use blkmq_core::time::Nanos;
 
 use crate::world::{Drive, Load, World};
 
-/// Reads one piece after the other, and thinks in between.
+/// A load that reads sequentially, with a pause after each read.
 fn reader(group: u32) -> Load {
     Load {
         group: GroupId(group),
@@ -38,7 +39,7 @@ fn disk(groups: usize, tunables: &[(&str, u64)]) -> World {
     world
 }
 
-/// What part of the drive's best all loads together got in a time, in percent.
+/// The throughput of all loads together, as a percentage of the drive's best.
 fn percent_of_best(world: &mut World, time: Nanos) -> u64 {
     let before: u64 = world.served.iter().sum();
     world.run(time);
@@ -46,7 +47,7 @@ fn percent_of_best(world: &mut World, time: Nanos) -> u64 {
     got * 100 / Drive::disk().bytes_per(time, 65_536)
 }
 
-/// How often in a row the same load was served, on average.
+/// How many times in succession the same load was served, on average.
 fn run_length(world: &World) -> usize {
     let changes = world.order.windows(2).filter(|pair| pair[0] != pair[1]).count();
     world.order.len() / (changes + 1)
@@ -94,7 +95,7 @@ fn the_wait_ends_after_slice_idle_if_nothing_comes() {
 
 #[test]
 fn a_turn_ends_when_its_time_is_over() {
-    // Alone it would go on for a budget of 1 GiB, which is eight seconds.
+    // Otherwise it would continue for a budget of 1 GiB, which is eight seconds.
     let mut world = disk(3, &[("max_budget", 1 << 21), ("low_latency", 0)]);
     world.start(reader(1));
     world.run(Nanos::from_millis(10));
@@ -133,7 +134,7 @@ fn one_that_seeks_is_charged_for_its_time_and_leaves_the_other_its_share_of_it()
     world.run(Nanos::from_secs(20));
     let got = world.served[sequential] - before[sequential];
     let alone = Drive::disk().bytes_per(Nanos::from_secs(20), 65_536);
-    // Charged by bytes, the reader would have as little as the other, which does 0.5 MiB/s.
+    // Charged by bytes, the reader would have as little as the other load, which does 0.5 MiB/s.
     let percent = got * 100 / alone;
     assert!((30..=70).contains(&percent), "{percent} % of what it gets alone");
     assert!(world.served[scattered] > before[scattered]);
@@ -216,7 +217,7 @@ fn clients_that_read_one_area_in_turn_are_served_as_one() {
         world.run(Nanos::from_secs(1));
         percent_of_best(&mut world, Nanos::from_secs(5))
     };
-    // Of different levels they have different weights, and are kept apart.
+    // With different levels they have different weights, and are not merged.
     let (joined, apart) = (percent([4, 4]), percent([4, 5]));
     assert!(joined >= 50 && apart <= 10, "{joined} % joined, {apart} % apart");
 }
@@ -259,7 +260,8 @@ fn the_time_that_the_drive_idles_is_told_for_whom_it_waited() {
         .drain_idled(&mut |group, time| idled[group.index()] = time);
     assert_eq!(idled[0], Nanos::ZERO);
     for (group, load) in [(1, loads[0]), (2, loads[1])] {
-        // A client thinks for 100 µs before each request; while it is the other's turn nobody idles for it.
+        // A client pauses for 100 µs before each request; during the other's turn nobody idles for
+        // it.
         let thought = Nanos(world.waits[load].len() as u64 * 100_000);
         let is_sound = idled[group] <= thought && idled[group].0 * 2 >= thought.0;
         assert!(

@@ -1,5 +1,6 @@
-//! Decides what happens around the elevator: closed loops of clients, and a drive that serves requests side by side, each
-//! for a time that depends on its size and, if it seeks, on the distance.
+//! Decides what surrounds the elevator: closed loops of clients, and a drive that serves several
+//! requests at once, each for a time that depends on its size and, if the drive seeks, on the
+//! distance.
 
 use std::collections::BTreeMap;
 
@@ -12,18 +13,19 @@ use blkmq_core::sched::bfq::Bfq;
 use blkmq_core::sched::{Elevator, InsertAt, Note};
 use blkmq_core::time::{Instant, Nanos};
 
-/// How long the drive takes.
+/// The times and the capacity of the drive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drive {
-    /// Requests that it works on at once; more wait in the order in which they came.
+    /// Requests that it serves at once; more wait in the order of their arrival.
     pub(crate) servers: usize,
-    /// For each request.
+    /// Time for each request.
     pub(crate) base: Nanos,
-    /// For each 4 KiB.
+    /// Time for each 4 KiB.
     pub(crate) per_block: Nanos,
-    /// For a request that does not begin where the one before ended; not 0 on a drive that seeks.
+    /// Time for a request that does not begin where the previous one ended; not 0 on a drive that
+    /// seeks.
     pub(crate) seek: Nanos,
-    /// Requests that it takes in.
+    /// Requests that it accepts.
     pub(crate) depth: usize,
 }
 
@@ -36,22 +38,22 @@ pub(crate) struct Load {
     pub(crate) prio: Prio,
     pub(crate) len: u64,
     pub(crate) depth: u32,
-    /// From the end of a request to the next one.
+    /// Time from the end of a request to the next request.
     pub(crate) think: Nanos,
-    /// Whether each request follows the one before; else positions are scattered.
+    /// Whether each request follows the previous one; otherwise positions are random.
     pub(crate) sequential: bool,
-    /// Reads every n-th piece of an area that others read too, from this one on.
+    /// Reads every n-th piece of an area that others read as well, from this piece on.
     pub(crate) interleaved: Option<(u64, u64)>,
 }
 
-/// Everything, with what was seen of each load.
+/// The elevator, the drive and the loads, with measurements of each load.
 pub(crate) struct World {
     pub(crate) bfq: Bfq,
     pub(crate) now: Instant,
     drive: Drive,
     pace: u64,
     loads: Vec<(Load, bool, u64)>,
-    /// Ends of requests, and clients that have thought: by time and number.
+    /// Ends of requests and of clients' pauses, by time and number.
     events: BTreeMap<(Instant, u64), Event>,
     events_made: u64,
     inside: usize,
@@ -60,13 +62,13 @@ pub(crate) struct World {
     head: u64,
     chance: u64,
     inserted: BTreeMap<u64, Instant>,
-    /// When each request was given to the drive, by its position.
+    /// When each request was issued to the drive, by its position.
     issued: BTreeMap<u64, Instant>,
     /// Bytes of each load that have ended.
     pub(crate) served: Vec<u64>,
-    /// Of each load, the time in the elevator of each request.
+    /// By load, the time of each request in the elevator.
     pub(crate) waits: Vec<Vec<Nanos>>,
-    /// The loads in the order in which their requests went out.
+    /// The loads in the order in which their requests were dispatched.
     pub(crate) order: Vec<usize>,
 }
 
@@ -77,7 +79,7 @@ enum Event {
 }
 
 impl Drive {
-    /// 16 at once of 80 µs and more.
+    /// 16 requests at once, of 80 µs or more.
     pub(crate) fn flash() -> Self {
         Self {
             servers: 16,
@@ -88,7 +90,7 @@ impl Drive {
         }
     }
 
-    /// One at a time, 128 MiB/s, 8 ms for a seek.
+    /// One request at a time, 128 MiB/s, 8 ms for a seek.
     pub(crate) fn disk() -> Self {
         Self {
             servers: 1,
@@ -104,7 +106,7 @@ impl Drive {
         Nanos(self.base.0 + self.per_block.0 * len.div_ceil(4096))
     }
 
-    /// What it does in a time, fully loaded with requests of one length, without seeks.
+    /// The bytes that it serves in a time, fully loaded with requests of one length, without seeks.
     pub(crate) fn bytes_per(self, time: Nanos, len: u64) -> u64 {
         time.0 * self.servers as u64 / self.time(len).0 * len
     }
@@ -159,12 +161,12 @@ impl World {
         self.bfq.check_invariants();
     }
 
-    /// From now on the drive takes so many times as long as it is said to.
+    /// From now on the drive takes `factor` times as long.
     pub(crate) fn set_pace(&mut self, factor: u64) {
         self.pace = factor;
     }
 
-    /// Starts a load; it is known by the number returned.
+    /// Starts a load and returns its number.
     pub(crate) fn start(&mut self, load: Load) -> usize {
         let id = self.loads.len();
         self.loads.push((load, true, 0));
@@ -174,7 +176,7 @@ impl World {
         id
     }
 
-    /// A load submits nothing any more.
+    /// Makes a load submit nothing any more.
     pub(crate) fn stop(&mut self, load: usize) {
         self.loads[load].1 = false;
     }
@@ -190,7 +192,7 @@ impl World {
                 Event::Submit(load) => self.submit(load),
                 Event::Wake => {}
             }
-            // All that happens at one moment, then the elevator.
+            // All events of one moment, and then the elevator.
             if self
                 .events
                 .first_key_value()

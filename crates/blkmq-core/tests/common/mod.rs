@@ -1,4 +1,5 @@
-//! A queue with a driver that the test answers by hand: what was issued is listed, and ends when the test says so.
+//! Decides what the core's tests share: a queue with a driver that the test controls. Issued
+//! requests are listed, and end when the test says so.
 
 #![allow(dead_code, unreachable_pub)]
 
@@ -26,25 +27,25 @@ pub struct Seen {
     pub cookie: Cookie,
 }
 
-/// What the test and the driver share.
+/// The state that the test and the driver share.
 #[derive(Debug, Default)]
 pub struct Hand {
-    /// Issued and not ended, in order.
+    /// Requests that are issued and have not ended, in order.
     pub issued: Vec<Seen>,
-    /// Answers to give instead of `Queued`, first to last.
+    /// Answers to give instead of `Queued`, in this order.
     pub answers: VecDeque<Issued>,
-    /// To be reaped.
+    /// Ends to be reaped.
     pub done: Vec<Done>,
     pub commits: u32,
-    /// Whether a timed-out request is let go.
+    /// Whether the driver gives up a request that has timed out.
     pub lets_go: bool,
-    /// Answer everything at once.
+    /// Whether every request completes while it is issued.
     pub inline: bool,
-    /// What it was told of polling.
+    /// The polling states that the core set.
     pub polled: Vec<bool>,
-    /// Bytes done of each request that does not end well.
+    /// Bytes that are done of each request that fails.
     pub done_before: u64,
-    /// Ends of what is in flight are found by looking, though polling was switched off.
+    /// Ends of requests in flight are found only by polling, even after polling was switched off.
     pub must_be_polled: bool,
 }
 
@@ -101,7 +102,7 @@ impl HctxDriver for HandDriver {
     }
 }
 
-/// One reactor of the bench: its side of the queue, the hand of its driver, its effects.
+/// One reactor of the bench: its local queue, the state of its driver, its effects.
 pub struct Side {
     pub local: LocalQueue,
     pub hand: Rc<RefCell<Hand>>,
@@ -164,7 +165,7 @@ impl Bench {
         side.local.unplug(self.now, &mut side.fx);
     }
 
-    /// Runs everybody until nobody was kicked any more.
+    /// Runs all reactors until none has been woken.
     pub fn run_until_idle(&mut self) {
         for _ in 0..1000 {
             let mut kicks = blkmq_core::ids::ReactorSet::default();
@@ -184,12 +185,12 @@ impl Bench {
         panic!("reactors kick each other for ever");
     }
 
-    /// What the driver of `side` has.
+    /// The requests at the driver of `side`.
     pub fn issued(&self, side: usize) -> Vec<Seen> {
         self.sides[side].hand.borrow().issued.clone()
     }
 
-    /// Ends everything that the driver of `side` has.
+    /// Ends all requests at the driver of `side`.
     pub fn end_all(&mut self, side: usize, status: Status) -> usize {
         let mut hand = self.sides[side].hand.borrow_mut();
         let seen = std::mem::take(&mut hand.issued);
@@ -201,7 +202,7 @@ impl Bench {
         count
     }
 
-    /// Ends everything everywhere until nothing comes any more.
+    /// Ends all requests everywhere until there are none.
     pub fn run_dry(&mut self) {
         loop {
             self.run_until_idle();
@@ -225,7 +226,7 @@ impl Bench {
             .collect()
     }
 
-    /// The reactors as ids, for kicks.
+    /// The reactor's id, for kicks.
     pub fn id(side: usize) -> ReactorId {
         ReactorId(side as u16)
     }
@@ -241,13 +242,13 @@ pub fn bio(op: Op, block: u64, blocks: u64, cookie: u64) -> Bio {
     }
 }
 
-/// How many requests of a disk are with the drivers.
+/// How many requests of a disk are at the drivers.
 pub fn in_flight_of(bench: &Bench, disk: DiskId) -> usize {
     let seen = (0..bench.sides.len()).flat_map(|side| bench.issued(side));
     seen.filter(|seen| seen.disk == disk).count()
 }
 
-/// Ends `count` requests of a disk, wherever they are.
+/// Ends `count` requests of a disk, at any drivers.
 pub fn end(bench: &mut Bench, disk: DiskId, count: usize) {
     let mut left = count;
     for side in &bench.sides {

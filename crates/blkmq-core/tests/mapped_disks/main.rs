@@ -1,5 +1,6 @@
-//! The way of a mapped disk's bio: what its members get, in which order, and what comes back, with drivers answered by hand
-//! and with drivers that fail, requeue and reorder by chance.
+//! Tests the way of a mapped disk's bio: what its members get, in which order, and what is
+//! returned, with drivers that the test controls and with drivers that fail, requeue and reorder at
+//! random.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -86,7 +87,8 @@ fn a_discard_over_a_stripe_is_one_range_of_each_member() {
 
 #[test]
 fn a_flush_goes_to_each_drive_below_once_and_ends_when_all_have() {
-    // The drives are below twice: in the stripe, and in a part of it that is joined with another.
+    // The drives are reached twice: through the stripe, and through a part of it that is joined
+    // with another.
     let top = spec(
         MapKind::Linear,
         &[Below::Mapped(0), Below::Leaf(1), Below::Mapped(0)],
@@ -241,7 +243,8 @@ fn a_bio_is_given_back_when_its_members_are_full() {
     };
     assert!((2..=8).contains(&taken), "{taken} taken by one member");
     assert_eq!((back.cookie, back.offset), (taken, 16 * taken * CHUNK));
-    // One whose bytes lie on others too is cut as they take it; one that none takes is given back.
+    // If it uses other members as well, it is split as they accept parts; if none accepts a part,
+    // it is returned.
     rig.submit(bio(Op::Read, 100 * 16 * CHUNK, 2 * CHUNK, 100))
         .unwrap_err();
     rig.submit(bio(Op::Read, 100 * 16 * CHUNK + 3 * CHUNK, 2 * CHUNK, 101))

@@ -1,4 +1,4 @@
-//! Drivers that fail, requeue and reorder by chance, under mapped disks.
+//! Tests mapped disks on drivers that fail, requeue and reorder at random.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use crate::rig::*;
 
-/// What is done to drives and disks, by chance.
+/// A random action on drives and disks.
 #[derive(Clone, Debug)]
 struct Step {
     op: Op,
@@ -20,7 +20,7 @@ struct Step {
     disk: u32,
     start: u32,
     blocks: u32,
-    /// What the drivers do before the next step: which end, and how.
+    /// What the drivers do before the next step: which request ends, and how.
     answers: Vec<(prop::sample::Index, u8)>,
 }
 
@@ -51,7 +51,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 impl Rig {
-    /// Has one request of one driver end, by chance. Says whether it ended with an error.
+    /// Ends a random request of a random driver. Returns whether it ended with an error.
     fn answer(&mut self, which: usize, how: u8) {
         let member = which % self.hands.len();
         let mut hand = self.hands[member].borrow_mut();
@@ -131,7 +131,7 @@ proptest! {
     }
 }
 
-/// Compares what has ended with what was submitted.
+/// Compares ended bios with those that were submitted.
 fn take_back(rig: &mut Rig, under_way: &mut BTreeMap<u64, Bio>) {
     for bio in rig.fx.ended.drain(..) {
         let asked = under_way.remove(&bio.cookie).expect("ends once");

@@ -1,4 +1,5 @@
-//! What these tests start from: queues whose drivers are answered by hand, and mapped disks on them.
+//! Decides the set-up of these tests: queues whose drivers the test controls, and mapped disks on
+//! them.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,7 +26,7 @@ pub(crate) struct Rig {
     pub(crate) now: Instant,
 }
 
-/// What the members are like.
+/// The properties of the members.
 #[derive(Clone, Copy)]
 pub(crate) struct Members {
     pub(crate) count: u16,
@@ -112,12 +113,12 @@ impl Rig {
         self.stack.check_invariants();
     }
 
-    /// What the driver of a member has.
+    /// The requests at the driver of a member.
     pub(crate) fn issued(&self, member: usize) -> Vec<Seen> {
         self.hands[member].borrow().issued.clone()
     }
 
-    /// What all drivers have: member, operation, offset, length.
+    /// The requests at all drivers: member, operation, offset, length.
     pub(crate) fn all_issued(&self) -> Vec<(usize, Op, u64, u64)> {
         let of = |member| {
             let issued = self.issued(member).into_iter();
@@ -126,7 +127,7 @@ impl Rig {
         (0..self.hands.len()).flat_map(of).collect()
     }
 
-    /// Ends what the driver of a member has.
+    /// Ends the requests at the driver of a member.
     pub(crate) fn end(&mut self, member: usize, status: Status) -> usize {
         let mut hand = self.hands[member].borrow_mut();
         let issued = std::mem::take(&mut hand.issued);

@@ -1,5 +1,5 @@
-//! mq-deadline against a naive oracle: the same histories, the same decisions; and a bent oracle is always
-//! found out.
+//! Tests mq-deadline against a simple oracle: equal histories must give equal decisions, and an
+//! oracle with a defect must always be detected.
 
 mod oracle;
 
@@ -15,26 +15,26 @@ use proptest::test_runner::{TestError, TestRunner};
 
 use crate::oracle::{Item, Oracle, Rules, Wrong};
 
-/// What happens to an elevator.
+/// A call of the elevator.
 #[derive(Clone, Debug)]
 enum Step {
     Insert(Bio),
     Dispatch(usize),
-    /// The n-th of those that are out comes back.
+    /// The n-th of the dispatched requests is requeued.
     Requeue(usize),
     WaitMs(u64),
     Set(&'static str, u64),
 }
 
-/// Both sides, and the ledger of what went in and came out.
+/// The elevator and the oracle, with a record of what was inserted and dispatched.
 struct Pair {
     elevator: MqDeadline,
     oracle: Oracle,
     now_ms: u64,
     inserted: u64,
-    /// Dispatched and not ended: they may come back.
+    /// Dispatched and not ended, so they may be requeued.
     out: Vec<(Box<Request>, Item)>,
-    /// How often each bio, by its cookie, is held or out.
+    /// By cookie, how many times each bio is queued or dispatched.
     under_way: Vec<bool>,
 }
 
@@ -111,8 +111,8 @@ impl Pair {
         }
     }
 
-    /// The request is the one the oracle chose, its bios are whole, one behind the other, of one kind and
-    /// within limits.
+    /// Checks that the request is the one that the oracle chose, and that its bios are whole,
+    /// contiguous, of one kind and within limits.
     fn compare(&self, rq: &Request, item: &Item) -> Result<(), TestCaseError> {
         let mut bios = Vec::new();
         rq.for_each_bio(|bio| bios.push(bio.clone()));
@@ -138,7 +138,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Empties the elevator and counts: every bio that went in is out, once.
+    /// Empties the elevator, and checks that every inserted bio is dispatched once.
     fn finish(mut self) -> Result<(), TestCaseError> {
         while self.elevator.queued() > 0 {
             self.dispatch()?;
@@ -168,7 +168,7 @@ fn replay(rules: &Rules, steps: &[Step]) -> Result<(), TestCaseError> {
     pair.finish()
 }
 
-/// Tight, so that merges meet every limit.
+/// Small limits, so that merges meet each of them.
 fn limits() -> Limits {
     Limits {
         transfer_max: 8 * BLOCK as u32,
@@ -180,7 +180,7 @@ fn limits() -> Limits {
     }
 }
 
-/// Bios of a few kinds on two disks that lie side by side, never beyond a boundary, as `split` leaves them.
+/// Bios of a few kinds on two contiguous disks, never across a boundary, as `split` returns them.
 fn bios() -> impl Strategy<Value = Bio> {
     let op = prop_oneof![
         8 => Just(Op::Read),

@@ -1,11 +1,11 @@
-//! Decides what mq-deadline must do, in the plainest way: lists that are scanned from end to end at every
-//! question. It shares no code with the elevator, nor with `merge`; `Rules` lets a test bend it, to see that
-//! bending shows.
+//! Decides what mq-deadline must do, in the simplest way: each decision scans lists from end to
+//! end. It shares no code with the elevator or `merge`. `Rules` lets a test give it a defect, to
+//! check that the defect is detected.
 
 use blkmq_core::bio::{Bio, Flags, Op};
 use blkmq_core::limits::Limits;
 
-/// The tunables (times in milliseconds), and ways in which an elevator could be wrong.
+/// The tunables (times in milliseconds), and a defect that an elevator could have.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) read_expire: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Rules {
     pub(crate) wrong: Option<Wrong>,
 }
 
-/// A mistake.
+/// A defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrong {
     RequeuedLastFirst,
@@ -61,7 +61,7 @@ pub(crate) struct Item {
 
 #[derive(Default)]
 struct Side {
-    /// By position; of the same position, in the order of insertion.
+    /// By position; with the same position, in the order of insertion.
     items: Vec<Item>,
     swept: u64,
 }
@@ -98,7 +98,7 @@ impl Oracle {
         sides.map(|side| side.items.len()).sum::<usize>() + requeued.sum::<usize>()
     }
 
-    /// Inserts a bio at a position; says whether it was merged.
+    /// Inserts a bio at a position; returns whether it was merged.
     pub(crate) fn insert(&mut self, bio: Bio, start: u64, now_ms: u64) -> bool {
         let (class, side) = (bio.prio.class as usize, self.side_of(&bio));
         let item = Item {
@@ -156,7 +156,7 @@ impl Oracle {
         }
     }
 
-    /// Says whether `right` may stand directly behind `left` in one request.
+    /// Whether `right` may directly follow `left` in one request.
     fn may_join(&self, left: &Item, right: &Item) -> bool {
         let (a, b) = (&left.bios[0], &right.bios[0]);
         let wrong = |which| self.rules.wrong == Some(which);
@@ -198,8 +198,8 @@ impl Oracle {
         }
     }
 
-    /// Appends `right` to the item at `place`. The deadline is the earlier one, or with a fresh bio the
-    /// queued one's.
+    /// Appends `right` to the item at `place`. The deadline is the earlier of both; if `right` is
+    /// new, it is that of the item.
     fn append(&mut self, class: usize, side: usize, place: usize, right: Item, right_is_fresh: bool) {
         let left = &mut self.classes[class].sides[side].items[place];
         left.bios.extend(right.bios);

@@ -1,5 +1,5 @@
-//! What a multipath drive must show in virtual time: how selectors divide the load, and what becomes of requests when paths
-//! fail and come back.
+//! Tests a multipath drive in virtual time: how selectors divide the load, and what happens to
+//! requests when paths fail and recover.
 
 mod world;
 
@@ -70,7 +70,7 @@ fn history_leaves_a_path_that_became_slow() {
     assert!(issued[1] * 20 < issued[0], "{issued:?}");
 }
 
-/// Requests arrive at 60 % of what two paths of 100 µs do, at uneven distances.
+/// Requests arrive at 60 % of the rate that two paths of 100 µs can serve, at random distances.
 fn p99_of_the_first_two(selector: Selector, services: &[u64]) -> Nanos {
     let mut world = World::new(config(services.len(), selector), services);
     let mut chance = 12345u64;
@@ -187,7 +187,7 @@ fn requests_are_held_without_a_path_and_no_longer_than_they_may() {
     world.pass(Nanos::from_millis(20));
     assert_eq!(world.ended, [Status::Transport; 4]);
     assert!(world.multipath.group_stats().gave_up);
-    // A path that comes back begins anew.
+    // A path that recovers starts anew.
     world.multipath.reinstate_path(PathId(0), world.now).unwrap();
     world.submit(1);
     world.pass(Nanos::from_millis(1));
@@ -201,7 +201,8 @@ fn requests_are_held_without_a_path_and_no_longer_than_they_may() {
     assert_eq!(world.ended[5..], [Status::Transport]);
 }
 
-/// A request that was with the worker when detours were switched off comes back to a drive that knows of no detours.
+/// A request that was at the worker when detours were switched off returns to a drive without
+/// detours.
 #[test]
 fn detours_are_switched_off_while_requests_are_with_the_worker_and_the_paths_are_busy() {
     for (no_path, issue) in [(false, false), (true, false), (false, true), (true, true)] {

@@ -1,4 +1,5 @@
-//! A multipath queue of one reactor in virtual time, over paths whose speed and health the tests set.
+//! Decides the set-up of these tests: a multipath queue of one reactor in virtual time, on paths
+//! whose speed and state the tests set.
 
 #![allow(unreachable_pub)]
 
@@ -18,17 +19,17 @@ use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, TagMode};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
 
-/// How a path is: one request after the other, each for the same time.
+/// The model of a path: it serves one request at a time, each for the same time.
 #[derive(Debug)]
 pub struct Model {
     pub service: Nanos,
-    /// What its requests end with.
+    /// The status of its requests.
     pub status: Status,
-    /// It answers that it is busy with so many in flight.
+    /// With this many requests in flight it answers that it is busy.
     pub slots: usize,
     free_at: Instant,
     under_way: VecDeque<(Cookie, Instant, Instant)>,
-    /// How long each request was with it.
+    /// How long each request was at the path.
     pub times: Vec<Nanos>,
     pub issued: u64,
 }
@@ -74,12 +75,12 @@ impl HctxDriver for Path {
     }
 }
 
-/// Jobs that a worker has, in order; they come back when the test lets them.
+/// The jobs of a worker, in order; they return when the test runs it.
 #[derive(Debug, Default)]
 pub struct Worker {
     jobs: VecDeque<Job>,
     pub is_awake: bool,
-    /// How requests end that it issues by itself; without that it has no room for them.
+    /// The status of the requests that it issues by itself; without one it has no room for them.
     pub answer: Option<Status>,
 }
 
@@ -208,21 +209,21 @@ impl World {
         self.take_ended();
     }
 
-    /// Lets the queue run at the time that is.
+    /// Runs the queue at the present time.
     pub fn run(&mut self) -> usize {
         self.local.run(self.now, &mut self.fx);
         self.local.check_invariants();
         self.take_ended()
     }
 
-    /// Goes to the next event, but not beyond `until`. Returns how many have ended there.
+    /// Advances to the next event, but not beyond `until`. Returns how many bios have ended.
     pub fn step(&mut self, until: Instant) -> usize {
         let due = self.local.next_wakeup().unwrap_or(until);
         self.now = self.now.max(due.min(until));
         self.run()
     }
 
-    /// Keeps `depth` requests under way until then.
+    /// Keeps `depth` requests under way until `until`.
     pub fn load(&mut self, depth: usize, until: Instant) {
         let mut free = depth - self.local.outstanding() as usize;
         while self.now < until {
@@ -243,7 +244,7 @@ impl World {
         self.local.outstanding() as usize
     }
 
-    /// How many requests each path was given since the last call.
+    /// How many requests each path got since the last call.
     pub fn take_issued(&mut self) -> Vec<u64> {
         let take = |model: &Rc<RefCell<Model>>| std::mem::take(&mut model.borrow_mut().issued);
         self.models.iter().map(take).collect()

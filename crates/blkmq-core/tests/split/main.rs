@@ -1,5 +1,6 @@
-//! Splitting and merging between submission and driver: whatever the limits, what the driver sees is within them, and
-//! together it is what was submitted, each byte once and with its own memory.
+//! Tests splitting and merging between submission and driver: whatever the limits, each request
+//! that the driver gets is within them, and together the requests are what was submitted, each byte
+//! once and with its own memory.
 
 mod sys;
 
@@ -18,10 +19,10 @@ use blkmq_core::sched::Kind;
 use blkmq_core::time::Instant;
 use proptest::prelude::*;
 
-/// Where each unit of a disk's content has its memory; 0 for an operation without any.
+/// The memory of each unit of a disk's content; 0 for an operation without memory.
 type Content = BTreeMap<(DiskId, u64), usize>;
 
-/// A driver that ends everything at once, and notes what it saw.
+/// A driver that completes everything at once, and records what it gets.
 struct Notes {
     limits: Limits,
     seen: Rc<RefCell<Content>>,
@@ -86,11 +87,11 @@ impl Notes {
 struct Plan {
     op: Op,
     disk: u32,
-    /// Blocks between it and the one before on its disk: with 0 they touch.
+    /// Blocks between it and the previous bio on its disk; 0 if they are contiguous.
     gap: u64,
     /// Lengths of its pieces of memory, in units.
     pieces: Vec<u32>,
-    /// Those of smaller turns are submitted first.
+    /// Bios with a lower turn are submitted earlier.
     turn: u8,
 }
 
@@ -128,7 +129,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     )
 }
 
-/// Lays the bios out on their disks, and puts them in the order of their turns.
+/// Places the bios on their disks, and sorts them by turn.
 fn bios(plans: &[Plan]) -> Vec<Bio> {
     let mut ends = [0; 2];
     let mut bios: Vec<(u8, Bio)> = plans
@@ -211,7 +212,7 @@ fn queue(limits: &Limits, elevator: Kind, seen: &Rc<RefCell<Content>>) -> LocalQ
     handles.remove(0).attach(Some(Box::new(driver)))
 }
 
-/// Submits all, some of them in one plug, and returns the bios that ended.
+/// Submits all bios, `per_plug` of them in one plug, and returns those that ended.
 fn run(local: &mut LocalQueue, bios: &[Bio], per_plug: usize) -> Vec<Bio> {
     let mut fx = Effects::default();
     let mut now = Instant(1000);
@@ -262,9 +263,9 @@ proptest! {
 }
 
 const BLOCK: u64 = 512;
-/// Pieces of memory are multiples of it, so that some end within a block.
+/// Pieces of memory have multiples of this size, so that some end within a block.
 const UNIT: u64 = 256;
 const BIOS_MAX: usize = 24;
-/// Room for all the bios, with 10 pieces of 23 units and a gap each; and no multiple of most boundaries, which count
-/// from the queue's begin, not from the disk's.
+/// Enough for all the bios, with 10 pieces of 23 units and a gap each; and not a multiple of most
+/// boundaries, which are counted from the queue's beginning, not from the disk's.
 const DISK: u64 = BIOS_MAX as u64 * 64 * 1024 + BLOCK;

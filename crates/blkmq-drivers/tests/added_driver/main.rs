@@ -1,5 +1,5 @@
-//! Decides that a driver can be added by an entry in the registry alone: disks on it are parsed, planned and used as those of the
-//! built-in drivers are, by crates that do not know it.
+//! Tests that a driver can be added by an entry in the registry only: crates that do not know it
+//! parse, plan and use its disks like those of the built-in drivers.
 
 mod sys;
 mod vector;

@@ -1,5 +1,5 @@
-//! A driver that is none of the crate's: disks in plain vectors, filled with one byte at first. What a driver has to bring, and
-//! no more: its entry for the registry, its keys, and a drive.
+//! A driver outside of the crate: disks in plain vectors, filled with one byte at first. It has
+//! what a driver needs, and no more: an entry for the registry, keys, and a drive.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ use blkmq_host::device::{Allocation, Device, Extent};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::{self, ConfigError};
 
-/// The driver, for the registry.
+/// The driver's entry for the registry.
 pub(crate) static DRIVER: Driver = Driver {
     name: "vector",
     value: "SIZE",
@@ -34,7 +34,7 @@ pub(crate) static DRIVER: Driver = Driver {
     parse,
 };
 
-/// A disk as it is asked for.
+/// A disk as configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct VectorDisk {
     size: u64,
@@ -84,7 +84,7 @@ impl OpenDisk for VectorDisk {
         }
     }
 
-    /// All of them use the same memory, and so share a queue.
+    /// All disks use the same memory, and so share a queue.
     fn device(&self) -> Option<String> {
         Some("vectors".to_owned())
     }

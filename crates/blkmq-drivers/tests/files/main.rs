@@ -1,5 +1,5 @@
-//! Decides whether I/O on a real file goes through an attached thread as it should: the data, and one system
-//! call for each request at depth 1. `polled` does the same for polling.
+//! Tests I/O on a real file through an attached thread: the data, and that each request at depth 1
+//! takes one system call. `polled` does the same for polling.
 
 mod polled;
 mod sys;
@@ -16,7 +16,7 @@ use sys::Page;
 
 const PAGES: u64 = 256;
 
-/// A file of random pages that is gone after the test, and an engine on it.
+/// A file of random pages, which is removed after the test, and an engine on it.
 struct Fixture {
     path: PathBuf,
     engine: Option<Engine>,
@@ -118,6 +118,6 @@ fn at_depth_one_submitting_and_waiting_are_one_system_call() {
         one(&mut attached, bio(Op::Read, page, &mut memory));
     }
     let calls = attached.system_calls() - before;
-    // A signal or a stray wake-up may cost one more now and then.
+    // A signal or a spurious wake-up may cost one more now and then.
     assert!((200..=210).contains(&calls), "{calls} system calls for 200 reads");
 }

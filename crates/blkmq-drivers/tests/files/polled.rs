@@ -1,6 +1,7 @@
-//! Decides whether a polled disk keeps its data while polling is switched under load, and whether its device is polled (IOPOLL)
-//! where it can be. A file on this machine takes part; with `BLKMQ_POLLED_DEVICE` a block device with poll queues (as in
-//! `cargo xtask guest`), whose content is lost.
+//! Tests that a polled disk keeps its data while polling is switched under load, and that its
+//! device is polled (IOPOLL) where possible. It uses a file on this machine; with
+//! `BLKMQ_POLLED_DEVICE` also a block device with poll queues (as in `cargo xtask guest`), whose
+//! content is lost.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ const Q: QueueId = QueueId(0);
 const PAGES: u64 = 128;
 const DEPTH: u32 = 16;
 const THREADS: u64 = 2;
-/// How often each thread writes and reads all of its pages.
+/// How many times each thread writes and reads all of its pages.
 const ROUNDS: u64 = 12;
 
 /// What the test writes to.
@@ -49,7 +50,7 @@ impl Target {
         }
     }
 
-    /// Says whether the system gives its device poll queues.
+    /// Says whether its device has poll queues.
     fn has_poll_queues(&self) -> bool {
         let meta = std::fs::metadata(&self.path).unwrap();
         let number = if meta.file_type().is_block_device() {
@@ -101,7 +102,7 @@ fn start(path: &Path, wait: Wait, io_poll: bool) -> (Engine, Arc<FileDevice>) {
     (engine.unwrap(), device)
 }
 
-/// Takes all pages of a thread through `op`, many at a time, in an order that depends on the round.
+/// Does `op` on all pages of a thread, many at a time, in an order that depends on the round.
 fn carry_out(attached: &mut Attached, op: Op, thread: u64, round: u64, pages: &mut [Page]) {
     let mut out = Vec::new();
     for at in 0..PAGES {
@@ -137,7 +138,7 @@ fn wait(attached: &mut Attached, out: &mut Vec<Bio>) {
     assert!(ended > 0, "{} requests never ended", attached.outstanding());
 }
 
-/// Writes, flushes, and reads what was written.
+/// Writes, flushes, and verifies what was written.
 fn verify(attached: &mut Attached, thread: u64, round: u64) {
     let byte = |page: u64| (page * 7 + round * 31 + thread) as u8;
     let mut pages: Vec<Page> = (0..PAGES).map(|page| Page::filled(byte(page))).collect();
@@ -216,7 +217,7 @@ fn a_device_is_polled_if_it_can_be_and_polling_is_on() {
     let polled = device.ended_polled();
     let how = control.describe_polling(Q).expect("it is polled");
     eprintln!("{how}");
-    // One in 32 writes is durable at once, which is never polled; neither is the flush.
+    // One in 32 writes has FUA, which is never polled; neither is the flush.
     let expected = if can_be { 2 * PAGES - PAGES / 32 } else { 0 };
     assert_eq!(polled, expected, "{how}");
     assert_eq!(how.contains("the ring is looked at"), !can_be, "{how}");

@@ -1,4 +1,4 @@
-//! Decides nothing: a page of memory, aligned for direct I/O, that the tests lend to bios.
+//! Decides which memory the tests lend to bios: pages that are aligned for direct I/O.
 
 use std::ptr::NonNull;
 
@@ -22,7 +22,7 @@ impl Page {
     /// Lends the page; the test keeps it until the bio has ended and does not touch it meanwhile.
     pub(crate) fn data(&mut self) -> Data {
         let start = NonNull::from(&mut self.0.0).cast();
-        // SAFETY: the tests wait for the end of every bio before they look at its page or drop it.
+        // SAFETY: the tests wait for the end of every bio before they read its page or drop it.
         Data::Flat(unsafe { Lent::new(start, 4096) })
     }
 }

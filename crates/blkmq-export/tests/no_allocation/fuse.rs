@@ -1,4 +1,4 @@
-//! The same through disks that are files: four threads read, write, flush and zero past the page cache.
+//! The same on disks that are files: four threads read, write, flush and zero with direct I/O.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -27,19 +27,20 @@ pub(super) fn may_mount() -> bool {
     device.is_ok() && rustix::process::geteuid().is_root()
 }
 
-/// Switches the kernel's FUSE over io_uring on. Returns what it was before; none if it cannot be switched.
+/// Enables FUSE over io_uring in the kernel. Returns the earlier setting, or none if it cannot be
+/// set.
 pub(super) fn switch_rings_on() -> Option<String> {
     let before = std::fs::read_to_string(SWITCH).ok()?;
     std::fs::write(SWITCH, "1").ok()?;
     Some(before)
 }
 
-/// Switches it to what it was.
+/// Restores the earlier setting.
 pub(super) fn switch_rings(to: &str) {
     std::fs::write(SWITCH, to.trim()).unwrap();
 }
 
-/// How many allocations there are while two disks are used.
+/// Counts the allocations while two disks are used.
 pub(super) fn count(source: &str, elevator: Kind, dir: &Path, has_rings: bool) -> u64 {
     let engine = engine(source, elevator, dir);
     let common = Arc::new(Common::new(64 << 20, CONNECTIONS_MAX));
@@ -59,7 +60,7 @@ pub(super) fn count(source: &str, elevator: Kind, dir: &Path, has_rings: bool) -
             barrier.wait();
             sys::allocations() - before
         };
-        // Buffers and lists grow to what they need.
+        // Until buffers and lists have grown to what they need.
         all();
         let count = (0..TRIES).map(|_| all()).find(|count| *count == 0);
         is_over.store(true, Ordering::Relaxed);
@@ -111,7 +112,7 @@ fn run(file: &File, number: usize, barrier: &Barrier, is_over: &AtomicBool) {
     }
 }
 
-/// All that is done without a pause, in sizes that have a small buffer and a large one.
+/// One of each operation that does not wait, in sizes that use a small buffer and a large one.
 fn use_once(file: &File, at: u64, buffer: &mut [u8]) {
     for bytes in [4096, 12 << 10, buffer.len()] {
         file.write_all_at(&buffer[..bytes], at).unwrap();
@@ -126,6 +127,6 @@ fn use_once(file: &File, at: u64, buffer: &mut [u8]) {
 /// Requests of one round.
 pub(super) const REQUESTS: usize = THREADS * ROUNDS * 9;
 
-/// What direct I/O wants.
+/// Aligned for direct I/O.
 #[repr(align(4096))]
 struct Buffer([u8; LONG]);

@@ -1,6 +1,7 @@
-//! Counts what the daemon's request path allocates as its clients use it: two connections in groups of their own, reads, writes,
-//! flushes and zeroing through the NBD front door and through FUSE, every elevator, disks in memory, on a file and mapped. A binary of its own,
-//! since the allocator counts for the whole process; the clients here allocate nothing themselves.
+//! Counts the allocations in the daemon's request path: two connections in groups of their own,
+//! reads, writes, flushes and zeroing through the NBD front door and through FUSE, every elevator,
+//! disks in memory, on a file and mapped. It is a binary of its own, since the allocator counts for
+//! the whole process; the clients here allocate nothing themselves.
 
 #[path = "../../../blkmq-host/tests/no_allocation/sys.rs"]
 mod sys;
@@ -29,7 +30,7 @@ const DISK: u64 = 16 << 20;
 const BLOCK: usize = 4096;
 /// Requests that one connection has under way.
 const DEPTH: usize = 16;
-/// Rounds before counting: buffers and lists have grown to what they need by then.
+/// Rounds before counting, by which buffers and lists have grown to what they need.
 const WARM_UP: usize = 300;
 const ROUNDS: usize = 500;
 const TRIES: usize = 10;
@@ -84,7 +85,7 @@ fn count_through_files(dir: &Path) {
     before.inspect(|before| fuse::switch_rings(before));
 }
 
-/// How many allocations there are while two connections are served.
+/// Counts the allocations while two connections are served.
 fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
     let engine = engine(source, elevator, dir);
     let path = dir.join("socket");
@@ -105,7 +106,8 @@ fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
         }
     };
     run(WARM_UP);
-    // A list may still grow once, when more than ever before has come together; what allocates for requests does so every time.
+    // A list may still grow once, when it gets longer than ever before; an allocation for each
+    // request would show every time.
     let mut count = 1;
     for _ in 0..TRIES {
         let before = sys::allocations();
@@ -159,7 +161,7 @@ fn engine(source: &str, elevator: Kind, dir: &Path) -> Engine {
     Engine::start(config).expect("io_uring is available")
 }
 
-/// One connection whose messages are all made beforehand.
+/// One connection, whose messages are all made before the test.
 struct Client {
     stream: UnixStream,
     requests: Vec<u8>,
@@ -191,7 +193,7 @@ impl Client {
         }
     }
 
-    /// Writes, reads, a flush and zeroing, over the whole disk and more than one block each by turns.
+    /// Writes, reads, a flush and zeroing over the whole disk, alternately of one block and more.
     fn new(stream: UnixStream) -> Self {
         let (mut requests, mut reply_bytes) = (Vec::new(), 0);
         for index in 0..DEPTH {
@@ -232,12 +234,12 @@ impl Client {
         self.stream.write_all(&self.requests).unwrap();
     }
 
-    /// Takes all replies in; the first says that it is one, and without an error.
+    /// Receives all replies, and checks that the first is a reply without an error.
     fn receive(&mut self) {
         self.stream.read_exact(&mut self.replies).unwrap();
         assert_eq!(self.replies[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
     }
 }
 
-/// Bytes of a simple reply's head.
+/// Bytes of a simple reply's header.
 const REPLY: usize = 16;

@@ -1,4 +1,5 @@
-//! Decides that a client which others have written (`blkio`) finds its data where it left it. Used by other tests, too.
+//! Tests that a client from another project (`blkio`) finds its data where it wrote it. Other tests
+//! use this, too.
 
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -8,7 +9,7 @@ use rustix::io::{pread, pwrite};
 
 use super::sys;
 
-/// A client of `blkio` with as many queues as are asked for, and one region of memory.
+/// A client of `blkio` with the requested number of queues and one region of memory.
 struct Attached {
     client: Blkio,
     queues: Vec<Blkioq>,
@@ -59,7 +60,8 @@ impl Attached {
     }
 }
 
-/// Writes with one queue and with two, reads with the other, zeroes and discards, on a disk of `disk_bytes`.
+/// Writes with one queue and with two, reads with the other, zeroes and discards, on a disk of
+/// `disk_bytes`.
 pub(crate) fn find_data(path: &Path, disk_bytes: u64) {
     for queues in [1, 2] {
         let mut attached = Attached::new(path, queues);
@@ -79,7 +81,7 @@ pub(crate) fn find_data(path: &Path, disk_bytes: u64) {
             attached.queues[queue].flush(0, none);
             attached.wait(queue, 1);
         }
-        // Each reads what another has written, in pieces that lie elsewhere.
+        // Each reads what another has written, in differently placed pieces.
         for queue in 0..queues as usize {
             let other = queues as usize - 1 - queue;
             attached.put(REGION_BYTES / 2, &vec![0; REGION_BYTES / 2]);
@@ -95,7 +97,8 @@ pub(crate) fn find_data(path: &Path, disk_bytes: u64) {
     }
 }
 
-/// Zeroes the second piece, discards the third, and reads all three as a request of many pieces of memory.
+/// Zeroes the second piece, discards the third, and reads all three in a request with many pieces
+/// of memory.
 fn zeroes_and_discards(attached: &mut Attached, content: &[u8], disk_bytes: u64) {
     let none = ReqFlags::empty();
     attached.queues[0].write_zeroes(PIECE as u64, PIECE as u64, 0, none);
@@ -112,7 +115,7 @@ fn zeroes_and_discards(attached: &mut Attached, content: &[u8], disk_bytes: u64)
     attached.wait(0, 1);
     assert!(attached.get(half, PIECE) == content[..PIECE]);
     assert!(attached.get(half + PIECE, PIECE).iter().all(|byte| *byte == 0));
-    // Beyond the end: an error for that request alone.
+    // Beyond the end: only that request fails.
     let into = attached.at(0);
     attached.queues[0].read(disk_bytes, into, 512, 7, none);
     let ended = sys::completions(&mut attached.queues[0], 1);

@@ -1,12 +1,13 @@
-//! Decides that the cases pass which QEMU's test of vhost-user-blk devices has, as far as no other test here has them: indirect
-//! descriptors, devices that come and go, and what discards and zeroing may say. Interrupts are the monitor's. Each is asked of whoever
-//! serves a zeroed disk at a path; used by other tests, too.
+//! Tests the cases of QEMU's test of vhost-user-blk devices that no other test here has: indirect
+//! descriptors, devices that are plugged and unplugged, and invalid discards and zeroing.
+//! Interrupts are the monitor's task. Each case runs on a server of a zeroed disk at a path; other
+//! tests use them, too.
 
 use std::path::Path;
 
 use super::client::{Client, DATA, NEXT, WRITE, words};
 
-/// A discard, or zeroing, of these sectors, in `bytes` bytes: 16 are one range.
+/// A discard or zeroing of these sectors, in `bytes` bytes; 16 bytes are one range.
 fn range(client: &Client, head: u16, kind: u32, sector: u64, sectors: u32, flags: u32, bytes: u32) {
     let base = client.fill(head, kind, 0);
     let range = words(&[sector, u64::from(sectors) | u64::from(flags) << 32]);
@@ -16,7 +17,7 @@ fn range(client: &Client, head: u16, kind: u32, sector: u64, sectors: u32, flags
     client.descriptor(u64::from(head) + 2, base + 1024, 1, WRITE, 0);
 }
 
-/// Discards and zeroing with wrong flags, lengths or ranges are errors of their own.
+/// Discards and zeroing with wrong flags, lengths or ranges fail without an effect on others.
 pub(crate) fn discards_and_zeroing(path: &Path, disk_bytes: u64) {
     let end = disk_bytes / 512;
     for (what, kind, sector, sectors, flags, bytes, status) in [
@@ -70,7 +71,7 @@ pub(crate) fn discards_and_zeroing(path: &Path, disk_bytes: u64) {
     ] {
         let client = Client::connect(path);
         client.start();
-        // What lies in the range, and in front of it, says what was done.
+        // The data in the range and in front of it shows what was done.
         client.request(0, OUT, 16);
         client.write(DATA + 512, &[0x5a; 512]);
         range(&client, 3, kind, sector, sectors, flags, bytes);
@@ -89,7 +90,7 @@ pub(crate) fn discards_and_zeroing(path: &Path, disk_bytes: u64) {
     }
 }
 
-/// A request in a table of its own is served like any other.
+/// A request in an indirect table is served like any other.
 pub(crate) fn table_of_its_own(path: &Path) {
     let client = Client::connect(path);
     client.start();
@@ -114,7 +115,7 @@ pub(crate) fn table_of_its_own(path: &Path) {
     assert!(client.read::<512>(DATA + 4096 + 512) == [0xa5; 512]);
 }
 
-/// A device that is plugged and unplugged again and again finds its data.
+/// A device that is plugged and unplugged repeatedly finds its data.
 pub(crate) fn plug_and_unplug(path: &Path) {
     let other = Client::connect(path);
     other.start();
@@ -129,7 +130,7 @@ pub(crate) fn plug_and_unplug(path: &Path) {
         assert!(client.read::<512>(DATA + 512) == [round; 512], "round {round}");
         client.offer(&[0, 3]);
         client.used(2);
-        // Some are pulled with requests under way.
+        // Some are unplugged with requests in flight.
         if round % 3 == 0 {
             client.request(6, IN, 0);
             client.offer(&[0, 3, 6]);

@@ -1,5 +1,5 @@
-//! A small front end and driver, which can do what is wrong: one ring of 16 descriptors in a file of shared memory. Memory is read and
-//! written through the file.
+//! Decides how the tests play a front end and its driver, which can violate the protocol: one ring
+//! of 16 descriptors in a file of shared memory, which is read and written through the file.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -26,12 +26,12 @@ impl Client {
         Self::connect_with(path, FEATURES)
     }
 
-    /// The same with features of one's own.
+    /// The same with these features.
     pub(crate) fn connect_with(path: &Path, features: u64) -> Self {
         Self::of(UnixStream::connect(path).unwrap(), features)
     }
 
-    /// The same over a connection that is there.
+    /// The same over an existing connection.
     pub(crate) fn of(stream: UnixStream, features: u64) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
@@ -59,19 +59,19 @@ impl Client {
 
     fn set_up(&mut self) {
         self.send(3, &[], &[]);
-        // Descriptors are taken from then on.
+        // The server accepts descriptors from then on.
         self.ask(1, &[]);
         self.send(2, &words(&[self.features]), &[]);
         self.send(16, &words(&[PROTOCOL]), &[]);
         self.share(MEMORY_BYTES);
     }
 
-    /// Sends a table of one region of the memory.
+    /// Sends a table with one region of the memory.
     pub(crate) fn share(&self, bytes: u64) {
         self.share_at(bytes, USER);
     }
 
-    /// The same, at another address of the front end's.
+    /// The same, at another address of the front end.
     pub(crate) fn share_at(&self, bytes: u64, user: u64) {
         let table = words(&[1, 0, bytes, user, 0]);
         self.send(5, &table, &[self.memory.as_fd()]);
@@ -108,7 +108,7 @@ impl Client {
         assert_eq!(sent, Ok(message.len()));
     }
 
-    /// Receives a reply: its body.
+    /// Receives a reply and returns its body.
     pub(crate) fn reply(&mut self) -> Vec<u8> {
         let mut header = [0; 12];
         self.stream.read_exact(&mut header).expect("a reply");
@@ -118,13 +118,13 @@ impl Client {
         body
     }
 
-    /// What a message that asks for a number is answered with.
+    /// Sends a message whose reply is a number, and returns that number.
     pub(crate) fn ask(&mut self, request: u32, body: &[u8]) -> u64 {
         self.send(request, body, &[]);
         u64::from_ne_bytes(self.reply().try_into().expect("a number"))
     }
 
-    /// Says whether the connection is ended by the other side.
+    /// Says whether the other side closes the connection.
     pub(crate) fn is_hung_up(&mut self) -> bool {
         matches!(self.stream.read(&mut [0]), Ok(0))
     }
@@ -144,7 +144,7 @@ impl Client {
         self.write(16 * index, &words(&[at, word]));
     }
 
-    /// Writes a request of one block at `DATA + 4096 * head` into descriptors from `head` on: three of them.
+    /// Writes a request of one block at `DATA + 4096 * head` into three descriptors from `head` on.
     pub(crate) fn request(&self, head: u16, kind: u32, sector: u64) {
         let base = self.fill(head, kind, sector);
         let flags = if kind == 0 { NEXT | WRITE } else { NEXT };
@@ -153,7 +153,7 @@ impl Client {
         self.descriptor(u64::from(head) + 2, base + 1024, 1, WRITE, 0);
     }
 
-    /// Writes the header of a request there, and that it has no status. Returns where.
+    /// Writes the header of a request there, with an empty status. Returns its address.
     pub(crate) fn fill(&self, head: u16, kind: u32, sector: u64) -> u64 {
         let base = DATA + 4096 * u64::from(head);
         self.write(base, &words(&[u64::from(kind), sector]));
@@ -174,7 +174,7 @@ impl Client {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
     }
 
-    /// Waits until so many chains were given back, however often the ring was gone round.
+    /// Waits until this many chains have been used, however often the ring wrapped around.
     pub(crate) fn used_up_to(&self, count: u16) {
         let start = Instant::now();
         while u16::from_le_bytes(self.read(USED + 2)) != count {
@@ -186,7 +186,7 @@ impl Client {
         }
     }
 
-    /// Waits until so many chains were given back. Returns their heads.
+    /// Waits until this many chains have been used. Returns their heads.
     pub(crate) fn used(&self, count: u16) -> Vec<u32> {
         self.used_up_to(count);
         let entry = |place| u32::from_le_bytes(self.read(USED + 4 + 8 * u64::from(place)));

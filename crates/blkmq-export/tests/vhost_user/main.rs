@@ -1,5 +1,6 @@
-//! Decides that drivers find their data where they left it, over the front door for virtual machines: a client that others have
-//! written (`blkio`), and a small one of our own for what no good client does.
+//! Tests that drivers find their data where they wrote it, over the front door for virtual
+//! machines: with a client from another project (`blkio`), and with a small one of our own for what
+//! no correct client does.
 
 mod attached;
 mod blk_cases;
@@ -53,7 +54,7 @@ fn a_ring_is_stopped_where_it_is_and_goes_on_from_there() {
     client.offer(&[0]);
     assert_eq!(client.used(1), [0]);
     assert_eq!(client.status(0), 0);
-    // The base of a ring that has ended is where the next one begins.
+    // The next ring begins at the base of the one that has stopped.
     client.request(3, 0, 8);
     assert_eq!(client.ask(11, &words(&[0])), 1 << 32);
     client.offer(&[0, 3]);
@@ -70,7 +71,8 @@ fn errors_are_the_requests_own() {
     let server = Server::start();
     let client = Client::connect(&server.path);
     client.start();
-    // Beyond the end, not known, a name in too short a buffer.
+    // A request beyond the end, one of an unknown type, and one with too short a buffer for the
+    // name.
     client.request(0, 0, DISK_BYTES / 512);
     client.request(3, 99, 0);
     client.request(6, 8, 0);
@@ -126,7 +128,7 @@ fn a_hostile_driver_loses_its_device_and_no_other_notices() {
 #[test]
 fn a_front_end_that_breaks_the_rules_is_hung_up_on() {
     let server = Server::start();
-    // More memory than its file has, a pipe for an event, a message that nobody knows.
+    // More memory than the file has, a pipe instead of an event, an unknown message.
     let mut client = Client::connect(&server.path);
     client.share(MEMORY_BYTES + 4096);
     assert!(client.is_hung_up());
@@ -147,7 +149,8 @@ fn what_a_killed_daemon_had_taken_is_done_again_in_order_and_once() {
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     let bytes = 16 + 16 * 16 + 48;
     ftruncate(&record, bytes).unwrap();
-    // Taken in the order 6, 0, 3; each writes its number to the same block, so that the last one's stays.
+    // Submitted in the order 6, 0, 3. Each writes its number to the same block, so the last number
+    // remains.
     let put = |at: u64, bytes: &[u8]| assert_eq!(pwrite(&record, bytes, at), Ok(bytes.len()));
     put(8, &1_u16.to_ne_bytes());
     put(10, &16_u16.to_ne_bytes());
@@ -157,7 +160,7 @@ fn what_a_killed_daemon_had_taken_is_done_again_in_order_and_once() {
         put(16 + 16 * u64::from(head), &[1]);
         put(16 + 16 * u64::from(head) + 8, &counter.to_ne_bytes());
     }
-    // One more is available, which it had not taken: it reads the block.
+    // One more is available, which the device had not taken yet: it reads the block.
     client.request(9, 0, 4);
     for (place, head) in (0..).zip([6_u16, 0, 3, 9]) {
         client.write(AVAIL + 4 + 2 * place, &head.to_le_bytes());

@@ -1,4 +1,5 @@
-//! An engine of two reactors in this process, with one disk in memory behind the front door.
+//! Decides what these tests connect to: an engine of two reactors in this process, with one disk in
+//! memory behind the front door.
 
 use std::path::PathBuf;
 use std::sync::Arc;

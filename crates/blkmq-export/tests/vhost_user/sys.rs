@@ -1,11 +1,12 @@
-//! What `blkio` leaves to its callers: completions are written into memory of theirs.
+//! Decides how the tests use the unsafe parts of `blkio`: completions are written into memory of
+//! the caller.
 
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
 use blkio::{Blkioq, Completion, MemoryRegion};
 
-/// Waits for so many completions. Returns the numbers of the requests and how they ended.
+/// Waits for `count` completions. Returns the numbers of the requests and their results.
 pub(crate) fn completions(queue: &mut Blkioq, count: usize) -> Vec<(usize, i32)> {
     let mut room: Vec<MaybeUninit<Completion>> = (0..count).map(|_| MaybeUninit::uninit()).collect();
     let done = queue.do_io(&mut room, count, None, None).expect("completions");
@@ -19,6 +20,7 @@ pub(crate) fn completions(queue: &mut Blkioq, count: usize) -> Vec<(usize, i32)>
 
 /// The file of a region.
 pub(crate) fn borrow(region: &MemoryRegion) -> BorrowedFd<'_> {
-    // SAFETY: the client that allocated the region keeps its file open, and outlives what is borrowed from it.
+    // SAFETY: the client that allocated the region keeps its file open, and outlives the returned
+    // descriptor.
     unsafe { BorrowedFd::borrow_raw(region.fd) }
 }

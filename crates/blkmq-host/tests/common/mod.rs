@@ -1,4 +1,4 @@
-//! Decides what the tests of the host start from: an engine on a null drive, and a submitter's loop.
+//! Decides the set-up of the host's tests: an engine on a null drive, and a submitter's loop.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) fn engine(reactors: usize, attached_max: usize, null: NullConfig, ele
     .expect("the engine starts")
 }
 
-/// A queue of one null disk that has the queue's name.
+/// A queue of one null disk with the queue's name.
 pub(crate) fn queue(name: &str, null: NullConfig, elevator: Kind) -> QueueSpec {
     let device = NullDevice::new(null, &[SIZE]).expect("a null drive");
     let mut spec = QueueSpec::new(name, Arc::new(device));

@@ -1,5 +1,5 @@
-//! Decides whether the request path allocates: a binary of its own, since its allocator counts for the whole
-//! process.
+//! Tests that the request path does not allocate. It is a binary of its own, since its allocator
+//! counts for the whole process.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,7 +24,7 @@ fn turn(attached: &mut Attached, rounds: u64, depth: u64) {
 }
 
 fn main() {
-    // Without the test harness, whose threads allocate at times of their own.
+    // There is no test harness, because its threads allocate at any time.
     for elevator in Kind::ALL {
         let engine = engine(1, 1, NullConfig::bare(), elevator);
         let mut attached = engine.attach().unwrap();
@@ -32,7 +32,7 @@ fn main() {
             turn(&mut attached, 8, depth);
             let before = sys::allocations();
             turn(&mut attached, 1000, depth);
-            // The one is the list that the caller brings.
+            // The one allocation is the caller's list.
             let count = sys::allocations() - before;
             assert!(
                 count <= 1,

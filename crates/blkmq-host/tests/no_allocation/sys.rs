@@ -1,4 +1,4 @@
-//! Decides nothing: counts every allocation of the process on its way to the system's allocator.
+//! Decides how allocations are counted: on their way to the system's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How many allocations, growing ones included, there have been.
+/// The number of allocations, including reallocations, so far.
 pub(crate) fn allocations() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }

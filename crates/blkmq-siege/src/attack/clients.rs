@@ -1,4 +1,5 @@
-//! Decides what is wrong with clients: they stop in the middle, do not read, are too many, go, and are stopped and killed.
+//! Decides how hostile clients behave: they stop within a request, do not read, are too many,
+//! disconnect, and are stopped and killed.
 
 use std::io::Read;
 use std::path::Path;
@@ -16,7 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{BIG, BIG_BYTES, LOADED_MAX, PREY, PREY_BYTES, Site, THREADS, Tally, pick};
 use crate::wire::{MARK, Wire, negotiation, push_request};
 
-/// Keeps connections on which half a request has come: a part of a header, or of a payload.
+/// Keeps connections on which part of a request has arrived: a part of its header or of its
+/// payload.
 pub(super) fn halves(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let (mut tally, mut kept) = (Tally::default(), Vec::new());
     while Instant::now() < end {
@@ -52,7 +54,7 @@ pub(super) fn halves(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tall
     tally
 }
 
-/// Asks for more than there is memory for, and reads none of it; sends writes and reads none of the replies.
+/// Sends reads of more data than the daemon has memory for, and reads none of the replies.
 pub(super) fn unread(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let (mut tally, mut kept) = (Tally::default(), Vec::new());
     while Instant::now() < end {
@@ -78,8 +80,8 @@ pub(super) fn unread(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tall
     tally
 }
 
-/// Keeps as many connections as are let in: some silent, some in the middle of the negotiation, some with an export. Then lets
-/// some go and comes again.
+/// Keeps as many connections as are accepted: some are silent, some are within the negotiation,
+/// some have selected an export. Then closes some and connects again.
 pub(super) fn crowd(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let (mut tally, mut kept) = (Tally::default(), Vec::new());
     while Instant::now() < end {
@@ -109,7 +111,7 @@ pub(super) fn crowd(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally
     tally
 }
 
-/// Asks for much, and is gone at any time after that.
+/// Sends requests, and disconnects at a random time afterwards.
 pub(super) fn vanish(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let mut tally = Tally::default();
     while Instant::now() < end {
@@ -161,7 +163,8 @@ fn push_random(style: HeaderStyle, cookie: u64, chance: &mut Chance, out: &mut V
     }
 }
 
-/// Sends the daemon every signal that it is to survive, and stops, continues and kills clients.
+/// Sends the daemon every signal that it must survive, and stops and continues clients, or replaces
+/// them.
 pub(super) fn signals(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut clients: Vec<Client> = (0..CLIENTS)
@@ -181,10 +184,11 @@ pub(super) fn signals(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Res
     Ok(tally)
 }
 
-/// Stops the daemon, and has it go on after a while: what a host does that sleeps, or a hypervisor that migrates it.
+/// Stops the daemon and continues it after a while, as a sleeping host does, or a hypervisor that
+/// migrates it.
 pub(super) fn pause(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<Tally> {
     let mut tally = Tally::default();
-    // Half a negotiation, whose time will be up.
+    // It does not negotiate: the deadline of its handshake runs while the daemon is stopped.
     let waits = Wire::unix(&site.socket);
     let left = end.saturating_duration_since(Instant::now());
     kill_process(site.pid, Signal::STOP).context("stopping the daemon")?;
@@ -196,7 +200,7 @@ pub(super) fn pause(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Resul
     Ok(tally)
 }
 
-/// A client as a process of its own.
+/// A client in a process of its own.
 struct Client(Child);
 
 impl Client {
@@ -205,7 +209,7 @@ impl Client {
         let child = Process::new(own)
             .arg("--client")
             .arg(socket)
-            // It ends with us, however we do.
+            // The client exits when this pipe closes, which it does however this process ends.
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -215,23 +219,24 @@ impl Client {
     }
 
     fn signal(&self, signal: Signal) {
-        // One that has ended takes none.
+        // Fails if the client has ended.
         let _ = kill_process(Pid::from_child(&self.0), signal);
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Both fail where it has ended already, which is as good.
+        // Both fail if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Is a client that reads as fast as it can, until its standard input ends: what `--client` does.
+/// Reads as fast as the server answers, with a short pause after each batch, until standard input
+/// ends: what `--client` does.
 ///
 /// # Errors
-/// If the server refuses, or goes.
+/// If the server refuses or disconnects.
 pub fn client(socket: &Path) -> Result<()> {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0; 1]);
@@ -259,14 +264,15 @@ pub fn client(socket: &Path) -> Result<()> {
 }
 
 const UNREAD_AT_ONCE: u64 = 64;
-/// Connections that a crowd tries to have: more than the address may.
+/// Connections that the crowd attempts: more than the address allows.
 const CROWD: usize = 3000;
 const CLIENTS: usize = 3;
 const CLIENT_DEPTH: usize = 32;
 const CLIENT_READ: u64 = 64 << 10;
-/// A client that never rests would take a whole processor, which is not the daemon's to share out.
+/// Without pauses a client would use a whole processor, and the daemon does not schedule
+/// processors.
 const CLIENT_PAUSE: Duration = Duration::from_millis(2);
-/// SIGUSR1 has the daemon print its statistics; the others are to be nothing to it.
+/// SIGUSR1 makes the daemon print its statistics; the others must have no effect.
 const SURVIVED: [Signal; 6] = [
     Signal::USR1,
     Signal::HUP,

@@ -1,5 +1,5 @@
-//! Decides what is wrong with descriptors that clients send: nobody asked for them, and who closes such a one last waits. Each is a
-//! TCP socket full of bytes that nobody receives, whose owner has it linger.
+//! Decides which descriptors hostile clients send: unexpected ones whose last close blocks. Each is
+//! a TCP socket that lingers, full of bytes that nobody receives.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, Read, Write};
@@ -17,9 +17,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg,
 
 use super::{Site, Tally};
 
-/// Sends them to the tenant's address and to virtual machines', in place of what is to come and behind what is wrong, and goes.
+/// Sends descriptors to the tenant's address and to the virtual machines', instead of an expected
+/// message or after wrong ones, and disconnects.
 pub(super) fn descriptors(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
-    // An older system lets nobody refuse them.
+    // Before Linux 6.16 a unix socket cannot refuse descriptors.
     let may_refuse = is_since(6, 16);
     let (mut tally, mut peers) = (Tally::default(), VecDeque::new());
     while Instant::now() < end {
@@ -33,7 +34,7 @@ pub(super) fn descriptors(site: &Site<'_>, chance: &mut Chance, end: Instant) ->
         };
         match sent {
             Ok(peer) => peers.push_back(peer),
-            // So it is to be for NBD's clients.
+            // The NBD server refuses descriptors, so that sending one fails.
             Err(_) => tally.failed += 1,
         }
         tally.done += 1;
@@ -42,12 +43,13 @@ pub(super) fn descriptors(site: &Site<'_>, chance: &mut Chance, end: Instant) ->
     tally
 }
 
-/// Sends bytes without a descriptor, some that are wrong, if wanted, and then the first with one that this side keeps no copy of.
-/// Returns the other end of that.
+/// Sends `bytes`, if `before` is not 0, then `before - 1` wrong messages, and then `bytes` with a
+/// descriptor of which this side keeps no copy. Returns the peer of the descriptor's socket.
 fn send(path: &Path, bytes: &[u8], before: usize) -> Result<TcpStream> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    // What NBD greets with, or what the first message is answered with: the other side has it now.
+    // After NBD's greeting, or the answer to the first message, the other side has accepted this
+    // client.
     if before > 0 {
         stream.write_all(bytes)?;
     }
@@ -71,10 +73,10 @@ fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Resul
     Ok(())
 }
 
-/// A socket that takes [`LINGER`] to be closed, and its peer.
+/// A socket whose close takes [`LINGER`], and its peer.
 fn lingering() -> Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    // Of those that come of it, too: little is enough to fill it.
+    // The accepted socket inherits the small buffer, so that few bytes fill it.
     sockopt::set_socket_recv_buffer_size(&listener, 4096)?;
     let mut stream = TcpStream::connect(listener.local_addr()?)?;
     let (peer, _) = listener.accept()?;
@@ -102,8 +104,8 @@ fn is_since(major: u32, minor: u32) -> bool {
     (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
 }
 
-/// How long the last close of a descriptor waits: longer than a visitor may.
+/// How long the last close of a descriptor blocks: longer than a visitor may wait.
 const LINGER: Duration = Duration::from_secs(2);
-/// Other ends that are kept, for as long as they are waited for.
+/// Peers that are kept open, each until the close of its socket has ended.
 const PEERS: usize = 40;
 const PATIENCE: Duration = Duration::from_secs(2);

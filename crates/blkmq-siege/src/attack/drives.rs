@@ -1,5 +1,5 @@
-//! Decides what is wrong with drives: no room, errors, requests that never end, slowness, an image that is cut off. What their own clients
-//! see of it is right if it is an error, or what was written; nobody else sees anything.
+//! Decides how drives fail: no room, errors, requests that never end, slowness, a truncated image.
+//! Their own clients may get errors or what was written; other clients notice nothing.
 
 use std::fs::File;
 use std::thread::sleep;
@@ -15,7 +15,7 @@ use blkmq_nbd::codec::request::{Command, RequestHeader};
 use super::{BROKEN, CUT, CUT_BYTES, DISK_BYTES, FULL, SLOW, Site, Tally, pick};
 use crate::wire::MARK;
 
-/// Writes to a filesystem that has no room left now and then.
+/// Writes to a filesystem that runs full repeatedly.
 pub(super) fn full(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let Some([mount, _]) = site.mounts else {
         return Tally::default();
@@ -33,7 +33,7 @@ pub(super) fn full(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally 
     tally
 }
 
-/// Uses a disk with bad blocks and requests that never end, and one whose flushes fail now and then.
+/// Uses a disk with bad blocks and requests that never end, and one whose syncs fail.
 pub(super) fn errors(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let mut tally = Tally::default();
     while Instant::now() < end {
@@ -51,7 +51,7 @@ pub(super) fn errors(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tall
     tally
 }
 
-/// Keeps a slow drive busy, with more than it can do.
+/// Loads a slow drive with more than it can do.
 pub(super) fn slow(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let Some([_, mount]) = site.mounts else {
         return Tally::default();
@@ -72,13 +72,13 @@ pub(super) fn slow(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally 
         }
         sleep(Duration::from_millis(5));
     }
-    // What waits is to end soon: nobody wants it any more.
+    // What still waits ends soon, since its results are not needed.
     mount.set_faults(Faults::default());
     tally
 }
 
-/// Cuts an image off while it is used, and lets it grow again. What is read of it is what its clients wrote, or zeroes, never
-/// what the buffer held before.
+/// Truncates an image while it is used, and lets it grow again. Reads return what its clients
+/// wrote, or zeroes, but never what the buffer held before.
 pub(super) fn cut(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<Tally> {
     let file = File::options()
         .write(true)
@@ -107,7 +107,8 @@ pub(super) fn cut(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<
     Ok(tally)
 }
 
-/// Does `count` requests of all kinds on a connection of its own. Errors of requests are counted.
+/// Sends `count` random requests on a connection of its own, and waits for them. Errors of requests
+/// are counted.
 fn use_disk(
     site: &Site<'_>,
     export: &str,
@@ -173,7 +174,7 @@ fn send(connection: &mut Connection<()>, bytes: u64, chance: &mut Chance) -> Res
 }
 
 impl Tally {
-    /// Adds another.
+    /// Adds another tally.
     pub fn add(&mut self, other: &Self) {
         self.done += other.done;
         self.failed += other.failed;
@@ -185,5 +186,6 @@ const BURST: u64 = 48;
 const SLOWNESS: Duration = Duration::from_millis(20);
 const SLOW_CONNECTIONS: usize = 4;
 const SLOW_DEPTH: usize = 32;
-/// A request that never ends is ended by its queue's time limit, after a second.
+/// Longer than the time limit of the broken disk's queue, 1 s, which ends requests that never end
+/// by themselves.
 const SILENCE_MAX: Duration = Duration::from_secs(5);

@@ -1,5 +1,6 @@
-//! Decides what is wrong with virtual machines: messages of their monitors that make no sense, rings and descriptors of any content,
-//! which change while they are served, memory that is taken away, notifications without end, events that are full.
+//! Decides how virtual machines misbehave: invalid messages of their monitors, rings and
+//! descriptors of any content that change while they are served, shared memory that is truncated,
+//! endless notifications, event counters that are full.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -18,7 +19,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::{Site, Tally, pick};
 
-/// Attaches again and again to the large disk, and does one wrong thing after the other.
+/// Attaches to the large disk repeatedly, and does wrong things in a random order.
 pub(super) fn guests(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let mut tally = Tally::default();
     while Instant::now() < end {
@@ -54,7 +55,7 @@ impl Guest {
         guest.stream.set_read_timeout(Some(PATIENCE))?;
         let features = pick(chance, &[FEATURES, FEATURES | 1 << 34]);
         guest.send(3, &[], &[])?;
-        // Descriptors are taken from its answer on.
+        // The server accepts descriptors once it has answered the first message.
         guest.send(1, &[], &[])?;
         guest.stream.read_exact(&mut [0; 20])?;
         guest.send(2, &[features], &[])?;
@@ -71,7 +72,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Some wrong things; the last one is to go. Returns how many there were.
+    /// Does up to 20 wrong things, returns how many, and disconnects.
     fn attack(self, chance: &mut Chance) -> Result<u64> {
         let count = 1 + chance.below(20);
         for _ in 0..count {
@@ -96,7 +97,7 @@ impl Guest {
         Ok(count)
     }
 
-    /// Reads and writes that are right but for one thing, at the places of all entries.
+    /// Fills the ring's descriptors with reads and writes, one of them with a random length.
     fn offer(&self, chance: &mut Chance) -> Result<()> {
         let wrong = chance.below(RING);
         for index in 0..RING {
@@ -117,7 +118,7 @@ impl Guest {
         self.put(AVAIL, &[chance.below(u64::MAX)])
     }
 
-    /// Writes anything into a few places.
+    /// Writes random values at random places of a range.
     fn scribble(&self, chance: &mut Chance, places: std::ops::Range<u64>) -> Result<()> {
         for _ in 0..64 {
             let at = places.start + chance.below(places.end - places.start);
@@ -131,7 +132,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Has who writes to the event wait for ever, unless it is empty.
+    /// Fills the event's counter, so that the next write to it blocks, or one time in four fails.
     fn fill_call(&self, chance: &mut Chance) -> Result<()> {
         ioctl_fionbio(&self.call, true)?;
         let _ = write(&self.call, &(u64::MAX - 1).to_ne_bytes());
@@ -140,7 +141,7 @@ impl Guest {
     }
 
     fn notify(&self) {
-        // A count at its limit says as much.
+        // Fails if the counter is at its limit: then it announces work already.
         let _ = write(&self.kick, &1_u64.to_ne_bytes());
     }
 
@@ -172,7 +173,7 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
 
 const PATIENCE: Duration = Duration::from_secs(2);
 const MEMORY_BYTES: u64 = 1 << 20;
-/// Where the monitor says that its memory lies.
+/// The address that the monitor states for its memory.
 const USER: u64 = 0x7000_0000_0000;
 /// Entries of the ring.
 const RING: u64 = 16;

@@ -10,7 +10,8 @@ use blkmq_nbd::codec::{ClientFlags, CommandFlags, HeaderStyle};
 use super::{BIG, HOLES, HOLES_BYTES, PREY, Site, Tally, pick};
 use crate::wire::{Wire, conversation, info, negotiation, push_request};
 
-/// Leaves after each byte of a conversation, in order or by resetting the connection, at once or after having heard what there is.
+/// Disconnects after each byte of a conversation, in order or by a reset, at once or after reading
+/// the answers.
 pub(super) fn truncated(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let scripts = STYLES.map(|style| conversation(style, PREY));
     let all: usize = scripts.iter().map(Vec::len).sum();
@@ -39,7 +40,7 @@ pub(super) fn truncated(site: &Site<'_>, chance: &mut Chance, end: Instant) -> T
     tally
 }
 
-/// Sends a conversation in which each byte in turn, and up to three more, are wrong.
+/// Sends a conversation in which each byte in turn, and up to three others, are wrong.
 pub(super) fn malformed(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let scripts = STYLES.map(|style| conversation(style, PREY));
     let longest = scripts.iter().map(Vec::len).max().unwrap_or(1);
@@ -58,7 +59,8 @@ pub(super) fn malformed(site: &Site<'_>, chance: &mut Chance, end: Instant) -> T
         let is_taken = wire.send(&script);
         tally.failed += u64::from(!is_taken);
         tally.done += 1;
-        // A server that was told of a long payload waits for it; most clients do not.
+        // A server that was told of a long payload waits for it; most of these clients disconnect
+        // at once.
         if chance.below(8) == 0 {
             wire.finish();
         }
@@ -66,7 +68,7 @@ pub(super) fn malformed(site: &Site<'_>, chance: &mut Chance, end: Instant) -> T
     tally
 }
 
-/// Sends options, sensible and not, as fast as they are taken, and reads no answer.
+/// Sends options, valid and invalid, as fast as they are taken, and reads no answer.
 pub(super) fn options(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let mut tally = Tally::default();
     while Instant::now() < end {
@@ -103,12 +105,12 @@ fn push_option(chance: &mut Chance, out: &mut Vec<u8>) {
         4 => write_option(OptionCode::SET_META_CONTEXT, &contexts, out),
         5 => write_option(OptionCode::STARTTLS, &[], out),
         6 => write_option(OptionCode(chance.draw() as u32), &[0; 40], out),
-        // Longer than is looked at, and sometimes than is skipped.
+        // Longer than the server reads, and sometimes longer than it skips.
         _ => write_option(OptionCode::INFO, &vec![7; chance.below(20 << 10) as usize], out),
     }
 }
 
-/// Asks for the block status of a fragmented disk by the hundred.
+/// Sends hundreds of requests for the block status of a fragmented disk.
 pub(super) fn status(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
     let mut tally = Tally::default();
     while Instant::now() < end {
@@ -140,7 +142,7 @@ fn connect(site: &Site<'_>, chance: &mut Chance) -> Option<Wire> {
     }
 }
 
-/// Another value: what a mistake would make of it.
+/// Another value for a byte, as a defective client might send it.
 fn wrong(byte: u8, chance: &mut Chance) -> u8 {
     match chance.below(4) {
         0 => 0,
@@ -157,5 +159,5 @@ const STYLES: [HeaderStyle; 3] = [
 ];
 const FLOOD_BYTES: usize = 256 << 10;
 const STATUS_AT_ONCE: u64 = 200;
-/// Of 64 extents, and so the least that an answer of this disk has.
+/// A reply with 64 extents, of which no reply of this disk has fewer.
 const STATUS_REPLY_BYTES: u64 = 20 + 4 + 64 * 8;

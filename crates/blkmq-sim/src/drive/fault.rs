@@ -1,6 +1,6 @@
-//! Decides which faults a command has: each fault has a name and a probability, drawn once when the command
-//! arrives. Faults are what a real drive may do, and the engine must handle; a [`Mutation`] is what no drive
-//! may do, and the oracle must detect.
+//! Decides which faults a command has: each fault has a name and a probability, drawn once when the
+//! command arrives. Faults are what a real drive may do, and the engine must handle; a [`Mutation`]
+//! is what no drive may do, and the oracle must detect.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::rng::{Ppm, Rng};
 /// The faults of a drive.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// The answer `Resource`: no event will tell when it is better.
+    /// The answer `Resource`: no event announces the end of the shortage.
     pub resource: Ppm,
     /// The answer `DeviceResource`, if a request is in flight whose end will free the resource.
     pub device_resource: Ppm,
@@ -29,7 +29,8 @@ pub struct Faults {
     pub transport: Ppm,
     /// Asked about a command that timed out, the drive answers once that it still needs the command.
     pub wait: Ppm,
-    /// The end of a command that timed out is reported later, although the drive has given the command up.
+    /// The end of a command that timed out is reported later, although the drive has given the
+    /// command up.
     pub late: Ppm,
     /// Blocks that cannot be read or written.
     pub bad_blocks: Range<u32>,
@@ -44,7 +45,7 @@ pub enum Mutation {
     FlushPersistsNothing,
     /// Ignores FUA.
     IgnoresFua,
-    /// Reports a command that is still under way as done (as a cookie without a generation would).
+    /// Reports another command, still under way, as done (as a cookie without a generation would).
     EndsAnother,
     /// Returns the content that the block had before its last write.
     ReadsOldData,

@@ -1,6 +1,6 @@
-//! Decides how a modelled drive behaves: which commands it takes, when each ends and when its data moves.
-//! `modelled_hctx` is its interface to the core, `model` decides times, `fault` decides faults; `seek_queue`
-//! orders a disk's commands.
+//! Decides how a modelled drive behaves: which commands it takes, when each ends and when its data
+//! moves. `modelled_hctx` is its interface to the core, `model` decides times, `fault` decides
+//! faults; `seek_queue` orders a disk's commands.
 //!
 //! ```text
 //!   issue ─► staged ── commit / last ──► waiting ── a unit is free ──► in service ─► ended ── reap ─► gone
@@ -46,9 +46,9 @@ pub struct Spec {
     pub faults: Faults,
     /// A forbidden behaviour, for tests of the oracle.
     pub mutation: Option<Mutation>,
-    /// It has a volatile cache.
+    /// Whether it has a volatile cache.
     pub cache: bool,
-    /// Its completions interrupt; otherwise it tells the time at which to reap.
+    /// Its completions interrupt; otherwise it states the time at which to reap.
     pub interrupts: bool,
     /// Factors by which commands of these disks take longer; 1 for disks without an entry.
     pub slowness: Vec<u32>,
@@ -78,7 +78,7 @@ pub struct Drive {
     commands: BTreeMap<u64, Command>,
     next_command: u64,
     waiting: VecDeque<u64>,
-    /// In service, by the time of its end.
+    /// Commands in service, by the time of their end.
     serving: BTreeSet<(Instant, u64)>,
     /// Hardware contexts with new completions.
     interrupts: BTreeSet<u16>,
@@ -90,7 +90,7 @@ struct Way {
     staged: Vec<u64>,
     by_cookie: BTreeMap<u64, u64>,
     ended: VecDeque<Done>,
-    /// To be reported a second time, though the request has ended.
+    /// Ends to be reported a second time, though the request has ended.
     echoes: VecDeque<Done>,
 }
 
@@ -126,14 +126,14 @@ struct Part {
     token: u64,
     /// Its first block on the drive.
     block: u32,
-    /// The same in the bio's buffer.
+    /// The first block of this share in the bio's buffer.
     index: u32,
     count: u32,
 }
 
 impl Drive {
-    /// Makes a drive with a way in for each of `hctxs` hardware contexts; its disks lie one after the other,
-    /// in blocks of `block` bytes; `physical` is the size of its physical blocks.
+    /// Makes a drive with an entry for each of `hctxs` hardware contexts. Its disks follow one
+    /// another, in blocks of `block` bytes; `physical` is the size of its physical blocks.
     pub fn new(spec: Spec, (block, physical): (u32, u32), places: Vec<Span>, hctxs: u16, rng: Rng) -> Self {
         let first = places.first().map_or(0, |place| place.first);
         let end = places.last().map_or(0, |place| place.first + place.blocks);
@@ -170,12 +170,12 @@ impl Drive {
         self.serving.first().map(|&(at, _)| at)
     }
 
-    /// Says whether the drive is working, so that its next step comes by itself.
+    /// Says whether the drive is working, so that it needs no call for its next step.
     pub fn is_busy(&self) -> bool {
         !self.serving.is_empty()
     }
 
-    /// Returns how many commands it has that it will never report as ended.
+    /// Returns how many of its commands it will never report as ended.
     pub fn lost(&self) -> usize {
         let lost = |c: &&Command| c.state == State::Lost;
         self.commands.values().filter(lost).count()
@@ -197,7 +197,7 @@ impl Drive {
         self.images.destage(&mut lot, &mut self.rng);
     }
 
-    /// Cuts the power. Of writes in service some blocks are done; of the cache some blocks are saved; the
+    /// Cuts the power. Of writes in service and of the cache, some blocks become durable, and the
     /// rest is lost. Returns how many blocks are lost.
     pub fn power_cut(&mut self, memory: &mut dyn Memory) -> usize {
         let serving: Vec<u64> = self.serving.iter().map(|&(_, id)| id).collect();
@@ -226,7 +226,7 @@ impl Drive {
         }
     }
 
-    /// Takes a request, or does not.
+    /// Takes or refuses a request.
     fn issue(&mut self, way: u16, rq: &Request, cookie: Cookie, memory: &mut dyn Memory) -> Issued {
         let in_flight = self.ways[usize::from(way)].by_cookie.len();
         if self.rng.chance(self.spec.faults.resource) {
@@ -252,14 +252,14 @@ impl Drive {
         Issued::Queued
     }
 
-    /// Starts what was issued.
+    /// Starts the issued commands.
     fn commit(&mut self, way: u16, now: Instant, memory: &mut dyn Memory) {
         let staged = std::mem::take(&mut self.ways[usize::from(way)].staged);
         self.waiting.extend(staged);
         self.start(now, memory);
     }
 
-    /// Reports what has ended at one hardware context.
+    /// Reports the commands of one hardware context that have ended.
     fn reap(&mut self, way: u16, done: &mut Vec<Done>) {
         self.interrupts.remove(&way);
         let side = &mut self.ways[usize::from(way)];

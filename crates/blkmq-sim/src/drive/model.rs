@@ -1,5 +1,5 @@
-//! Decides how long a modelled drive takes: flash with parallel units, a rotating disk with one arm, or none at all.
-//! The drive calls it once per command, when a unit starts it.
+//! Decides how long a modelled drive takes: flash with parallel units, a rotating disk with one
+//! arm, or none at all. The drive calls it once per command, when a unit starts it.
 
 use blkmq_core::bio::Op;
 use blkmq_core::time::{Instant, Nanos};
@@ -105,7 +105,8 @@ impl Arm {
         Self { position: 0, size }
     }
 
-    /// Moves to a command's end; returns the time to its start: by the square root of the distance, as arms accelerate.
+    /// Moves to a command's end; returns the time to its start, which grows with the square root of
+    /// the distance, since arms accelerate.
     fn seek(&mut self, work: &Work, min: Nanos, max: Nanos) -> Nanos {
         if work.op == Op::Flush {
             return Nanos(max.0 / 2);
@@ -123,7 +124,8 @@ impl Arm {
 fn flash(work: &Work, read: Nanos, write: Nanos) -> Nanos {
     let pages = work.len.div_ceil(4096).max(1);
     match work.op {
-        // One page's time, and a quarter of it for each further one: the channels move them in parallel.
+        // One page's time, and a quarter of it for each further page, since the channels work in
+        // parallel.
         Op::Read => Nanos(read.0 * (3 + pages) / 4),
         Op::Write => Nanos(write.0 * (3 + pages) / 4),
         Op::Discard | Op::WriteZeroes => write,
@@ -136,7 +138,8 @@ fn turning(work: &Work, at_track: Instant, turn: u64, track: u64, seek: Nanos) -
         return seek + Nanos(work.owed * turn / 8);
     }
     let angle = work.position % track * turn / track;
-    // With no seek the next sector is under the head: a sequential stream does not wait a turn.
+    // Without a seek the next sector is under the head, so a sequential stream does not wait for a
+    // rotation.
     let wait = match seek {
         Nanos::ZERO => 0,
         _ => (angle + turn - at_track.0 % turn) % turn,

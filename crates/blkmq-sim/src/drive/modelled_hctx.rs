@@ -1,5 +1,6 @@
-//! Decides how the core uses a modelled drive: one [`ModelledHctx`] per hardware context, which reports each
-//! call to the oracle, and below it a [`Way`] into the drive, or several paths with one each.
+//! Decides how the core uses a modelled drive: one [`ModelledHctx`] per hardware context, which
+//! reports each call to the oracle, and below it a [`Way`] into the drive, or several paths with
+//! one each.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -90,7 +91,7 @@ impl ModelledHctx {
         self.stage.work.set(work);
     }
 
-    /// Above several paths some ends must not appear.
+    /// Above several paths some statuses must not appear.
     fn judge(&self, status: Status) {
         let fault = self.stage.paths.as_ref().and_then(|paths| paths.fault_of(status));
         if let Some(fault) = fault {

@@ -1,5 +1,5 @@
-//! Decides which of a rotating disk's commands is served next: the one that the arm reaches first, as in
-//! disks with a queue of their own. `model` decides how long each takes.
+//! Decides which of a rotating disk's commands is served next: the one that the arm reaches first,
+//! as in disks with a queue of their own. `model` decides how long each takes.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,8 @@ struct Waiting<T> {
 }
 
 impl<T> SeekQueue<T> {
-    /// A disk of 7200 rotations per minute and `size` bytes. It has room for `depth` commands; more make it grow.
+    /// A disk of 7200 rotations per minute and `size` bytes. It has room for `depth` commands; more
+    /// make it grow.
     pub fn new(size: u64, depth: u32, rng: Rng) -> Self {
         Self {
             model: Model::Rotating {
@@ -51,8 +52,8 @@ impl<T> SeekQueue<T> {
         self.waiting.is_empty()
     }
 
-    /// Takes the command that the arm reaches first from where it is, unless one has waited too long, and
-    /// moves the arm. Returns the command with the time that it takes from now.
+    /// Removes the command that the arm reaches first from its position, unless one has waited too
+    /// long, and moves the arm. Returns the command's value and the time that it takes from now.
     pub fn take(&mut self, now: Instant) -> Option<(T, Nanos)> {
         let next = self.waiting.remove(self.choose(now)?)?;
         let time = self.model.service(&next.work, now, &mut self.arm, &mut self.rng);

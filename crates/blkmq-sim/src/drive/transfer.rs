@@ -1,5 +1,5 @@
-//! Decides how a command changes the images and the clients' memory, and when a later flush owes it.
-//! The drive calls it at the start or at the end of a command's service.
+//! Decides how a command changes the images and the clients' memory, and which blocks a later flush
+//! must make durable. The drive calls it at the start or at the end of a command's service.
 
 use blkmq_core::bio::{Op, Status};
 
@@ -9,7 +9,7 @@ use crate::images::Lot;
 use crate::rng::Ppm;
 
 impl Drive {
-    /// Moves a command's data. If the command fails, some blocks are done.
+    /// Moves a command's data. If the command fails, only some of its blocks are moved.
     pub(super) fn move_data(&mut self, command: &mut Command, memory: &mut dyn Memory) {
         let share = match command.plan.status {
             Status::Ok if !command.plan.lost => Self::ALL_BLOCKS,
@@ -62,7 +62,8 @@ impl Drive {
         }
     }
 
-    /// Notes that a command's end has been reported, so that a later flush owes what it wrote.
+    /// Records that a command's end has been reported, so that a later flush must make durable what
+    /// it wrote.
     pub(super) fn report(&mut self, command: &Command) {
         if command.plan.status == Status::Ok && command.op.is_write() {
             for part in &command.parts {

@@ -1,11 +1,10 @@
-//! Decides which contents a block may have: now, for a read, and after a power cut. It knows the writes and
-//! flushes of the clients, and nothing of the engine or the drive.
-//!
-//! A write may take effect at any moment from its submission to its end, and a write that fails may have done
-//! part of its work. So a block has a set of possible contents. A write leaves the set of contents that a
-//! read may return when another, submitted after its end, has ended well; it leaves the set of contents
-//! possible after a power cut when that other one is durable: by FUA, by a drive without a cache, or by a
-//! flush submitted after its end that has ended well.
+//! Decides which contents a block may have: now, for a read, and after a power cut. It knows the
+//! writes and flushes of the clients, and nothing of the engine or the drive. A write may take
+//! effect at any moment from its submission to its end, and a write that fails may have done part
+//! of its work. So a block has a set of possible contents. A write leaves the set of contents that
+//! a read may return when another write, submitted after its end, has succeeded. It leaves the set
+//! of contents possible after a power cut when that other write is durable: by FUA, by a drive
+//! without a cache, or by a successful flush submitted after its end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
@@ -18,7 +17,8 @@ use crate::images::Images;
 /// A moment in the order of submissions and ends.
 pub(super) type Tick = u64;
 
-/// Returns what block `index` of the buffer of write `token` contains; different for every block ever written.
+/// Returns what block `index` of the buffer of write `token` contains; different for every block
+/// ever written.
 pub fn content_of(token: u64, index: u32) -> u64 {
     token << 16 | u64::from(index)
 }
@@ -37,7 +37,7 @@ pub(super) struct Content {
 #[derive(Debug)]
 struct Block {
     versions: Vec<Version>,
-    /// When a bio was last submitted that may zero the block.
+    /// When the last bio that may zero the block was submitted.
     zeroed: Tick,
 }
 
@@ -45,9 +45,9 @@ struct Block {
 struct Version {
     token: u64,
     value: u64,
-    /// `UNENDED` while under way.
+    /// `UNENDED` while it is under way.
     ended: Tick,
-    /// A read that starts now cannot see it.
+    /// A read that starts now cannot return it.
     overwritten: bool,
 }
 
@@ -59,7 +59,8 @@ struct Written {
     submitted: Tick,
 }
 
-/// The contents that a read may return: per block the set at its submission; later writes are looked up.
+/// The contents that a read may return: per block the set at its submission; later writes are
+/// looked up.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     values: Vec<(u32, u64)>,
@@ -78,7 +79,7 @@ impl Content {
         }
     }
 
-    /// A bio that changes `blocks` has been submitted.
+    /// Records the submission of a bio that changes `blocks`.
     pub(super) fn write_submitted(&mut self, token: u64, op: Op, blocks: Rc<[u32]>, now: Tick) {
         for (index, block) in blocks.iter().enumerate() {
             let block = &mut self.blocks[*block as usize];
@@ -108,7 +109,7 @@ impl Content {
         );
     }
 
-    /// It was not taken after all.
+    /// Undoes that: the bio was refused.
     pub(super) fn withdraw(&mut self, token: u64) {
         if let Some(written) = self.writes.remove(&token) {
             for block in &*written.blocks {
@@ -117,7 +118,7 @@ impl Content {
         }
     }
 
-    /// It has ended; `durable` if that says that it is durable.
+    /// Records the end of a write; `durable` if its end implies that it is durable.
     pub(super) fn write_ended(&mut self, token: u64, ok: bool, durable: bool, disk: DiskId, now: Tick) {
         let written = &self.writes[&token];
         let overwrites = ok && written.op != Op::Discard;
@@ -137,7 +138,7 @@ impl Content {
         }
     }
 
-    /// What ended on `disk` before `submitted` is promised to be durable.
+    /// Records a flush: what ended on `disk` before `submitted` is durable.
     pub(super) fn flushed(&mut self, disk: DiskId, submitted: Tick) {
         while let Some(&(ended, token)) = self.volatile[disk.index()].front() {
             if ended > submitted {
@@ -172,7 +173,7 @@ impl Content {
         Snapshot { values, taken }
     }
 
-    /// Checks what a read that ended well returned.
+    /// Checks what a successful read returned.
     pub(super) fn check_read(
         &self,
         token: u64,
@@ -204,7 +205,8 @@ impl Content {
             .is_some_and(|w| w.submitted > then && w.op == Op::Write && w.blocks.get(index) == Some(&block))
     }
 
-    /// Checks what would be found on a drive after a power cut now, wherever that may have changed since the last check.
+    /// Checks what a power cut now would leave on a drive, wherever that may have changed since the
+    /// last check.
     pub(super) fn check_durable(&mut self, images: &mut Images) -> Result<(), String> {
         let on_drive = images.blocks();
         let narrowed = self.narrowed.extract_if(.., |block| on_drive.contains(block));
@@ -222,7 +224,7 @@ impl Content {
         Ok(())
     }
 
-    /// The power was cut: from here on the drive's content is known, and nothing is under way.
+    /// Records a power cut: the drive's content is known from here on, and nothing is under way.
     pub(super) fn power_cut(&mut self, images: &Images) {
         for number in images.blocks() {
             self.blocks[number as usize] = Block::known(images.durable(number));
@@ -253,7 +255,7 @@ impl Snapshot {
     }
 }
 
-/// Names a content for a report.
+/// The name of a content in a report.
 pub(super) fn name(value: u64) -> String {
     match value {
         0 => "zeroes".to_owned(),

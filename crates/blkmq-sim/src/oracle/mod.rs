@@ -1,6 +1,6 @@
-//! Decides whether a history is right: observes the clients' submissions and ends and the drive's requests,
-//! and checks the invariants of the architecture, without knowledge of the core's inside. The first fault is
-//! kept and ends the run.
+//! Decides whether a history is right: observes the clients' submissions and ends and the drive's
+//! requests, and checks the invariants of the architecture, without knowledge of the core's
+//! internals. The first fault is kept and ends the run.
 //!
 //! `record` follows each bio, `wire` the requests at the drive, `content` the blocks.
 
@@ -26,7 +26,7 @@ use record::{BioRecord, BioRecords, token_of};
 pub use rules::{DiskRules, Rules, WireRules};
 use wire::Wire;
 
-/// What a read's buffer holds before the drive has stored anything.
+/// The content of a read's buffer before the drive has stored anything.
 const UNREAD: u64 = u64::MAX;
 
 /// Counters of a history.
@@ -46,9 +46,9 @@ pub struct Counts {
     pub stale: u64,
     /// Requests that timed out.
     pub timeouts: u64,
-    /// Requests that the drive asked to requeue.
+    /// Requests whose end was `Requeue`.
     pub requeues: u64,
-    /// Largest number of requests at the drive at a time.
+    /// The largest number of requests at the drive at a time.
     pub in_flight_max: u64,
 }
 
@@ -135,21 +135,23 @@ impl Oracle {
         self.records.tokens()
     }
 
-    /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing else.
-    /// Each reactor has `plenty` requests for the first to ask. Reactors that are away may hold tags of the
-    /// depth.
+    /// Returns a bio of a reactor that is not `away` that could be issued now and waits for nothing
+    /// else. Only reactors whose bios need at most `plenty` requests count. Reactors that are away
+    /// may hold tags of the depth.
     pub fn held_back(&self, plenty: u32, away: &[ReactorId]) -> Option<u64> {
         if !self.wires.iter().all(Wire::has_room_anywhere) {
             return None;
         }
-        // Disks, and contexts without an elevator, have a share of shared tags alone: what is beyond it is held back on purpose.
+        // Disks, and contexts without an elevator, have shares of shared tags; bios beyond a share
+        // are held back on purpose.
         let has_shares = |(wire, rules): (&Wire, &WireRules)| rules.places.len() > 1 || !wire.is_scheduled();
         let mut wires = self.wires.iter().zip(&self.rules.wires);
         if self.rules.shared_tags && wires.any(has_shares) {
             return None;
         }
         let parts_max = self.records.parts_max(self.block());
-        // With tags for all that the depth allows, requests are in flight as soon as they are dispatched.
+        // With a tag for each request that the depth allows, requests are in flight as soon as they
+        // are dispatched.
         let dispatched_is_issued = !self.rules.shared_tags && !self.records.any_depends_on_flush();
         let taken = match dispatched_is_issued {
             true => 0,
@@ -163,12 +165,14 @@ impl Oracle {
         self.records.waiting_for_room(counts)
     }
 
-    /// Returns a bio of a reactor of whose bytes the drives have reported some as done, and some not.
+    /// Returns a bio of a reactor, some of whose bytes the drives have reported as done, and some
+    /// not.
     pub fn half_done(&self, reactor: ReactorId) -> Option<Bio> {
         self.records.half_done(reactor)
     }
 
-    /// Returns an error that the drives reported for a bio and that differs from the one with which it ends.
+    /// Returns an error that the drives reported for a bio and that differs from the status with
+    /// which it ends.
     pub fn another_error(&mut self, bio: &Bio) -> Option<Status> {
         let errors = self.records.get(bio.cookie).ok()?.errors;
         let all = [Status::Io, Status::Medium, Status::Transport, Status::Timeout];
@@ -186,7 +190,8 @@ impl Oracle {
         self.wires[queue].in_flight()
     }
 
-    /// Notes that a client is about to submit a bio; its cookie and token are one number, higher than all before.
+    /// Records that a client is about to submit a bio. Its cookie is its token, higher than all
+    /// before.
     pub fn submit(&mut self, reactor: ReactorId, bio: &Bio) {
         let token = bio.cookie;
         let now = self.tick();
@@ -220,13 +225,13 @@ impl Oracle {
         self.check(result);
     }
 
-    /// Notes that the core refused the bio that was just submitted.
+    /// Records that the core refused the bio that was just submitted.
     pub fn refused(&mut self, token: u64) {
         self.content.withdraw(token);
         self.records.remove(token);
     }
 
-    /// Checks a bio that has come back.
+    /// Checks a bio that the core returns.
     pub fn end(&mut self, reactor: ReactorId, bio: &Bio) {
         let now = self.tick();
         self.counts.ended += 1;
@@ -282,13 +287,13 @@ impl Oracle {
         };
         let record = self.records.get(token)?;
         if record.bio.flags.has(Flags::PREFLUSH) {
-            // What ended before this write was submitted must be durable by now.
+            // All writes that ended before this one was submitted must be durable by now.
             self.content.flushed(record.bio.disk, record.submitted);
         }
         Ok(())
     }
 
-    /// Notes the drive's answer.
+    /// Records the drive's answer.
     pub fn answered(&mut self, queue: usize, hctx: HctxId, rq: &Request, cookie: Cookie, answer: Issued) {
         let status = match answer {
             Issued::Queued => None,
@@ -309,14 +314,14 @@ impl Oracle {
         }
     }
 
-    /// Notes an end that the drive has reported.
+    /// Records an end that the drive has reported.
     pub fn done(&mut self, queue: usize, hctx: HctxId, done: Done) {
         if !self.left(queue, hctx, done.cookie, Some(done.status)) {
             self.counts.stale += 1;
         }
     }
 
-    /// Notes that the core has told the drive about a timeout.
+    /// Records that the core has told the drive about a timeout.
     pub fn timed_out(&mut self, queue: usize, hctx: HctxId, cookie: Cookie, answer: TimedOut) {
         self.counts.timeouts += 1;
         if answer == TimedOut::Ended && !self.left(queue, hctx, cookie, Some(Status::Timeout)) {
@@ -327,7 +332,8 @@ impl Oracle {
         }
     }
 
-    /// A request has left the drive; `status` is `None` if the drive did not take it. Says whether it was there.
+    /// Records that a request has left the drive; `status` is `None` if the drive refused it.
+    /// Returns whether it was there.
     fn left(&mut self, queue: usize, hctx: HctxId, cookie: Cookie, status: Option<Status>) -> bool {
         let Some(busy) = self.wires[queue].left(hctx, cookie) else {
             return false;
@@ -345,17 +351,17 @@ impl Oracle {
         true
     }
 
-    /// Forbids issues on a queue from now on, for this reason; or allows them again.
+    /// Forbids issues on a queue from now on, for this reason; `None` allows them again.
     pub fn close(&mut self, queue: usize, why: Option<&'static str>) {
         self.wires[queue].closed = why;
     }
 
-    /// Notes that the depth of a queue's tag sets has changed.
+    /// Records a change of the depth of a queue's tag sets.
     pub fn set_depth(&mut self, queue: usize, depth: u32) {
         self.wires[queue].set_depth(depth);
     }
 
-    /// Notes whether a queue has an elevator from now on.
+    /// Records whether a queue has an elevator from now on.
     pub fn set_scheduled(&mut self, queue: usize, scheduled: bool) {
         self.wires[queue].set_scheduled(scheduled);
     }
@@ -366,7 +372,8 @@ impl Oracle {
         self.check(result);
     }
 
-    /// Says what a power cut has left of the writes under way; `durable` has the content of the drives' blocks.
+    /// Returns what a power cut has left of the writes under way; `durable` has the content of the
+    /// drives' blocks.
     pub fn torn(&self, durable: impl Fn(u32) -> u64) -> Torn {
         let mut torn = Torn::default();
         for record in self.records.writes() {
@@ -376,7 +383,7 @@ impl Oracle {
             let block = (u64::from(disk.limits.logical_block) / self.block()) as usize;
             let cuts = record.part_ends.cuts();
             for next in 1..blocks.len() {
-                // What was overwritten since by another that was under way is not torn.
+                // A write that another write under way has overwritten since is not torn.
                 let both = [blocks[next - 1], blocks[next]];
                 let is_torn = written(next - 1) != written(next)
                     && both
@@ -389,13 +396,13 @@ impl Oracle {
         torn
     }
 
-    /// Notes that the power of a drive was cut: checks what is left of its content.
+    /// Records a power cut of a drive: checks what is left of its content.
     pub fn power_cut(&mut self, images: &mut Images) {
         self.check_durable(images);
         self.content.power_cut(images);
     }
 
-    /// Notes that the power of all drives was cut, and the host's with it: nothing is under way any more.
+    /// Records a power cut of all drives and the host: nothing is under way any more.
     pub fn restart(&mut self) {
         self.records.clear();
         self.wires.iter_mut().for_each(Wire::clear);
@@ -416,7 +423,7 @@ impl Oracle {
         u64::from(self.rules.block)
     }
 
-    /// At which of a bio's blocks its parts begin.
+    /// The blocks of a bio at which its parts begin.
     fn cuts(&self, bio: &Bio, blocks: usize) -> Vec<usize> {
         if blocks == 0 {
             return Vec::new();
@@ -429,7 +436,7 @@ impl Oracle {
         std::iter::once(0).chain(cuts.map(|cut| cut - first)).collect()
     }
 
-    /// Where the bytes of a client's bio lie, which is valid.
+    /// The blocks of a valid bio.
     fn blocks(&self, bio: &Bio) -> Rc<[u32]> {
         let index = |offset: u64| (offset / self.block()) as usize;
         let disk = &self.rules.disks[bio.disk.index()];
@@ -454,7 +461,8 @@ impl Memory for Oracle {
     }
 }
 
-/// The statuses of flushes below a disk that failed since a bio was submitted that depends on them, as a set of numbers.
+/// The statuses of the flushes below a disk that failed since this bio, which depends on them, was
+/// submitted, as a set of numbers.
 fn flush_errors_since(record: &BioRecord, errors: &[FlushError], disk: &DiskRules) -> u32 {
     if !record::depends_on_flush(&record.bio) {
         return 0;

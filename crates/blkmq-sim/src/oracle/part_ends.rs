@@ -1,8 +1,9 @@
-//! Decides which error a bio of a mapped disk must end with: that of the part that ended first with one.
-//! `record` calls it.
+//! Decides which error a bio of a mapped disk must end with: that of the part that ended first with
+//! one. `record` calls it.
 //!
-//! A part has certainly ended when all its blocks are reported. After an error the rest of a part may never
-//! be sent, so if another part has failed and is not reported whole, it is unknown which one ended first.
+//! A part has certainly ended when all its blocks are reported. After an error the rest of a part
+//! may never be sent, so if another part has failed and is not reported whole, it is unknown which
+//! one ended first.
 
 use blkmq_core::bio::Status;
 
@@ -11,7 +12,7 @@ use blkmq_core::bio::Status;
 pub(super) struct PartEnds {
     /// The block of the bio at which each begins.
     cuts: Vec<usize>,
-    /// Of each, how many blocks are reported, and its first error.
+    /// For each part, how many of its blocks are reported, and its first error.
     seen: Vec<(usize, Status)>,
     first: First,
 }
@@ -38,7 +39,7 @@ impl PartEnds {
         &self.cuts
     }
 
-    /// The drive has reported some blocks; the bio has `all`.
+    /// Records that the drive has reported some blocks of a bio of `all` blocks.
     pub(super) fn reported(&mut self, first: usize, blocks: usize, all: usize, status: Status) {
         let number = self.cuts.partition_point(|cut| *cut <= first) - 1;
         let (count, error) = &mut self.seen[number];
@@ -56,7 +57,7 @@ impl PartEnds {
         };
     }
 
-    /// Returns the error with which the bio must end, if that can be said.
+    /// Returns the error with which the bio must end, if it is known.
     pub(super) fn first_error(&self) -> Option<Status> {
         match self.first {
             First::Known(status) => Some(status),

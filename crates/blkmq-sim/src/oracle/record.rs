@@ -1,6 +1,6 @@
-//! Decides whether the course of a bio is right: submitted once, issued in parts that do not overlap, ended
-//! once, with a status that the drive's answers explain. It also has the bios' buffers, so that none is
-//! touched after its bio's end.
+//! Decides whether the course of a bio is right: submitted once, issued in parts that do not
+//! overlap, ended once, with a status that the drive's answers explain. It also has the bios'
+//! buffers, so that none is touched after its bio's end.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::wire::Piece;
 #[derive(Debug, Default)]
 pub(super) struct BioRecords {
     by_token: BTreeMap<u64, BioRecord>,
-    /// A bio may be given to another group on its way.
+    /// A bio may be moved to another group while it is under way.
     groups_change: bool,
     /// Ends arrive in the order in which they are reported.
     one_reactor: bool,
@@ -27,13 +27,14 @@ pub(super) struct BioRecords {
 #[derive(Debug)]
 pub(super) struct BioRecord {
     pub(super) bio: Bio,
-    /// Where its bytes lie, in the order of its buffer.
+    /// Its blocks, in the order of its buffer.
     pub(super) blocks: Rc<[u32]>,
     /// Which of its parts have ended, and which error came first.
     pub(super) part_ends: PartEnds,
     pub(super) reactor: ReactorId,
     pub(super) submitted: Tick,
-    /// What `Limits::check_bio` says: how a bio ends that must never be issued.
+    /// The result of `Limits::check_bio`, with which an invalid bio ends; such a bio must never be
+    /// issued.
     pub(super) verdict: Result<(), Status>,
     /// Bytes that the drive has reported as done.
     pub(super) done: u64,
@@ -41,18 +42,19 @@ pub(super) struct BioRecord {
     pub(super) in_flight: u64,
     /// The errors that the drive reported for parts of it: a set of status numbers.
     pub(super) errors: u32,
-    /// Its buffer, a number per block.
+    /// Its buffer, one number per block.
     pub(super) buffer: Vec<u64>,
     pub(super) snapshot: Snapshot,
 }
 
 impl BioRecord {
-    /// Adds an error to those that may end the bio.
+    /// Adds an error to those with which the bio may end.
     pub(super) fn failed(&mut self, status: Status) {
         self.errors |= 1 << status as u8;
     }
 
-    /// Says how the bio may end, given the statuses with which flushes of its disk failed meanwhile.
+    /// Says whether the bio may end with `status`, if flushes of its disk failed with
+    /// `flush_errors` meanwhile.
     fn explains(&self, status: Status, flush_errors: u32) -> bool {
         if let Err(verdict) = self.verdict {
             return status == verdict && self.done == 0;
@@ -98,7 +100,8 @@ impl BioRecords {
         self.by_token.keys().copied().take(8).collect()
     }
 
-    /// Returns how many requests the bios of each reactor make at most, with blocks of `block` bytes.
+    /// Returns the largest number of requests that the bios of each reactor can need, with blocks
+    /// of `block` bytes.
     pub(super) fn parts_max(&self, block: u64) -> BTreeMap<ReactorId, u64> {
         let mut parts_max = BTreeMap::new();
         for record in self.by_token.values() {
@@ -112,8 +115,8 @@ impl BioRecords {
         self.by_token.values().any(|record| depends_on_flush(&record.bio))
     }
 
-    /// Returns a bio of a reactor for which `counts` holds that waits for nothing but room at the drive: it depends on no
-    /// flush, and no part of it has been issued.
+    /// Returns a bio of a reactor for which `counts` is true that waits only for room at the drive:
+    /// it depends on no flush, and no part of it has been issued.
     pub(super) fn waiting_for_room(&self, counts: impl Fn(ReactorId) -> bool) -> Option<u64> {
         let waits = |record: &BioRecord| {
             let untouched = record.done == 0 && record.in_flight == 0 && record.errors == 0;
@@ -177,7 +180,7 @@ impl BioRecords {
                 ended.status, record.done, record.bio.len, record.errors, record.verdict
             ));
         }
-        // The error of a flush that it depends on has no part of the bio's.
+        // The error of a flush that the bio depends on belongs to none of its parts.
         let first = record.part_ends.first_error();
         if self.one_reactor
             && !depends_on_flush(ended)
@@ -191,8 +194,8 @@ impl BioRecords {
         Ok(record)
     }
 
-    /// Counts a part of a bio that is issued for blocks of the drives, after checking that it is a part and is not issued or done
-    /// already.
+    /// Records that a part of a bio is issued for blocks of the drives. Checks that the bio has
+    /// this part, and that it is neither issued nor done.
     pub(super) fn part_issued(
         &mut self,
         part: &Bio,
@@ -226,7 +229,7 @@ impl BioRecords {
         Ok(())
     }
 
-    /// Counts a part that has left the drive, with its end or without.
+    /// Records that a part has left the drive, with or without its end.
     pub(super) fn part_left(
         &mut self,
         piece: &Piece,

@@ -1,19 +1,19 @@
-//! The oracle's knowledge of a history's queues, drives and disks; it decides nothing. `world` fills it in
-//! from the setup.
+//! What the oracle knows of a history's queues, drives and disks. `world` fills it in from the
+//! setup.
 
 use blkmq_core::limits::Limits;
 
 use crate::drive::Span;
 use crate::mapped::Layout;
 
-/// The oracle's knowledge of the queues.
+/// What the oracle knows of the queues.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// Bytes of a block: the unit of content and of places.
     pub block: u32,
     /// The disks that clients use.
     pub disks: Vec<DiskRules>,
-    /// The queues, each before a drive of its own; they differ in nothing else.
+    /// The queues, each with its own drive; they differ only in what is stated here.
     pub wires: Vec<WireRules>,
     /// How many hardware contexts there are.
     pub hctxs: u16,
@@ -23,11 +23,11 @@ pub struct Rules {
     pub shared_tags: bool,
     /// There is one reactor, so that ends arrive in the order in which they are reported.
     pub one_reactor: bool,
-    /// Groups come and go: a bio of a removed one may be given to its ancestor.
+    /// Groups are made and removed: a bio of a removed group may be moved to its ancestor.
     pub groups_change: bool,
 }
 
-/// The oracle's knowledge of a disk.
+/// What the oracle knows of a disk.
 #[derive(Clone, Debug)]
 pub struct DiskRules {
     /// Its limits.
@@ -38,7 +38,7 @@ pub struct DiskRules {
     pub layout: Layout,
 }
 
-/// The oracle's knowledge of one queue.
+/// What the oracle knows of one queue.
 #[derive(Clone, Debug)]
 pub struct WireRules {
     /// The drive's limits.

@@ -1,5 +1,5 @@
-//! Decides whether the core's requests to the drive are right: one request per tag, within the depth and the
-//! limits, none while quiesced or drained, and merged only where merging is allowed.
+//! Decides whether the core's requests to the drive are right: one request per tag, within the
+//! depth and the limits, none while quiesced or drained, and merged only where merging is allowed.
 
 use std::collections::BTreeMap;
 
@@ -14,17 +14,18 @@ use super::record::token_of;
 #[derive(Debug)]
 pub(super) struct Wire {
     limits: Limits,
-    /// Bytes: where each disk begins on the drive.
+    /// The first byte of each disk on the drive.
     bases: Vec<u64>,
     shared: bool,
     spaces: Vec<Space>,
-    /// Requests other than flushes: of each hardware context, and behind them of all.
+    /// Bounds on requests other than flushes: one for each hardware context, and the last one for
+    /// all together.
     bounds: Vec<Bound>,
-    /// An elevator bounds the sum; without one each context (or the shared tag set) is bounded.
+    /// With an elevator the sum is bounded, without one each context (or the shared tag set).
     scheduled: bool,
     /// The generation of each tag's last use, per hardware context.
     used: BTreeMap<(HctxId, Tag), u32>,
-    /// Set while nothing may be issued: why.
+    /// Why nothing may be issued, if that is so.
     pub(super) closed: Option<&'static str>,
 }
 
@@ -39,7 +40,8 @@ struct Space {
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     depth: u32,
-    /// The highest depth since the queue was last idle: what was dispatched under a higher one may still come.
+    /// The highest depth since the queue was last idle: requests dispatched under it may still
+    /// arrive.
     allowed: u32,
     count: u32,
 }
@@ -51,16 +53,16 @@ pub(super) struct Busy {
     hctx: HctxId,
     pub(super) op: Op,
     pub(super) disk: DiskId,
-    /// What it has of its bios.
+    /// The parts of bios that it consists of.
     pub(super) pieces: Vec<Piece>,
 }
 
-/// What a request has of one bio.
+/// The part of one bio in a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) token: u64,
     pub(super) bytes: u64,
-    /// Where in the bio's buffer it begins, in bytes.
+    /// Its first byte in the bio's buffer.
     pub(super) skip: u64,
 }
 
@@ -79,7 +81,7 @@ impl Wire {
         }
     }
 
-    /// The drive is asked to take a request. Returns its bios' parts.
+    /// Checks a request that the core issues. Returns its bios' parts.
     pub(super) fn issue(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie) -> Result<(), String> {
         if let Some(why) = self.closed {
             return Err(format!("issue of {:?} at {} while {why}", rq.op(), rq.offset()));
@@ -110,7 +112,7 @@ impl Wire {
         }
     }
 
-    /// The drive has taken it.
+    /// Records that the drive has taken it.
     pub(super) fn taken(&mut self, hctx: HctxId, rq: &Request, cookie: Cookie) {
         let mut pieces = Vec::new();
         rq.for_each_bio(|bio| {
@@ -134,7 +136,8 @@ impl Wire {
         self.space(hctx).busy.insert(cookie.tag(), busy);
     }
 
-    /// The drive has reported an end, or let go of a request. `None` if the cookie is of an earlier use.
+    /// Records that the drive has reported an end, or dropped a request. Returns `None` if the
+    /// cookie is of an earlier use.
     pub(super) fn left(&mut self, hctx: HctxId, cookie: Cookie) -> Option<Busy> {
         let space = self.space(hctx);
         let busy = space.busy.get(&cookie.tag())?;
@@ -146,7 +149,7 @@ impl Wire {
         Some(busy)
     }
 
-    /// The drive did not take the request after all: its cookie may be used again.
+    /// Records that the drive refused the request: its cookie may be used again.
     pub(super) fn not_used(&mut self, hctx: HctxId, cookie: Cookie) {
         self.used.remove(&(hctx, cookie.tag()));
     }
@@ -158,7 +161,7 @@ impl Wire {
         }
     }
 
-    /// No bio is under way: what follows is dispatched under the present depth.
+    /// Records that no bio is under way: later requests are dispatched under the present depth.
     pub(super) fn idle(&mut self) {
         self.bounds
             .iter_mut()
@@ -173,15 +176,16 @@ impl Wire {
         self.scheduled = scheduled;
     }
 
-    /// Says whether any tag set has a free tag within the depth: quickly, for most have not.
+    /// Says whether any tag set has a free tag within the depth. It is a quick check, because most
+    /// have none.
     pub(super) fn has_room_anywhere(&self) -> bool {
         let depth = self.bounds[self.bounds.len() - 1].depth;
         let open = |space: &Space| (space.busy.len() as u32) < depth.min(space.tags);
         self.spaces.iter().any(open)
     }
 
-    /// Says whether a request of `reactor` could be issued now, as far as depth and tags are concerned, if `taken` more are
-    /// taken than are in flight.
+    /// Says whether a request of `reactor` could be issued now, as far as depth and tags are
+    /// concerned, if `taken` tags are in use in addition to those of requests in flight.
     pub(super) fn has_room(&self, reactor: ReactorId, taken: u64) -> bool {
         let depth = u64::from(self.bounds[self.bounds.len() - 1].depth);
         let open = |space: &Space, taken: u64| {
@@ -189,7 +193,7 @@ impl Wire {
             space.busy.len() as u64 + taken < depth.min(tags)
         };
         match (self.scheduled, self.shared) {
-            // A context without a tag stops the dispatcher there, so all must have one.
+            // A context without a tag stops its dispatcher, so all must have one.
             (true, _) => {
                 self.in_flight() as u64 + taken < depth && self.spaces.iter().all(|space| open(space, taken))
             }

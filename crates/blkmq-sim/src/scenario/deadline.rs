@@ -21,7 +21,8 @@ fn setup(rng: &mut Rng) -> Setup {
     }
     setup.interleave = Ppm::percent(rng.pick(&[5, 50, 90]));
     if rng.chance(Ppm::percent(40)) {
-        // Nothing is ever in flight, so no completion makes up for a dispatcher that does not look again.
+        // Nothing is ever in flight, so no completion compensates for a dispatcher that does not
+        // check again.
         setup.is_event_loop = vec![true; 4];
         setup.drive.model = Model::Null {
             inline: Ppm::percent(100),

@@ -1,5 +1,5 @@
-//! Decides what `every-context` is: every hardware context dispatches for itself, as before there was one
-//! dispatcher, with faults, freezes and changes of depth.
+//! Decides what `every-context` is: every hardware context dispatches for itself, as before there
+//! was one dispatcher, with faults, freezes and changes of depth.
 
 use blkmq_core::queue::Dispatch;
 
@@ -19,8 +19,8 @@ fn setup(rng: &mut Rng) -> Setup {
     setup.elevator = any_elevator(rng);
     setup.dispatch = rng.pick(&[Dispatch::EveryContext, Dispatch::OwnContext]);
     setup.hctxs = rng.pick(&[1, 2, u16::MAX]);
-    // A context that waits for the elevator spins: on the simulator's one thread no other may run in the
-    // middle of its turn.
+    // A context that waits for the elevator spins, and the simulator has one thread, so no other
+    // context may run in the middle of its turn.
     setup.interleave = Ppm::NEVER;
     setup.drive.faults.resource = Ppm::percent(2);
     setup.drive.faults.device_resource = Ppm::percent(2);

@@ -1,4 +1,5 @@
-//! Decides what `everything` is: every fault, every control action, attached threads and power cuts together.
+//! Decides what `everything` is: every fault, every control action, attached threads and power cuts
+//! together.
 
 use blkmq_core::time::Nanos;
 

@@ -1,8 +1,9 @@
-//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled flash drive,
-//! over any second of virtual time, at what cost in throughput, and how long a light tenant waits among them.
+//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled
+//! flash drive, over any second of virtual time, at what cost in throughput, and how long a light
+//! tenant waits among them.
 //!
-//! One reactor before a drive of units that each serve one request at a time; clients submit again as soon as
-//! an I/O has ended. Calls cost nothing, so decisions are shown, not processor time.
+//! There is one reactor and a drive of units that each serve one request at a time; clients submit
+//! again as soon as an I/O has ended. Calls cost nothing, so decisions are shown, not CPU time.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -42,7 +43,7 @@ pub struct Case {
     pub groups: u32,
     /// Their weights, in turn. The light tenant's is 100.
     pub weights: [u16; 3],
-    /// Bios that each keeps under way.
+    /// Bios that each saturating group keeps under way.
     pub depth: u32,
     /// Their sizes in bytes, in turn; a group with an odd number writes.
     pub sizes: [u64; 2],
@@ -63,7 +64,8 @@ pub struct Outcome {
     pub iops: u64,
     /// Bytes per second.
     pub rate: u64,
-    /// The largest difference of a group's share from its due over any second, in millionths of the due.
+    /// The largest difference of a group's share from its due over any second, in millionths of the
+    /// due.
     pub worst_error: u64,
     /// The light tenant's median latency.
     pub light_p50: Nanos,
@@ -71,19 +73,19 @@ pub struct Outcome {
     pub light_p99: Nanos,
 }
 
-/// A drive of units; requests beyond them wait inside it in order.
+/// A drive of units; further requests wait inside it in order.
 struct Flash {
     clock: Rc<RefCell<Clock>>,
 }
 
-/// The drive's side that the loop sees, too.
+/// The drive's state that the loop needs as well.
 struct Clock {
     rng: Rng,
     free: BinaryHeap<Reverse<Instant>>,
     ends: BinaryHeap<Reverse<(Instant, u64)>>,
-    /// How many times longer than SERVICE a request takes now.
+    /// How many times longer than SERVICE a request takes at present.
     slowness: u64,
-    /// Every so often the drive begins nothing for a while, as one that collects garbage.
+    /// When the drive begins no request, like one that collects garbage.
     pauses: Option<Every>,
 }
 
@@ -95,7 +97,7 @@ struct Every {
 }
 
 impl Every {
-    /// The end of what happens at this time.
+    /// When it ends, if it happens at this time.
     fn until(self, now: Instant) -> Option<Instant> {
         let since = Nanos(now.0 % self.period.0);
         (since < self.length).then(|| now + Nanos(self.length.0 - since.0))
@@ -199,7 +201,7 @@ pub fn table(seed: u64) -> String {
     table
 }
 
-/// How many times longer than a read this takes.
+/// How many times longer than a read this operation takes.
 fn longer(op: Op) -> u64 {
     if op == Op::Discard { DISCARD_TIMES } else { 1 }
 }
@@ -215,18 +217,19 @@ struct World {
     ios: u64,
     /// Latencies of the light tenant, in ns.
     light: Vec<u64>,
-    /// Bios that found too many waiting.
+    /// Bios that were refused because too many wait.
     refused: VecDeque<Bio>,
     /// When the light tenant submits next.
     light_due: Option<Instant>,
     rest: Nanos,
-    /// How far ahead of the slowest group one may be, in bytes served over weight; asserted after every end.
+    /// How far ahead of the slowest group a group may be, in bytes served over weight; asserted
+    /// after every end.
     lead_max: Option<u64>,
-    /// Since when one is farther ahead.
+    /// Since when a group has been farther ahead.
     ahead_since: Option<Instant>,
-    /// Every so often the client of this group has no processor, and answers no end.
+    /// When the client of this group has no CPU, and so does not react to ends.
     absences: Option<(GroupId, Every)>,
-    /// What it will submit then.
+    /// The bios that it will submit afterwards.
     late: Vec<Bio>,
     /// This group submits nothing but discards.
     discards: Option<GroupId>,
@@ -251,7 +254,7 @@ impl World {
         let mut config = QueueConfig::new("fair", 1);
         config.tags = TagMode::PerHctx(TAGS);
         let bios = case.groups * case.depth + 1;
-        // Twice, so that they are never short.
+        // Twice as many as needed, so that requests are never short.
         config.requests_per_reactor = case.requests.unwrap_or(2 * bios);
         config.elevator = kind;
         config.groups = tree;
@@ -331,7 +334,7 @@ impl World {
         }
     }
 
-    /// Submits again what was refused, as far as it is taken now.
+    /// Submits refused bios again, until one is refused.
     fn submit_refused(&mut self) {
         for _ in 0..self.refused.len() {
             let (bio, left) = (self.refused.pop_front(), self.refused.len());
@@ -360,7 +363,7 @@ impl World {
         }
     }
 
-    /// When the client comes back that has no processor now.
+    /// When the client that has no CPU now continues.
     fn back_at(&self) -> Option<Instant> {
         self.absences.and_then(|(_, absence)| absence.until(self.now))
     }
@@ -419,7 +422,8 @@ impl World {
         }
     }
 
-    /// Asserts that no group is ahead by more than is allowed, except for the few milliseconds of a probe.
+    /// Asserts that no group is ahead by more than is allowed, except during the few milliseconds
+    /// of a probe.
     fn check_lead(&mut self) {
         let Some(lead_max) = self.lead_max else { return };
         let served = || {
@@ -477,11 +481,11 @@ const DISK: u64 = 1 << 40;
 const DISCARD: u64 = 1 << 20;
 const DISCARD_TIMES: u64 = 10;
 const SECOND: u64 = 1_000_000_000;
-/// In a probe only the order decides. For at most `PROBE_MAX`, until the slow group has caught up, one may be
-/// `PROBE_LEAD` times farther ahead.
+/// In a probe only the order decides. For at most `PROBE_MAX`, until the slow group has caught up,
+/// a group may be `PROBE_LEAD` times farther ahead.
 const PROBE_MAX: Nanos = Nanos::from_millis(40);
 const PROBE_LEAD: u64 = 8;
-/// Moments at which a second that is looked at may begin, per second.
+/// Starts per second of the windows of one second in which shares are checked.
 const STEPS: u64 = 20;
 const SECONDS: u64 = 3;
 const WEIGHTS: [u16; 3] = [100, 200, 400];
@@ -498,7 +502,8 @@ const fn shares(units: u32, groups: u32, depth: u32, sizes: [u64; 2]) -> Case {
         requests: None,
     }
 }
-/// A reader that never rests beside tenants of its own weight, none of which leaves it less than it asks for.
+/// A reader that never rests, beside tenants of its own weight that each leave it as much as it
+/// asks for.
 const fn isolation(units: u32, groups: u32, bytes: u64) -> Case {
     Case {
         units,

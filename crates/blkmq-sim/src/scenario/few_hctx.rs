@@ -1,4 +1,5 @@
-//! Decides what `few-hctx` is: fewer hardware contexts than reactors; the other reactors go through the owners.
+//! Decides what `few-hctx` is: fewer hardware contexts than reactors; the other reactors submit
+//! through their owners.
 
 use super::Scenario;
 use super::any_elevator;

@@ -1,4 +1,5 @@
-//! Decides what `multipath` is: paths that fail, hang and come back at random under load, schedulers above, groups, messages.
+//! Decides what `multipath` is: paths that fail, hang and recover at random under load, with
+//! schedulers above them, groups and messages of an operator.
 
 use blkmq_core::mapper::multipath::{Failback, NoPath, Selector};
 use blkmq_core::time::Nanos;
@@ -20,7 +21,8 @@ fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     setup.elevator = any_elevator(rng);
     setup.shared_tags = rng.chance(Ppm::percent(20));
-    // Short: requests that a hanging path has taken continue over another.
+    // Short, because requests that a hanging path has taken continue over another path only after
+    // it.
     setup.timeout = Nanos::from_millis(rng.from_to(2, 8));
     setup.patience = Nanos::from_secs(2);
     setup.drive.slots = rng.pick(&[2, 16, 1024]);

@@ -1,8 +1,8 @@
-//! Decides what `poll` measures: the cost of each way to wait for a device in processor time, I/Os and
-//! latency, on hosts whose sleepers wake late.
+//! Decides what `poll` measures: the cost of each way to wait for a device in CPU time, I/Os and
+//! latency, on hosts whose sleeping threads wake late.
 //!
-//! One CPU keeps `depth` reads under way and follows the core's predictor. Polling and each sleep are
-//! charged, and a sleeper wakes late. It is a model: see docs/simulator.md.
+//! One CPU keeps `depth` reads under way and follows the core's predictor. Polling and each sleep
+//! are charged, and a sleeping thread wakes late. It is a model: see docs/simulator.md.
 
 mod device;
 
@@ -36,7 +36,7 @@ pub enum Side {
     HalfMin,
     /// Asleep as predicted.
     Ours,
-    /// The same, used only where hardly any sleeper is late.
+    /// As predicted, but only where sleeping threads are hardly ever late.
     Cautious,
 }
 
@@ -81,12 +81,13 @@ impl Side {
     }
 }
 
-/// How late a host's sleepers wake.
+/// How late a host wakes sleeping threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
     /// 1 to 3 µs late; a sleep costs 2.5 µs of processor time.
     Metal,
-    /// As the virtual machines of our lab: 14 to 22 µs late, one in 100 up to 40 µs; a sleep costs 14 µs.
+    /// Like the virtual machines of our lab: 14 to 22 µs late, one in 100 up to 40 µs; a sleep
+    /// costs 14 µs.
     Virtual,
 }
 
@@ -125,17 +126,19 @@ pub struct Outcome {
     pub iops: u64,
     /// Processor time in millionths of a core.
     pub cpu_ppm: u64,
-    /// Of the reads that were slept for, the part that had ended when the sleeper awoke, in millionths.
+    /// Of the reads that a sleep preceded, the part that had ended when the thread awoke, in
+    /// millionths.
     pub overslept_ppm: u64,
     /// The median of the latencies.
     pub p50: Nanos,
     /// Their 99th percentile.
     pub p99: Nanos,
-    /// The mean of the windows of 100 ms at the end, of the bucket of the smallest reads, as the reactor saw it.
+    /// The mean of the last windows of 100 ms, of the bucket of the smallest reads, as the reactor
+    /// measured it.
     pub seen_mean: Nanos,
-    /// From the 65th read after a step on: oversleeps in millionths of all reads.
+    /// Oversleeps from the 65th read after a step on, in millionths of all reads.
     pub overslept_later_ppm: u64,
-    /// Processor time from the same read on, in millionths of a core.
+    /// CPU time from the same read on, in millionths of a core.
     pub cpu_later_ppm: u64,
 }
 
@@ -317,7 +320,7 @@ impl Model {
 }
 
 impl Later {
-    /// A read has ended, the `since_step`th after a step.
+    /// Counts a read that has ended, the `since_step`th after a step.
     fn count(&mut self, since_step: u64, was_asleep: bool, now: Instant, busy: Nanos) {
         if since_step < RECOVERY {
             self.since = None;
@@ -340,7 +343,7 @@ const RECOVERY: u64 = 64;
 const READS: u64 = 20_000;
 /// Processor time of submitting and taking one read.
 const PER_READ: Nanos = Nanos(500);
-/// Between two looks.
+/// Time between two polls.
 const LOOK: Nanos = Nanos(100);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Decides what `quiesce` is: the queue is quiesced and frozen all the time, also nested; nothing may be
-//! issued then, nothing lost.
+//! Decides what `quiesce` is: the queue is quiesced and frozen repeatedly, also nested. Nothing may
+//! be issued meanwhile, and nothing may be lost.
 
 use super::Scenario;
 use super::any_elevator;
@@ -17,7 +17,7 @@ fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
     setup.elevator = any_elevator(rng);
     setup.interleave = Ppm::percent(20);
-    // A thaw often finds a reactor between its last try and its sleep.
+    // A thaw often finds a reactor between its last dispatch and its sleep.
     setup.costs.preempt = Ppm::percent(5);
     setup.drive.faults.requeue = Ppm::percent(5);
     setup.control = Control {

@@ -1,9 +1,9 @@
-//! Decides a CPU model of many submitters: how an elevator's throughput grows with their number, each on a
-//! CPU of its own; our gate, where latecomers leave their work to the holder, against a spin lock. `blkmq
-//! bench scale` measures it.
+//! Decides a CPU model of many submitters: how an elevator's throughput grows with their number,
+//! each on its own CPU. It compares our gate, where reactors that find it held leave their work to
+//! the holder, with a spin lock. `blkmq bench scale` measures it.
 //!
-//! It is a model: two cores cannot show 64. The costs are those of `cpu::Costs::exact`; a null drive ends
-//! every request inline; the depth of all submitters together is constant.
+//! It is a model: two cores cannot show 64. The costs are those of `cpu::Costs::exact`; a null
+//! drive ends every request inline; the depth of all submitters together is constant.
 
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
@@ -38,8 +38,8 @@ impl Point {
     }
 }
 
-/// Measures one point of the model: `submitters` submitters that keep `depth` bios under way between them, at
-/// a gate or at a lock.
+/// Measures one point of the model: `submitters` submitters that keep `depth` bios under way
+/// together, with a gate or with a lock.
 ///
 /// # Panics
 /// If the oracle finds a fault.
@@ -54,7 +54,8 @@ pub fn measure(kind: Kind, submitters: usize, depth: u64, lock: bool, seed: u64)
     }
 }
 
-/// What a request takes of the gate's holder in an elevator, in nanoseconds (the core's test `elevator_cost`).
+/// How long a request occupies the gate in an elevator, in nanoseconds (the core's test
+/// `elevator_cost`).
 fn held_for(kind: Kind) -> u64 {
     match kind {
         Kind::None => 0,

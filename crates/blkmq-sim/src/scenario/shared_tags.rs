@@ -1,4 +1,5 @@
-//! Decides what `shared-tags` is: one tag set for all hardware contexts, a disk of 1 ms beside one of 100 ms.
+//! Decides what `shared-tags` is: one tag set for all hardware contexts, a disk of 1 ms beside one
+//! of 100 ms.
 
 use blkmq_core::time::Nanos;
 

@@ -1,5 +1,5 @@
-//! Decides what `timeouts` is: half of all requests never end by themselves; some ends come after the drive
-//! has given up the request.
+//! Decides what `timeouts` is: half of all requests never end by themselves; some ends come after
+//! the drive has given up the request.
 
 use blkmq_core::time::Nanos;
 

@@ -1,5 +1,5 @@
-//! Decides whether a history still makes progress: no wake-up was lost, nothing waits longer than it may, and
-//! at the end everything is at rest.
+//! Decides whether a history still makes progress: no wake-up was lost, nothing waits longer than
+//! it may, and at the end everything is at rest.
 
 use blkmq_core::group::ROOT;
 use blkmq_core::ids::{GroupId, ReactorId};
@@ -15,7 +15,7 @@ use crate::reactor::Phase;
 use crate::rng::Ppm;
 
 impl World {
-    /// After an event: all may sleep only if each one that has a reason to run will be woken.
+    /// After an event: all reactors may sleep only if each that has a reason to run will be woken.
     pub(super) fn check_alive(&self) {
         let now = self.stage.now.get();
         let (ended, under_way) = {
@@ -39,8 +39,8 @@ impl World {
         }
     }
 
-    /// If bios are under way and no reactor runs, all that could be issued must have been. And if the drive
-    /// is at rest, only a timer can continue the work, and it must be a near one.
+    /// If bios are under way and no reactor runs, every request that could be issued must have
+    /// been. If the drive is also at rest, only a timer can continue the work, and it must be near.
     fn check_wake_ups(&self, now: Instant) {
         if self.kicks.get() > 0 {
             return;
@@ -59,15 +59,16 @@ impl World {
             return;
         }
         if self.queues.iter().any(|queue| queue.held_for_caps() != Ok(0)) {
-            // Caps hold back what could be issued. Only if no reactor has an event loop may the timer be that
-            // of one that is away.
+            // Caps hold back what could be issued, so there must be a timer. It may be that of a
+            // reactor that is away.
             if next.is_none() && !self.stage.any_drive(Drive::is_busy) && away.is_empty() {
                 self.fail_stuck("requests wait for caps, and nobody has a timer");
             }
             return;
         }
         self.check_work_conserving(&away);
-        // The bios of a reactor that is away wait for it, and may hold the depth that others need.
+        // The bios of a reactor that is away wait for it, and may occupy the depth that others
+        // need.
         let hangs = self.stage.paths.as_ref().is_some_and(|paths| paths.hangs());
         let acts = self.stage.any_drive(|drive| drive.is_busy() || drive.lost() > 0);
         let excused = acts || !away.is_empty() || hangs;
@@ -81,8 +82,9 @@ impl World {
         }
     }
 
-    /// If depth is free and all sleep, no request may wait that could be issued. A drive that refuses requests
-    /// is exempt: it decides itself when it must be asked again. So is an elevator that knows what it waits for.
+    /// If depth is free and all reactors sleep, no request may wait that could be issued. A drive
+    /// that refuses requests is exempt: it decides itself when it must be asked again. So is an
+    /// elevator that knows what it waits for.
     fn check_work_conserving(&self, away: &[ReactorId]) {
         let refuses = |(_, drive): (_, &Spec)| {
             let faults = &drive.faults;
@@ -92,7 +94,7 @@ impl World {
         if self.stage.paths.is_some() || self.setup.drives().any(refuses) {
             return;
         }
-        // Beyond that they are short, and a group waits for its share of them.
+        // Beyond that requests are short, and a group waits for its share of them.
         let plenty = self.setup.requests_per_reactor.div_ceil(2);
         let held_back = self.stage.oracle.borrow().held_back(plenty, away);
         if let Some(token) = held_back.filter(|_| !self.queues.iter().any(|queue| queue.keeps_back())) {
@@ -139,7 +141,7 @@ impl World {
         }
     }
 
-    /// The sum of what groups did, removed ones included, is everything that was done.
+    /// The sum of the service of all groups, removed ones included, must be the whole service.
     fn check_statistics(&self, oracle: &mut Oracle) {
         let setup = &self.setup;
         if setup.control.groups == 0 || setup.power_cuts > 0 {
@@ -153,7 +155,8 @@ impl World {
             );
             ios(own) + ios(gone)
         };
-        // Also has what was reported since the gate was entered last counted, where that is done inside it.
+        // This also includes what was reported since the gate was last entered, where counting
+        // happens inside it.
         let whole = self.queues[CONTROLLED].group_stats_recursive(GroupId(0));
         let counted: u64 = (0..super::boot::GROUPS).map(|id| of(GroupId(id))).sum();
         let done = oracle.counts.requests + oracle.counts.merged - oracle.counts.requeues;
@@ -184,7 +187,8 @@ impl World {
         self.setup.patience
     }
 
-    /// How far away a timer may be when only time can help: the delay after the answer `Resource`, in whole microseconds.
+    /// How far away a timer may be when only time can continue the work: the delay after the answer
+    /// `Resource`, in whole microseconds.
     const RERUN: Nanos = Nanos::from_micros(3_002);
 }
 

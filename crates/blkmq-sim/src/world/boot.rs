@@ -1,4 +1,5 @@
-//! Decides how the parts of a history are made from its setup: the stage, the clients, the queue and its reactors.
+//! Decides how the parts of a history are made from its setup: the stage, the clients, the queue
+//! and its reactors.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -88,7 +89,8 @@ pub(super) fn make_client(setup: &Setup, seed: u64, id: usize) -> Client {
     Client::new(workload, blocks.collect(), block, rng)
 }
 
-/// Makes the queues, and attaches each reactor to all of them: its sides of them, reactor by reactor.
+/// Makes the queues and attaches each reactor to all of them. Returns their local queues by
+/// reactor.
 pub(super) fn make_queues(setup: &Setup, stage: &Rc<Stage>) -> (Vec<Arc<Queue>>, Vec<Vec<LocalQueue>>) {
     let mut locals: Vec<Vec<LocalQueue>> = setup.is_event_loop.iter().map(|_| Vec::new()).collect();
     let make = |(number, (limits, _))| {
@@ -102,7 +104,7 @@ pub(super) fn make_queues(setup: &Setup, stage: &Rc<Stage>) -> (Vec<Arc<Queue>>,
     (setup.drives().enumerate().map(make).collect(), locals)
 }
 
-/// Makes what takes a reactor's bios of mapped disks down to their members.
+/// Makes the stack that splits a reactor's bios of mapped disks for their members.
 pub(super) fn make_stack(setup: &Setup, table: &Arc<Table>) -> Option<Stack> {
     let mapped = setup.mapped.as_ref()?;
     let table = Arc::clone(table);
@@ -137,7 +139,7 @@ fn queue_config(setup: &Setup, number: usize, limits: &Limits) -> QueueConfig {
         timeout: setup.timeout,
         merges: setup.merges,
         groups: GroupTree::flat(GROUPS),
-        // Most use what is for use; the other way must come to the same sums.
+        // Most use the default mode; the other one must arrive at the same sums.
         stats: if setup.is_event_loop.len().is_multiple_of(3) {
             StatsMode::UnderGate
         } else {
@@ -160,7 +162,7 @@ fn attach(queue: usize, id: usize, handle: QueueHandle, depth: u32, stage: &Rc<S
     handle.attach(driver)
 }
 
-/// How many groups there are at first, and at most.
+/// The number of groups at the start, and the largest number.
 pub(super) const GROUPS: u32 = 8;
 const STREAM_DRIVE: u64 = 1;
 const STREAM_PATHS: u64 = 5;

@@ -1,6 +1,6 @@
-//! Decides that a daemon which cannot serve what it was asked to says why, and does not start.
+//! Decides that a daemon which cannot serve what it was asked to states why, and does not start.
 //!
-//! A message names the object, the value, the limit where there is one, and the next step.
+//! A message names the object, the value, the limit if there is one, and the next step.
 
 use std::io::ErrorKind;
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,7 @@ struct Case {
     what: &'static str,
     words: Vec<String>,
     says: Vec<String>,
-    /// Only who listens can know: a check says nothing.
+    /// Only listening finds it, so `--check` reports nothing.
     is_of_listening: bool,
 }
 
@@ -232,7 +232,7 @@ fn neither_a_check_nor_a_refusal_leaves_a_file_behind() {
 #[test]
 fn a_check_removes_nothing_that_it_has_not_made() {
     let scratch = Scratch::new();
-    // It leads nowhere as yet: the filesystem behind it is not mounted, say.
+    // The target does not exist yet, as if its filesystem were not mounted.
     let link = scratch.path("vm1.raw");
     std::os::unix::fs::symlink(scratch.path("not-mounted.raw"), &link).expect("a link can be made");
     let wanted = format!("name=vm1,file={},size=1M", link.display());
@@ -266,14 +266,14 @@ fn an_image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
     );
     refused(&second).unwrap_or_else(|complaint| panic!("{complaint}"));
     first.stop();
-    // The lock goes with the daemon.
+    // The lock is released with the daemon.
     Daemon::serve(&scratch, &[&disk]).stop();
 }
 
 #[test]
 fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
     let scratch = Scratch::new();
-    // A program that runs cannot be opened for writing, not even by root.
+    // A running program cannot be opened for writing, even by root.
     let busy = scratch.word("busy");
     std::fs::copy("/bin/sleep", &busy).expect("a program to copy");
     let length = std::fs::metadata(&busy)
@@ -298,13 +298,14 @@ fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
     result.unwrap_or_else(|complaint| panic!("{complaint}"));
 }
 
-/// Runs a program that was written a moment ago.
+/// Runs a program that has just been written.
 fn run_copy(program: &str) -> Child {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
         match Command::new(program).arg("60").stdin(Stdio::null()).spawn() {
             Ok(child) => return child,
-            // A child that another test forks meanwhile has our descriptor for writing until it executes its own program.
+            // Another test's child, while it has not executed its program yet, may have our
+            // descriptor for writing.
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -429,7 +430,7 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
     cases
 }
 
-/// Disks on other disks.
+/// Mapped disks.
 fn mapped(scratch: &Scratch) -> Vec<Case> {
     let of = |what, disk: &str, says: &[&str]| {
         let words = ["name=a,ram=1M", "name=b,ram=2M", "name=p,null=1M", disk];
@@ -522,7 +523,7 @@ fn case(what: &'static str, scratch: &Scratch, disks: &[&str], says: &[&str]) ->
 }
 
 /// # Errors
-/// What is wrong with how the daemon took it, to serve or to check.
+/// If the daemon does not refuse as expected, when serving or with `--check`.
 fn refused(case: &Case) -> Result<(), String> {
     refused_with(case, &[])?;
     if case.is_of_listening {
@@ -533,7 +534,7 @@ fn refused(case: &Case) -> Result<(), String> {
 
 fn refused_with(case: &Case, flags: &[&str]) -> Result<(), String> {
     let words: Vec<&str> = case.words.iter().map(String::as_str).collect();
-    // Ended from outside if it starts to serve after all: `timeout` is in every Debian.
+    // `timeout`, which every Debian has, ends it if it serves after all.
     let serve = serve_command(&[&words, flags].concat());
     let mut command = Command::new("timeout");
     command.arg("10").arg(serve.get_program()).args(serve.get_args());

@@ -1,11 +1,12 @@
-//! The benches that start this very program as a server, or go through one: their own sides are measured, not only their peers'.
+//! Decides that the benches which start this program as a server, or use one, measure their own
+//! sides, not only their peers'.
 
 use std::process::Command;
 
 use crate::common::daemon::program;
 use crate::common::{Daemon, Scratch};
 
-/// Runs a bench of a moment; returns the rows of its report.
+/// Runs a short bench; returns the rows of its report.
 pub(crate) fn rows(scratch: &Scratch, words: &[&str]) -> Vec<serde_json::Value> {
     let json = scratch.path("report.json");
     let mut command = Command::new(program());

@@ -1,4 +1,5 @@
-//! Decides that a client which asks what is allocated, again and again, holds up nobody else and stays within its caps.
+//! Decides that a client which asks repeatedly what is allocated delays nobody else and stays
+//! within its caps.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -35,7 +36,7 @@ fn questions_about_allocation_do_not_hold_up_a_neighbour() {
         let asking = scope.spawn(|| ask_until(&socket, &stop));
         std::thread::sleep(Duration::from_millis(100));
         let p99 = p99_of_reads(&socket);
-        // Relaxed: nothing else is handed over with it.
+        // Relaxed: nothing else is published with it.
         stop.store(true, Ordering::Relaxed);
         (p99, asking.join().expect("the client that asks"))
     });
@@ -59,13 +60,13 @@ fn questions_about_allocation_count_for_the_caps_of_the_group() {
     for _ in 0..40 {
         answer(&mut asking);
     }
-    // 40 at 20 a second; at the start there may be some tenths of a second's worth at once.
+    // 40 requests at 20 a second; at the start some tenths of a second's worth may pass at once.
     let taken = start.elapsed();
     assert!(taken > Duration::from_secs(1), "40 questions in {taken:?}");
     daemon.stop();
 }
 
-/// Asks for all of the disk, hundreds of times at once.
+/// Asks for the block status of the whole disk, hundreds of times at once.
 fn ask_until(socket: &Path, stop: &AtomicBool) -> u64 {
     let mut stream = asks(socket, "asked");
     let batch: Vec<u8> = (0..QUESTIONS)
@@ -83,11 +84,12 @@ fn ask_until(socket: &Path, stop: &AtomicBool) -> u64 {
     answered
 }
 
-/// A file with data and holes by turns, as a guest's filesystem leaves them.
+/// A file with data and holes alternating, as a guest's filesystem leaves them.
 fn fragmented(scratch: &Scratch, name: &str) -> String {
     let word = scratch.image(name, FILE_BYTES);
     let file = File::options().write(true).open(&word).expect("the image opens");
-    // Long runs of data, each cut into pieces by the stripes, so that an answer of few extents is much work.
+    // Long runs of data, divided into pieces by the stripes, so that a reply with few extents takes
+    // much work.
     for at in (0..FILE_BYTES).step_by(8 << 20) {
         file.write_all_at(&[1; 4 << 20], at).expect("the image takes it");
     }
@@ -120,12 +122,12 @@ pub(crate) fn asks(socket: &Path, export: &str) -> UnixStream {
     stream
 }
 
-/// What is stored on so many bytes from the first one on.
+/// A request for the block status of the first `bytes` bytes.
 pub(crate) fn question(cookie: u64, bytes: u32) -> Vec<u8> {
     request(BLOCK_STATUS, 0, cookie, 0, bytes)
 }
 
-/// Takes one answer, of one chunk.
+/// Receives one reply of one chunk.
 pub(crate) fn answer(stream: &mut UnixStream) {
     let mut head = [0; 20];
     stream.read_exact(&mut head).expect("a reply");
@@ -136,7 +138,7 @@ pub(crate) fn answer(stream: &mut UnixStream) {
     assert!(bytes >= 12, "{bytes} bytes of a reply");
 }
 
-/// Reads again and again, one after the other; returns the 99th percentile.
+/// Reads repeatedly, one at a time; returns the 99th percentile.
 fn p99_of_reads(socket: &Path) -> Duration {
     let mut client = Client::connect(socket, "light").expect("the daemon serves it");
     let (start, mut times) = (Instant::now(), Vec::new());
@@ -151,9 +153,10 @@ fn p99_of_reads(socket: &Path) -> Duration {
 
 const FILES: usize = 4;
 const FILE_BYTES: u64 = 256 << 20;
-/// How many are sent before the first answer is read.
+/// How many requests are sent before the first reply is read.
 const QUESTIONS: u64 = 500;
-/// On a busy machine; while the lookups were done by the thread that serves, a read waited for a hundred and more of them.
+/// The limit on a busy machine. When the serving thread did the lookups itself, a read waited for a
+/// hundred or more of them.
 const P99_MAX: Duration = Duration::from_millis(10);
 const OPT_STRUCTURED_REPLY: u32 = 8;
 const OPT_SET_META_CONTEXT: u32 = 10;

@@ -1,4 +1,5 @@
-//! Decides that clients which connect and do nothing keep nobody out: at another address, of another group, or at their own.
+//! Decides that clients which connect and do nothing keep nobody out: at another address, of
+//! another group, or at their own.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -91,7 +92,7 @@ fn a_tenant_has_its_own_places_whichever_queue_its_disks_lie_on() {
     std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
     let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
     let mut control = Control::connect(&control).expect("it is served");
-    // On a queue of its own each, and so in the first group of that.
+    // Each on its own queue, and so in the first group of that queue.
     for (disk, group) in [("a", "/a"), ("b", "/b"), ("c", "/a")] {
         let keys = json!({"ram": "1M", "queue": disk, "group": group});
         let params = json!({"kind": "disk", "name": disk, "keys": keys});
@@ -159,7 +160,8 @@ fn an_address_accepts_two_thousand_clients_a_second_and_nobody_at_another_waits_
         .expect("a configuration can be written");
     let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
     let mut was_ahead = false;
-    // The machine may stop us for longer than a burst takes: one round in which it does not is enough to show who waits for whom.
+    // The machine may pause this process for longer than a burst takes. One round without such a
+    // pause suffices.
     for _ in 0..5 {
         let (mut burst, since) = burst(&daemon, &scratch.path("one.sock"));
         serves(&scratch.path("two.sock"), "two");
@@ -170,7 +172,7 @@ fn an_address_accepts_two_thousand_clients_a_second_and_nobody_at_another_waits_
         for client in &mut burst[..BURST - 1] {
             client.read_exact(&mut [0; 18]).expect("a greeting");
         }
-        // 64 of them at once.
+        // 64 clients are let in at once.
         let (time, at_least) = (since.elapsed(), Duration::from_micros(500) * (BURST as u32 - 66));
         assert!(time >= at_least, "{BURST} clients were let in within {time:?}");
     }
@@ -246,7 +248,7 @@ fn a_client_that_selects_nothing_in_time_is_cut_off() {
     let mut slow = greeted(&scratch.path("nbd.sock")).expect("anyone is greeted");
     let go = option(OPT_GO, &go_payload("vm1"));
     let start = Instant::now();
-    // A byte now and then does not help.
+    // Sending a byte now and then does not help.
     for byte in &go[..go.len() - 1] {
         if slow.write_all(&[*byte]).is_err() {
             break;
@@ -267,8 +269,8 @@ fn the_kernel_watches_over_tcp_clients_that_say_nothing() {
     let mut client = TcpStream::connect(free).expect("the daemon listens");
     client.read_exact(&mut [0; 18]).expect("a greeting");
     let port = format!(":{:04X}", client.local_addr().expect("an address").port());
-    // Of the daemon's end the remote port is the client's; 02 is the timer of keepalive, which waits for the greeting's
-    // acknowledgement.
+    // In the daemon's entry the remote port is the client's; 02 is the timer of keepalive, which
+    // starts after the acknowledgement of the greeting.
     let is_watched = || {
         let table = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's table of connections");
         table.lines().any(|line| {
@@ -280,7 +282,7 @@ fn the_kernel_watches_over_tcp_clients_that_say_nothing() {
     daemon.stop();
 }
 
-/// Two disks, each in a group and at an address of its own: `one.sock` has more keys.
+/// Two disks, each in a group and at an address of its own; `one.sock` has further keys.
 fn two_addresses(scratch: &Scratch, keys_of_one: &str) -> String {
     format!(
         "[disk.one]\nram = \"1M\"\n[disk.two]\nram = \"1M\"\n\
@@ -291,7 +293,7 @@ fn two_addresses(scratch: &Scratch, keys_of_one: &str) -> String {
     )
 }
 
-/// The daemon with limits of descriptors.
+/// The daemon with limits on descriptors.
 fn limited(soft: u64, hard: u64, words: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\"");
@@ -300,7 +302,7 @@ fn limited(soft: u64, hard: u64, words: &[&str]) -> Command {
     command
 }
 
-/// Clients that connect, maybe select a disk, and stay; some may be refused.
+/// Clients that connect and perhaps select a disk, and stay; some may be refused.
 fn crowd(socket: &Path, clients: usize, is_negotiating: bool) -> Vec<UnixStream> {
     let one = |_| {
         let mut stream = greeted(socket).ok()?;
@@ -312,7 +314,8 @@ fn crowd(socket: &Path, clients: usize, is_negotiating: bool) -> Vec<UnixStream>
     (0..clients).filter_map(one).collect()
 }
 
-/// Clients who are all there when the daemon looks again, and when the first one came: the daemon may accept some before it stops.
+/// Clients that are all connected before the daemon continues, and when the first one connected:
+/// the daemon may accept some before it is stopped.
 fn burst(daemon: &Daemon, socket: &Path) -> (Vec<UnixStream>, Instant) {
     let since = Instant::now();
     daemon.signal(Signal::STOP);
@@ -328,7 +331,7 @@ fn burst(daemon: &Daemon, socket: &Path) -> (Vec<UnixStream>, Instant) {
     (clients, since)
 }
 
-/// Demands that a client is let in and served soon.
+/// Checks that a client is soon accepted and served.
 fn serves(socket: &Path, disk: &str) {
     let start = Instant::now();
     let mut client = Client::connect(socket, disk).expect("there is room for it");
@@ -345,7 +348,7 @@ fn until(mut is_so: impl FnMut() -> bool, complaint: &str) {
     }
 }
 
-/// Raises this process's own limit: the tests hold both ends.
+/// Raises this process's own limit, since the tests hold both ends of each connection.
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -356,5 +359,5 @@ fn allow_many_files() {
 }
 
 const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// Fewer than wait in the kernel's backlog.
+/// Fewer than fit in the kernel's backlog.
 const BURST: usize = 400;

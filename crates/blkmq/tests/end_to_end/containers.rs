@@ -1,5 +1,5 @@
-//! Decides that the example of containers with disks does what its page says: its commands are run as they stand, in other directories,
-//! with less data and for less time.
+//! Decides that the example of containers with disks works as its page states: its commands are run
+//! unchanged, except for other directories, less data and less time.
 
 use std::process::Command;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn the_example_of_two_containers_runs_as_it_stands() {
     std::fs::create_dir(&bin).expect("a directory can be made");
     std::os::unix::fs::symlink(program(), bin.join("blkmq")).expect("a link can be made");
     let path = std::env::var("PATH").unwrap_or_default();
-    // Whatever fails, nothing is left behind.
+    // Nothing is left behind, whatever fails.
     let mut bash = Command::new("timeout");
     bash.args(["60", "bash", "-c", &format!("trap '{DOWN}' EXIT\n{commands}")])
         .current_dir(scratch.path("."))
@@ -68,7 +68,7 @@ fn example() -> String {
         .join("\n")
 }
 
-/// Takes away what the commands have not.
+/// Removes what the commands have left.
 const DOWN: &str = r#"
 for name in web batch; do
   device=$(findmnt -n -o SOURCE "$srv/$name") && umount "$srv/$name" && losetup --detach "$device"

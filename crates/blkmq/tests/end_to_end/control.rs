@@ -1,5 +1,5 @@
-//! Decides whether a daemon can be asked and changed while it serves: each change whole or not at all, and no client of a disk
-//! notices any that is not its own.
+//! Decides whether a daemon can be queried and changed while it serves: each change is made
+//! completely or not at all, and clients of other disks do not notice it.
 
 mod dumps;
 mod mutated_lines;
@@ -115,7 +115,7 @@ fn a_shell_is_offered_the_names_of_a_running_daemon() {
     assert_eq!(offered(&["ctl", "resize", "v"]), "");
 }
 
-/// Draws numbers that are the same in every run.
+/// Pseudo-random numbers, the same in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -174,7 +174,7 @@ fn disks_come_and_go_beside_clients_that_do_not_notice() {
     stage.daemon.stop();
 }
 
-/// What a front end is told the capacity is, in bytes.
+/// The capacity in bytes that a front end is told.
 fn capacity(guest: &mut Guest) -> u64 {
     let mut request: Vec<u8> = [0_u32, 8, 0].iter().flat_map(|word| word.to_ne_bytes()).collect();
     request.extend([0; 8]);
@@ -207,14 +207,14 @@ fn a_disk_that_grows_is_larger_for_guests_at_once_and_for_nbd_clients_that_come(
     assert_eq!(new.size(), 16 << 20);
     new.write((16 << 20) - BLOCK as u64, &block(1, 1))
         .expect("a write to the new end");
-    // The guest reads it, at the new end.
+    // The guest reads at the new end.
     let sector = ((16 << 20) - BLOCK as u64) / 512;
     guest.request(0, 0, sector);
     guest.offer(&[0]);
     guest.kick();
     assert_eq!((guest.used(1), guest.status(0)), (vec![0], 0));
 
-    // Somebody else makes the file larger, and has the daemon look.
+    // Another program makes the file larger, and the daemon is told to check it.
     let file = std::fs::OpenOptions::new()
         .write(true)
         .open(stage.scratch.path("vm1.raw"));
@@ -236,7 +236,7 @@ fn a_disk_that_grows_is_larger_for_guests_at_once_and_for_nbd_clients_that_come(
         let (code, said) = stage.ctl(words);
         assert!(code == 1 && said.contains(part), "{words:?}: {said}");
     }
-    // A front end that does not read what it is told loses nothing else.
+    // A front end that does not read its messages loses nothing else.
     drop(ours);
     assert_eq!(stage.ctl(&["resize", "vm1", "32M"]).0, 0);
     assert_eq!(capacity(&mut guest), 32 << 20);
@@ -251,7 +251,7 @@ fn a_change_of_which_one_step_fails_changes_nothing() {
     let text = before["toml"].as_str().expect("a text");
     let good = stage.scratch.image("good.raw", DISK_BYTES);
     for (more, part) in [
-        // The third of four steps.
+        // The third of four steps fails.
         (
             format!("[group.\"/x\"]\nweight = 7\n[disk.good]\nfile = {good:?}\n[disk.late]\nfile = \"/nowhere/x\"\n"),
             "/nowhere/x",
@@ -274,7 +274,7 @@ fn a_change_of_which_one_step_fails_changes_nothing() {
         let groups = control.call("group.list", &json!({})).expect("an answer");
         assert!(!groups.to_string().contains("/x"), "{more}: {groups}");
     }
-    // Nothing of it is held: the file can be had.
+    // Nothing of it is left: the file can be locked.
     add(&mut control, "disk", "good", &json!({"file": good})).expect("it is free");
     stage.daemon.stop();
 }
@@ -289,7 +289,7 @@ fn a_change_of_an_export_that_fails_is_taken_back_and_stands_in_no_other_change(
     for address in [&pattern, &one] {
         add(&mut control, "export", address, &keys(address, &["vm1"])).expect("an address");
     }
-    // No socket can be made where a directory is.
+    // A socket cannot be made where a directory is.
     let obstacle = stage.scratch.path("vm2.vsock");
     std::fs::create_dir(&obstacle).expect("a directory");
     let before = control.call("config.get", &json!({})).expect("an answer");
@@ -298,7 +298,7 @@ fn a_change_of_an_export_that_fails_is_taken_back_and_stands_in_no_other_change(
         (&pattern, &["vm2"], "something else than a socket"),
         (&one, &["vm1", "vm2"], "one socket for 2 disks"),
     ] {
-        // The socket is the same afterwards: it has not been closed and opened again.
+        // The socket stays the same: it is not closed and opened again.
         let inode = || std::fs::metadata(stage.scratch.path("vm1.vsock")).map(|found| found.ino());
         let first = inode().expect("it is served");
         let error =
@@ -313,7 +313,7 @@ fn a_change_of_an_export_that_fails_is_taken_back_and_stands_in_no_other_change(
             Guest::connect(&stage.scratch.path(socket)).start();
         }
     }
-    // One place is given to another disk, and several places to several disks.
+    // One address is given to another disk, and several addresses to several disks.
     std::fs::remove_dir(&obstacle).expect("the directory");
     set(&mut control, "export", &one, &json!({"disks": ["vm2"]})).expect("it is free");
     set(&mut control, "export", &pattern, &json!({"disks": ["vm2"]})).expect("it is free");
@@ -487,7 +487,7 @@ fn the_last_places_are_the_owners_whoever_else_may_read() {
     );
     std::fs::write(scratch.path("a.toml"), text).expect("the file can be written");
     let daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
-    // Somebody else may not come to where the program is.
+    // Other users may not have access to the program's directory.
     let own = scratch.path("program");
     std::fs::copy(program(), &own).expect("a copy");
     let (nobody, its_group) = (65534, 65534);
@@ -552,7 +552,7 @@ fn ctl_adds_and_removes_an_address_by_what_it_is() {
     let path = stage.scratch.path("more.sock");
     let address = format!("unix:{}", stage.scratch.word("more.sock"));
     let key = format!("nbd={address}");
-    // A name before the key is borne: it is what other kinds have.
+    // A name before the key is accepted, as other kinds have one.
     let ways: [&[&str]; 2] = [&["add", "export", &key], &["add", "export", &address, &key]];
     for add in ways {
         let (code, said) = stage.ctl(&[add, &["disks=[\"vm1\"]"]].concat());
@@ -576,14 +576,14 @@ fn a_client_of_the_socket_that_misbehaves_costs_itself_alone() {
     let load = Load::start(&stage.nbd(), "vm1", 1);
     let path = stage.scratch.path("control.sock");
     let connect = || UnixStream::connect(&path).expect("it listens");
-    // One that never reads what it asks for, again and again.
+    // One that repeatedly sends requests and never reads the answers.
     let deaf = connect();
     let asks = std::thread::spawn(move || {
         let line = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"statistics.get\"}\n";
         let mut deaf = deaf;
         while deaf.write_all(line).is_ok() {}
     });
-    // Garbage, each line of which is answered, and a line without an end, which is not borne.
+    // Garbage, each line of which is answered, and a line without an end, which is refused.
     let mut garbage = connect();
     garbage
         .write_all(b"\xff\xfe\n[[[[\n{\"jsonrpc\":3}\n\n")
@@ -593,7 +593,7 @@ fn a_client_of_the_socket_that_misbehaves_costs_itself_alone() {
     assert!(String::from_utf8_lossy(&answers[..len]).contains("-32700"));
     let endless = vec![b'x'; 1 << 20];
     while garbage.write_all(&endless).is_ok() {}
-    // As many as may be, and more.
+    // As many as are allowed, and more.
     let many: Vec<UnixStream> = (0..200).map(|_| connect()).collect();
     std::thread::sleep(Duration::from_millis(300));
     drop(many);
@@ -622,7 +622,7 @@ fn who_is_turned_away_is_told_so_and_the_daemon_needs_no_name() {
     let many: Vec<UnixStream> = (0..128)
         .map(|_| UnixStream::connect(&path).expect("room"))
         .collect();
-    // They are let in one after the other.
+    // They are accepted one after the other.
     std::thread::sleep(Duration::from_millis(200));
     for _ in 0..20 {
         let (code, said) = stage.ctl(&["set", "group", "/vm1", "weight=300"]);

@@ -1,8 +1,10 @@
-//! Decides whether what was acknowledged as flushed is there after the daemon was killed in the middle of writing.
+//! Decides whether data that was acknowledged as flushed is there after the daemon was killed
+//! during writes.
 //!
-//! Several writers with a connection each overwrite the blocks of their own region again and again, each block with its place
-//! and a rising generation in every sector. A writer records per block which generation it has sent, and which one a
-//! flush has covered that was acknowledged. After the kill, every sector must hold a generation from the second to the first.
+//! Several writers with a connection each overwrite the blocks of their own region repeatedly, each
+//! block with its place and a rising generation in every sector. A writer records, per block, which
+//! generation it has sent, and which one an acknowledged flush has covered. After the kill, every
+//! sector must hold a generation from the second to the first.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,13 +83,13 @@ struct History {
     in_doubt_seen: u64,
 }
 
-/// One writer's part of the history, and its own chance.
+/// One writer's part of the history, and its random numbers.
 struct Writer<'a> {
     client: Client,
     first_block: u64,
     sent: &'a mut [u64],
     flushed: &'a mut [u64],
-    /// Acknowledged, and waiting for a flush: (block, generation).
+    /// Acknowledged and not flushed: (block, generation).
     written: Vec<(usize, u64)>,
     random: u64,
 }
@@ -107,7 +109,7 @@ impl History {
         self.flushes
     }
 
-    /// Reads everything back and checks every sector against what is known; what is found is then the truth.
+    /// Reads everything and checks every sector against the history.
     fn check(&mut self, socket: &Path, round: u64) {
         let mut client = Client::connect(socket, "vm1").expect("the daemon serves it again");
         for number in 0..self.sent.len() {
@@ -125,11 +127,12 @@ impl History {
                 );
             }
         }
-        // What was in doubt is overwritten in the next round; until then any of both may be there.
+        // Blocks with several possible generations are overwritten in the next round; until then
+        // each remains possible.
     }
 }
 
-/// Runs the writers until the daemon, killed after `time`, has gone from under all of them.
+/// Runs the writers until all of them have lost the daemon, which is killed after `time`.
 fn write_until_killed(socket: &Path, history: &mut History, daemon: Daemon, time: Duration) {
     let flushes = AtomicU64::new(0);
     let region = REGION_BLOCKS as usize;
@@ -152,7 +155,7 @@ fn write_until_killed(socket: &Path, history: &mut History, daemon: Daemon, time
             };
             let flushes = &flushes;
             scope.spawn(move || {
-                // Ends with the error that the kill causes; what it means is in the history.
+                // Ends with the error that the kill causes; the history has the rest.
                 while writer.write_batch().and_then(|()| writer.flush()).is_ok() {
                     // Relaxed: a count, read after the scope has joined the threads.
                     flushes.fetch_add(1, Ordering::Relaxed);
@@ -175,7 +178,7 @@ impl Writer<'_> {
                 continue;
             }
             let number = self.first_block + index as u64;
-            // Recorded before it is sent: from then on it may be on the disk.
+            // Recorded before it is sent, because it may be on the disk from then on.
             self.sent[index] += 1;
             let data = block(number, self.sent[index]);
             let command = crate::common::nbd::Command::Write;
@@ -215,7 +218,7 @@ fn a_disk_that_lost_a_flushed_block_fails_the_check() {
     let image = scratch.image("vm1.raw", WRITERS * REGION_BLOCKS * BLOCK as u64);
     let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
     let mut history = History::new();
-    // A block that the history says was flushed, and that nobody wrote.
+    // A block that was flushed according to the history, but never written.
     (history.sent[5], history.flushed[5]) = (1, 1);
     let socket = scratch.path("nbd.sock");
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| history.check(&socket, 0)));

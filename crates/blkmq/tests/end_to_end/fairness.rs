@@ -1,5 +1,5 @@
-//! Decides that `blkmq bench fairness --clients` measures shares over the daemon itself: it starts this very command as its server,
-//! and fio as its clients. How large the shares are is not asserted.
+//! Decides that `blkmq bench fairness --clients` measures shares with the daemon itself: it starts
+//! this program as its server, and fio as its clients. How large the shares are is not asserted.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -39,7 +39,7 @@ fn clients_of_each_side_are_measured_and_those_with_little_under_way_against_alo
                 .as_str()
                 .is_some_and(|name| name.ends_with("/1:16:64k,2:4:4k:randwrite"))
         );
-        // Its due is two thirds, and of what is under way it has a sixty-fourth.
+        // Its due is two thirds, and it has 1/64 of the bytes under way.
         assert!(
             number(light, "of_alone") > 0.0 && number(light, "alone_of_due") > 0.0,
             "{light}"
@@ -143,7 +143,7 @@ fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
             "the bench ended"
         );
     }
-    // Not before the daemon is there.
+    // Not before the daemon's directory exists.
     let is_there = || std::fs::read_dir(scratch.path("")).is_ok_and(|mut entries| entries.next().is_some());
     while !is_there() {
         std::thread::sleep(Duration::from_millis(5));

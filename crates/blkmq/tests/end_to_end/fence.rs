@@ -1,4 +1,5 @@
-//! Decides what a client can do to its own lost sessions with a fence, and that it can do nothing to those of others.
+//! Decides what a client can do with a fence to its own lost sessions, and that it can do nothing
+//! to those of others.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -55,7 +56,7 @@ fn nobody_fences_a_session_of_another_client_or_disk() {
         refused.raw_os_error(),
         Some(rustix::io::Errno::INVAL.raw_os_error())
     );
-    // A name that is taken is no way in, either.
+    // A name that is taken gives no access, either.
     let twice = Client::connect_as(&socket, "vm1", US, 1);
     assert!(twice.is_err(), "two sessions have one name");
     for client in [&mut victim, &mut stranger, &mut neighbour, &mut nobody] {
@@ -72,8 +73,8 @@ fn thousands_of_names_and_fences_leave_nothing_behind() {
     let mut lost = Client::connect_as(&socket, "vm1", US, 1).expect("it is served");
     write_much(&mut lost);
     let mut neighbour = Client::connect(&socket, "vm2").expect("it is served");
-    // How many connections are there at the same time is up to the machine, and so is what the allocator keeps of them. But what
-    // is left behind by each would show after every flood.
+    // The number of simultaneous connections depends on the machine, and so does the memory that
+    // the allocator keeps for them. A leak for each connection would show after every flood.
     let mut memory = vec![daemon.memory_kib()];
     for _ in 0..6 {
         flood(&socket, 1000);
@@ -98,7 +99,8 @@ fn thousands_of_names_and_fences_leave_nothing_behind() {
     daemon.stop();
 }
 
-/// So many clients come, each with a name of its own, fence what is there and what is not, and go without waiting.
+/// This many clients connect, each with its own name, fence sessions that exist and that do not,
+/// and disconnect without waiting.
 fn flood(socket: &std::path::Path, clients: u64) {
     for number in 0..clients {
         let name = if number % 2 == 0 { US } else { number.into() };
@@ -125,7 +127,7 @@ fn serve(scratch: &Scratch) -> Daemon {
     ])
 }
 
-/// Sends writes that take seconds below the cap, and stays.
+/// Sends writes that take seconds under the cap, and stays connected.
 fn write_much(client: &mut Client) {
     let data = vec![1; MIB as usize];
     for number in 0..WRITES {
@@ -135,7 +137,7 @@ fn write_much(client: &mut Client) {
     std::thread::sleep(Duration::from_millis(100));
 }
 
-/// Reads to the end; says whether it comes.
+/// Reads until the connection closes; returns whether it does.
 fn drain(client: &mut Client) -> bool {
     let mut bytes = [0; 4096];
     loop {
@@ -153,5 +155,5 @@ const MIB: u64 = 1 << 20;
 /// Bytes per second that may be written.
 const CAP: u64 = 4 << 20;
 const WRITES: u64 = 12;
-/// A small part of what the writes take.
+/// A small part of the time that the writes take.
 const SOON: Duration = Duration::from_millis(700);

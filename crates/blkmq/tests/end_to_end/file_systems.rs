@@ -1,4 +1,5 @@
-//! Decides whether a file system written through one client is whole when another brings it back.
+//! Decides whether a file system that is written through one client is intact when another reads it
+//! back.
 
 use std::path::Path;
 
@@ -14,7 +15,8 @@ fn an_ext4_image_written_through_qemu_is_whole_when_nbdcopy_brings_it_back() {
     daemon.stop();
 }
 
-/// Copies a file system of [`EXT4_BYTES`] to a disk with QEMU's tool and back with libnbd's, and checks it.
+/// Copies a file system of [`EXT4_BYTES`] to a disk with QEMU's tool and back with libnbd's, and
+/// checks it.
 pub(crate) fn write_ext4_with_qemu(scratch: &Scratch, uri: &str) {
     if !installed(&["mkfs.ext4", "e2fsck", "debugfs", "qemu-img", "nbdcopy"]) {
         return;
@@ -40,7 +42,7 @@ pub(crate) fn write_ext4_with_qemu(scratch: &Scratch, uri: &str) {
             "file{number}"
         );
     }
-    // The check of the check.
+    // Checks that the check detects damage.
     damage(Path::new(&back));
     assert!(
         !try_run("e2fsck", &["-f", "-n", &back]).success,
@@ -57,7 +59,8 @@ fn an_xfs_image_written_through_nbdcopy_is_whole_when_qemu_brings_it_back() {
     daemon.stop();
 }
 
-/// Copies a file system of [`XFS_BYTES`] to a disk with libnbd's tool and back with QEMU's, and checks it.
+/// Copies a file system of [`XFS_BYTES`] to a disk with libnbd's tool and back with QEMU's, and
+/// checks it.
 pub(crate) fn write_xfs_with_nbdcopy(scratch: &Scratch, uri: &str) {
     if !installed(&["mkfs.xfs", "xfs_repair", "qemu-img", "nbdcopy"]) {
         return;
@@ -71,7 +74,7 @@ pub(crate) fn write_xfs_with_nbdcopy(scratch: &Scratch, uri: &str) {
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &made, &back]);
 }
 
-/// A directory of files small and large, to be copied into an image.
+/// A directory of small and large files, to be copied into an image.
 fn make_tree(scratch: &Scratch) -> String {
     let tree = scratch.word("tree");
     std::fs::create_dir(&tree).expect("a directory can be made");
@@ -88,7 +91,7 @@ fn contents(number: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Overwrites what follows the superblock: the group descriptors, which the check must miss.
+/// Overwrites the group descriptors, which follow the superblock, so that the check must fail.
 fn damage(image: &Path) {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::options()
@@ -101,5 +104,5 @@ fn damage(image: &Path) {
 
 const FILES: usize = 12;
 pub(crate) const EXT4_BYTES: u64 = 64 << 20;
-/// The smallest that it makes is of 300 MiB.
+/// The smallest file system that mkfs.xfs makes has 300 MiB.
 pub(crate) const XFS_BYTES: u64 = 320 << 20;

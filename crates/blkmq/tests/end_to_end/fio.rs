@@ -1,4 +1,4 @@
-//! Decides whether fio, verifying every block it wrote, finds them again.
+//! Decides whether fio finds every block that it wrote.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -40,7 +40,8 @@ fn two_disks_of_one_scheduler_keep_their_data_apart() {
         return;
     }
     let scratch = Scratch::new();
-    // On one filesystem, so on one queue: the second disk names no scheduler and gets the first one's.
+    // On one filesystem, and so on one queue: the second disk names no scheduler and gets the first
+    // one's.
     let disks = ["a", "b"].map(|name| format!("name={name},file={}", scratch.image(name, 32 * MIB)));
     let daemon = Daemon::serve(&scratch, &[&format!("{},sched=mq-deadline", disks[0]), &disks[1]]);
     let words =
@@ -82,7 +83,8 @@ fn fio_verifies_every_operation_on_memory_and_on_a_file() {
             "trimwrite",
             "randtrimwrite",
         ] {
-            // A trim and the write that follows it go to the same block: at more depth fio itself lets them overtake each other.
+            // A trim and the write that follows it go to the same block; at a larger depth fio
+            // itself lets them overtake each other.
             let depth = if rw.contains("trim") { 1 } else { 8 };
             let words = format!("--rw={rw} --bs=4k --size=8m --iodepth={depth} --fsync=32");
             let jobs = jobs(&fio(&uri, &words, VERIFY));
@@ -128,7 +130,7 @@ fn fio_finds_what_it_wrote_after_a_restart_and_notices_one_changed_byte() {
     assert_eq!(bytes(&jobs[0], "read"), 16 * MIB);
     daemon.stop();
 
-    // The check of the check: it has to fail where the data is wrong.
+    // Checks that the verification fails if the data is wrong.
     let file = std::fs::File::options()
         .write(true)
         .open(&image)
@@ -151,8 +153,9 @@ fn fio_finds_what_it_wrote_with_flushes_before_kill_9() {
     if !installed(&["fio"]) {
         return;
     }
-    // fio waits for ever for a write whose server is gone, and then cannot tell how far it came; an interrupted flush it
-    // notices. So flushes are many here, and a stuck fio is tried again; `crash` checks the same without fio.
+    // fio waits forever for a write whose server is gone, and then does not know how far it came;
+    // it notices an interrupted flush. So there are many flushes, and fio is started again if it is
+    // stuck. `crash` checks the same without fio.
     let verified = (0..4).find_map(|_| verified_after_kill());
     let verified = verified.expect("fio ends after the kill in one of four tries");
     assert!(
@@ -161,8 +164,8 @@ fn fio_finds_what_it_wrote_with_flushes_before_kill_9() {
     );
 }
 
-/// Kills the daemon under a writing fio, and lets another one verify what the first knows to be written. Returns how much
-/// that was; none if the first one got stuck.
+/// Kills the daemon while fio writes, and lets another fio verify what the first knows to be
+/// written. Returns how much that was; none if the first one was stuck.
 fn verified_after_kill() -> Option<u64> {
     let scratch = Scratch::new();
     let disk = format!("name=vm1,file={}", scratch.image("vm1.raw", 256 * MIB));
@@ -188,14 +191,15 @@ fn verified_after_kill() -> Option<u64> {
         return None;
     }
     let daemon = Daemon::serve(&scratch, &[&disk]);
-    // One at a time: at more depth fio also looks for the last writes, which were never acknowledged.
+    // One at a time: at a larger depth fio also expects the last writes, which were never
+    // acknowledged.
     let load = "--iodepth=1 --verify=crc32c --verify_only=1 --verify_fatal=1 --verify_state_load=1";
     let resumed = fio(&daemon.uri("vm1"), &words, load);
     daemon.stop();
     Some(bytes(&jobs(&resumed)[0], "read"))
 }
 
-/// One fio run over the disk; the test fails unless fio is content.
+/// Runs fio on the disk; the test fails unless fio succeeds.
 pub(crate) fn fio(uri: &str, words: &str, verify: &str) -> Said {
     let said = try_fio(uri, words, verify);
     assert!(
@@ -211,11 +215,11 @@ fn try_fio(uri: &str, words: &str, verify: &str) -> Said {
     try_run(&all[0], &all[1..])
 }
 
-/// The words of a fio run, behind those of a program that runs it.
+/// The arguments of fio, after those of a program that runs it.
 fn with_fio(before: &[&str], uri: &str, words: &str, verify: &str) -> Vec<String> {
-    // The engine must stand before its address.
+    // The engine must precede its address.
     let uri = format!("--uri={uri}");
-    // Unless a test wants the state file of a verification, fio must not leave one where it runs.
+    // fio must not leave a state file in its directory, unless a test needs it.
     let own = [
         "fio",
         "--name=job",
@@ -235,7 +239,7 @@ fn with_fio(before: &[&str], uri: &str, words: &str, verify: &str) -> Vec<String
 }
 
 pub(crate) fn jobs(said: &Said) -> Vec<Value> {
-    // Notes may stand before the report.
+    // Messages may precede the report.
     let start = said
         .stdout
         .find('{')

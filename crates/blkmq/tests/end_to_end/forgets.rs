@@ -1,5 +1,6 @@
-//! Decides whether what was acknowledged as durable survives a crash of daemon and page cache: on a filesystem that forgets.
-//! `cargo xtask crashes` does more of them, and shows that builds which lose data are caught.
+//! Decides whether data that was acknowledged as durable survives a crash of daemon and page cache,
+//! on a filesystem that loses unsynced data. `cargo xtask crashes` does more crashes, and checks
+//! that builds which lose data are caught.
 
 use blkmq_forget::crashes::{self, Failure, Plan};
 use blkmq_forget::filesystems;
@@ -33,7 +34,7 @@ fn what_was_acknowledged_as_durable_survives_crashes_that_forget_the_rest() {
 
 #[test]
 fn ext4_and_xfs_on_a_disk_survive_crashes_that_forget_and_have_what_was_synced() {
-    // Filesystems flush often: a crash at which nothing is volatile is no test.
+    // Filesystems flush often, and a crash at which nothing is volatile tests nothing.
     for seed in 1..=24 {
         let plan = Plan {
             program: program(),

@@ -1,4 +1,5 @@
-//! Decides what a monitor can rely on that stops a ring, connects again, or takes the memory away that it has shared.
+//! Decides what a monitor can rely on if it stops a ring, connects again, or truncates the memory
+//! that it has shared.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +61,7 @@ fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
         client.request(head, 1, head.into());
     }
     client.offer(&[0, 3, 6, 9, 12]);
-    // The cap lets one pass at once, and the others one after the other.
+    // The cap lets one request pass at once, and the others one after the other.
     client.used(1);
     for _ in 0..2 {
         client.connect_again(&scratch.path("vm.sock"));
@@ -68,7 +69,7 @@ fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
         client.start_at(0);
         assert_eq!(client.ask(GET_STATUS, &[]), 0);
     }
-    // As long as three times all of them take.
+    // Three times as long as all of them take.
     let (start, mut used) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_millis(750) {
         let now = u16::from_le_bytes(client.read(USED + 2));
@@ -95,7 +96,8 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
     let mut daemon = Daemon::start(&["--disk", ram, "--disk", &file, "--vhost-user", &address]);
     let good = Client::connect(&scratch.path("ram.sock"));
     good.start();
-    // All of it: the ring is gone. Or the data of a write alone, which is copied to memory, and read by the kernel for a file.
+    // Without any memory the ring is gone. Without the data of a write, which is copied for memory
+    // and read by the kernel for a file, only that write can fail.
     for (disk, left, ends_with) in [
         ("ram", 0, None),
         ("file", 0, None),
@@ -105,7 +107,7 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
         let what = format!("{disk}, {left} bytes left");
         let mut bad = Client::connect(&scratch.path(&format!("{disk}.sock")));
         bad.start();
-        // Answered when all before is done.
+        // Answered once all earlier messages are processed.
         assert_eq!(bad.ask(GET_STATUS, &[]), 0);
         bad.request(0, 1, 0);
         bad.descriptor(1, DATA + 8192, 512, client::NEXT, 2);
@@ -130,7 +132,7 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
             ends_with.is_some(),
             "{what}"
         );
-        // With memory that is there it is served again.
+        // Once the memory is there again, it is served again.
         ftruncate(&bad.memory, client::MEMORY_BYTES).unwrap();
         bad.send(RESET_DEVICE, &[], &[]);
         bad.share(client::MEMORY_BYTES);
@@ -153,7 +155,7 @@ fn a_ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let mut daemon = Daemon::start(&["--disk", "name=vm,ram=1M", "--vhost-user", &address]);
     let mut client = Client::connect(&scratch.path("vm.sock"));
-    // The rings lie in the first page of it.
+    // The first page of it contains the rings.
     client.share_at(client::MEMORY_BYTES, 1 << 40);
     client.start();
     client.request(0, 0, 0);

@@ -1,4 +1,5 @@
-//! Decides whether a front end can have a reactor wait for it: its eventfds are full, and to write to them would block.
+//! Decides whether a front end can block a reactor with eventfds that are full, so that a write to
+//! them would block.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use rustix::io::{ioctl_fionbio, read, write};
 use crate::common::{Daemon, Scratch};
 use crate::vhost_user::client::{AVAIL, Client, words};
 
-/// Has the daemon notify the front end through an event.
+/// Gives the daemon an event with which to notify the front end.
 fn set_event(client: &Client, message: u32, event: &OwnedFd) {
     client.send(message, &words(&[0]), &[event.as_fd()]);
 }
@@ -18,19 +19,19 @@ fn new_event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event")
 }
 
-/// Makes a write of 1 to an event block.
+/// Fills an event's counter, so that a write of 1 blocks.
 fn fill(event: &OwnedFd) {
     let _ = read(event, &mut [0; 8]);
     write(event, &(u64::MAX - 1).to_ne_bytes()).expect("room");
     ioctl_fionbio(event, false).expect("a flag");
 }
 
-/// One read by a front end that is as it should be, and the notification of it.
+/// One read by a well-behaved front end, and its notification.
 fn read_once(client: &Client, call: &OwnedFd, count: u16) {
     client.write(AVAIL + 2, &count.to_le_bytes());
     client.kick();
     client.used_up_to(count);
-    // The chain is given back first.
+    // The chain is used before the notification.
     let mut told = [0; 8];
     while read(call, &mut told).is_err() {
         std::thread::sleep(Duration::from_millis(1));
@@ -43,7 +44,7 @@ fn a_front_end_whose_events_are_full_holds_nobody_up() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let disks = ["--disk", "name=a,ram=1M", "--disk", "name=b,ram=1M"];
-    // On one reactor.
+    // One reactor for both.
     let more = ["--vhost-user", &address, "--reactors", "1"];
     let daemon = Daemon::start(&[&disks, &more[..]].concat());
     let (neighbour, call) = (Client::connect(&scratch.path("a.sock")), new_event());
@@ -68,7 +69,7 @@ fn a_front_end_whose_events_are_full_holds_nobody_up() {
     hostile.offer(&[0, 0]);
     assert_eq!(hostile.used(2), [0, 0]);
     read_once(&neighbour, &call, 2);
-    // A head that is none breaks the device, of which the other event tells.
+    // An invalid head breaks the device, which the other event reports.
     hostile.offer(&[0, 0, 99]);
     read_once(&neighbour, &call, 3);
     drop((hostile, neighbour));

@@ -1,5 +1,5 @@
-//! Decides whether a disk that is a regular file of this host does what files do and loses nothing: with the programs that use files,
-//! through kills, and while it is unmounted.
+//! Decides whether a disk that is a regular file of this host behaves like a file and loses
+//! nothing: with programs that use files, through kills, and while it is unmounted.
 
 mod durability;
 mod ends;
@@ -25,14 +25,15 @@ use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::{installed, output_within, run};
 use crate::common::{Daemon, Scratch};
 
-/// A daemon that serves one disk as a file, which is unmounted in the end whatever happens.
+/// A daemon that serves one disk as a file, which is unmounted in the end in any case.
 pub(crate) struct Stage {
     daemon: Option<Daemon>,
     scratch: Scratch,
 }
 
 impl Stage {
-    /// A disk in a file, with these keys besides; none, aloud, where nothing can be mounted.
+    /// A disk in a file, with these additional keys; none, with a message, if nothing can be
+    /// mounted.
     fn new(keys: &str) -> Option<Self> {
         Self::of_size(keys, DISK_BYTES)
     }
@@ -43,7 +44,7 @@ impl Stage {
         Self::on(scratch, &format!("name=vm1,file={image}{keys}"))
     }
 
-    /// Any disk; none, aloud, where nothing can be mounted.
+    /// Any disk; none, with a message, if nothing can be mounted.
     pub(crate) fn on(scratch: Scratch, disk: &str) -> Option<Self> {
         if !may_mount() {
             return None;
@@ -56,7 +57,7 @@ impl Stage {
         Some(stage)
     }
 
-    /// Has a new daemon serve a disk.
+    /// Starts a new daemon that serves a disk.
     fn serve(&mut self, disk: &str) {
         let control = format!("unix:{}", self.scratch.word("control.sock"));
         let words = ["--disk", disk, "--fuse", &self.word(), "--control", &control];
@@ -80,7 +81,7 @@ impl Stage {
         self.scratch.word("disk")
     }
 
-    /// Opens the disk past the page cache.
+    /// Opens the disk for direct I/O.
     fn open(&self) -> File {
         self.open_at(&self.path())
     }
@@ -99,7 +100,7 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.daemon = None;
         let flags = rustix::mount::UnmountFlags::DETACH;
-        // The latter is where a second disk is, if a test has one.
+        // The latter is the path of a second disk, if a test has one.
         for path in [self.path(), self.scratch.path("other")] {
             while rustix::mount::unmount(&path, flags).is_ok() {}
         }
@@ -107,7 +108,7 @@ impl Drop for Stage {
     }
 }
 
-/// Says, aloud if not, whether this user can mount something here.
+/// Says whether this user can mount something here, with a message if not.
 pub(crate) fn may_mount() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let may = device.is_ok() && rustix::process::geteuid().is_root();
@@ -126,7 +127,7 @@ fn what_dd_writes_dd_reads_and_the_image_has_it() {
     let noise = stage.scratch.noisy_image("noise", 24 << 20, 7);
     let (of, back) = (format!("of={}", stage.word()), stage.scratch.word("back"));
     run("dd", &[&format!("if={noise}"), &of, "bs=1M", "oflag=direct"]);
-    // Blocks of no disk, from the middle of one.
+    // Blocks of another size than the disk's, from its middle.
     let odd = ["bs=777", "skip=5", "count=20000"];
     run(
         "dd",
@@ -242,14 +243,14 @@ fn the_size_is_the_disks_whoever_empties_the_file_or_writes_across_its_end() {
     assert_eq!(file.write_at(&across.0, last).unwrap(), BLOCK);
     assert_eq!(file.read_at(&mut across.0, last).unwrap(), BLOCK);
     assert_eq!(file.read_at(&mut across.0, DISK_BYTES).unwrap(), 0);
-    // The kernel knows the size for a second from here on.
+    // From here on the kernel caches the size for a second.
     assert_eq!(file.metadata().unwrap().len(), DISK_BYTES);
     let known = Instant::now();
     let control = format!("unix:{}", stage.scratch.word("control.sock"));
     let mut grow = Command::new(program());
     grow.args(["ctl", "--socket", &control, "resize", "vm1", "96M"]);
     assert!(grow.status().expect("it starts").success());
-    // The reactor tells the kernel in its next turn: before what that knew is a second old.
+    // The reactor tells the kernel in its next turn, before the cached size is a second old.
     while file.metadata().unwrap().len() != 96 << 20 {
         assert!(
             known.elapsed() < Duration::from_millis(900),
@@ -318,7 +319,7 @@ fn a_drive_that_does_not_answer_at_a_hangup_holds_up_neither_changes_nor_the_end
         output_within(&mut command, Duration::from_secs(10))
     };
     far.daemon().signal(Signal::STOP);
-    // The kernel knows the size for a while without a question.
+    // The kernel uses the cached size for a while without a request.
     let start = Instant::now();
     while !asks(&daemon) {
         daemon.signal(Signal::HUP);
@@ -377,22 +378,22 @@ fn an_address_that_is_no_file_or_is_in_use_is_refused() {
     stage.stop();
 }
 
-/// A block that tells where it belongs, where direct I/O wants it.
+/// A block that contains its place, aligned for direct I/O.
 fn aligned(number: u64) -> Box<Aligned> {
     aligned_of(number, 1)
 }
 
-/// The same of another generation.
+/// The same with another generation.
 fn aligned_of(number: u64, generation: u64) -> Box<Aligned> {
     let mut aligned = Box::new(Aligned([0; BLOCK]));
     aligned.0.copy_from_slice(&block(number, generation));
     aligned
 }
 
-/// What direct I/O wants.
+/// Aligned for direct I/O.
 #[repr(align(4096))]
 struct Aligned<const BYTES: usize = BLOCK>([u8; BYTES]);
 
 const DISK_BYTES: u64 = 64 << 20;
-/// A block, as offsets have it.
+/// The size of a block, as an offset.
 const STEP: u64 = BLOCK as u64;

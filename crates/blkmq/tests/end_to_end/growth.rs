@@ -1,4 +1,5 @@
-//! Decides whether a disk that has grown under its clients can still be taken over by another daemon, with them connected.
+//! Decides whether another daemon can take over a disk that has grown while clients were connected,
+//! which stay connected.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -22,7 +23,7 @@ fn start(scratch: &Scratch, how: &str) -> Daemon {
     Daemon::start(&[&words, &[how, &upgrade][..]].concat())
 }
 
-/// Makes the image larger, and has the daemon look.
+/// Makes the image larger, and has the daemon check it.
 fn grow(image: &Path, bytes: u64, daemon: &Daemon) {
     let file = std::fs::OpenOptions::new().write(true).open(image);
     file.expect("the image").set_len(bytes).expect("it grows");
@@ -52,7 +53,8 @@ fn clients_of_a_disk_that_has_grown_stay_connected_over_an_upgrade() {
 
     let daemon = start(&scratch, "--take-over");
     assert!(old.ended_within(LONG).success(), "{}", old.said());
-    // The one that was told of the new end reads there; the other one has its old end, and no error before it.
+    // The client that was told of the growth can read at the new end; the other keeps its old end,
+    // and gets no error before it.
     assert_eq!(guest.ask(GET_STATUS, &[]), 0);
     guest.request(0, 0, 2 * DISK_BYTES / 512 - 8);
     guest.offer(&[0]);
@@ -60,7 +62,7 @@ fn clients_of_a_disk_that_has_grown_stay_connected_over_an_upgrade() {
     assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
     let last = DISK_BYTES - BLOCK as u64;
     assert!(client.read(last, BLOCK).is_ok() && client.read(DISK_BYTES, BLOCK).is_err());
-    // The newcomer tells of growth in its turn, and not of what was told before.
+    // The new daemon reports growth as well, but not growth that was reported before.
     ours.set_nonblocking(true).expect("a socket");
     assert!((&ours).read(&mut [0]).is_err(), "it is told once more");
     ours.set_nonblocking(false).expect("a socket");

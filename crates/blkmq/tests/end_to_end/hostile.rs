@@ -1,7 +1,8 @@
-//! Decides that a client which breaks the rules hurts nobody but itself.
+//! Decides that a client which violates the protocol harms only itself.
 //!
-//! A good client checks every byte it writes, on the same socket and on the same disk, while the others misbehave; afterwards the
-//! daemon has no more files open and little more memory than before.
+//! A good client checks every byte that it writes, on the same socket and the same disk, while
+//! others misbehave. Afterwards the daemon has no more files open and little more memory than
+//! before.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -43,7 +44,7 @@ fn hostile_clients_do_not_disturb_a_good_one() {
     let image = scratch.image("vm1.raw", 8 * MIB);
     let mut daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}"), "name=big,null=1G"]);
     let socket = scratch.path("nbd.sock");
-    // One round to warm up: what stays allocated after it is not a leak.
+    // One round to warm up: memory that stays allocated after it is not a leak.
     misbehave_in_every_way(&socket);
     wait_for_open_files(&daemon, open_files(&daemon));
     let (files_before, memory_before) = (open_files(&daemon), daemon.memory_kib());
@@ -54,7 +55,7 @@ fn hostile_clients_do_not_disturb_a_good_one() {
         for _ in 0..ROUNDS {
             misbehave_in_every_way(&socket);
         }
-        // Relaxed: nothing else is handed over with it.
+        // Relaxed: nothing else is published with it.
         stop.store(true, Ordering::Relaxed);
         good.join().expect("the good client was disturbed")
     });
@@ -152,7 +153,8 @@ fn an_unknown_export_is_refused_by_name() {
     daemon.stop();
 }
 
-/// Writes and checks blocks until told to stop; returns how often it went round. Any surprise is a panic.
+/// Writes and checks blocks until it is told to stop; returns the number of rounds. Any error
+/// panics.
 fn use_well(socket: &Path, stop: &AtomicBool) -> u64 {
     let mut client = Client::connect(socket, "vm1").expect("the good client connects");
     let mut round = 0;
@@ -182,7 +184,8 @@ fn use_well(socket: &Path, stop: &AtomicBool) -> u64 {
     round
 }
 
-/// Every kind of misbehaviour once, each on a connection of its own. None may hang: the client's side has deadlines.
+/// Every kind of misbehaviour once, each on its own connection. None may hang, because the client's
+/// sockets have timeouts.
 fn misbehave_in_every_way(socket: &Path) {
     vanish_at_once(socket);
     send_garbage_for_a_greeting(socket);
@@ -203,7 +206,7 @@ fn vanish_at_once(socket: &Path) {
 
 fn send_garbage_for_a_greeting(socket: &Path) {
     let mut stream = UnixStream::connect(socket).expect("anyone may connect");
-    // A closed connection in the middle of it is an answer too.
+    // The server may close the connection meanwhile, which is a valid answer.
     let _ = stream.write_all(&GARBAGE.repeat(1000));
     drained_within(&mut stream);
 }
@@ -218,7 +221,7 @@ fn send_an_option_without_end(socket: &Path) {
     drop(stream);
 
     let mut stream = greeted(socket).expect("anyone is greeted");
-    // A name that is longer than the option which carries it.
+    // A name that is longer than its option.
     let mut payload = go_payload("vm1");
     payload[..4].copy_from_slice(&u32::MAX.to_be_bytes());
     let _ = stream.write_all(&option(OPT_GO, &payload));
@@ -259,7 +262,7 @@ fn send_an_unknown_command(socket: &Path) {
 
 fn vanish_in_the_middle_of_a_write(socket: &Path) {
     let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
-    // Behind the good client's blocks: what half a write leaves is nobody's business.
+    // After the good client's blocks: the result of half a write is not checked.
     let offset = 4 * MIB;
     let _ = client
         .stream()
@@ -277,7 +280,7 @@ fn vanish_with_many_requests_in_flight(socket: &Path) {
     }
 }
 
-/// Asks for far more than the sockets hold and reads none of it.
+/// Requests far more than the sockets hold and reads none of it.
 fn stop_reading_replies(socket: &Path) {
     let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
     client
@@ -292,7 +295,7 @@ fn stop_reading_replies(socket: &Path) {
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// Half a header and then nothing; the caller keeps the connection open for as long as it likes.
+/// Half a header and then nothing; the caller decides how long the connection stays open.
 fn fall_silent_in_the_middle_of_a_request(socket: &Path) -> Client {
     let mut client = Client::connect(socket, "vm1").expect("a hostile client connects like any other");
     let half = &request(Command::Write as u16, 0, 1, 0, 4096)[..14];
@@ -300,7 +303,7 @@ fn fall_silent_in_the_middle_of_a_request(socket: &Path) -> Client {
     client
 }
 
-/// Whether the server closes the connection soon; what it still says is thrown away.
+/// Whether the server closes the connection soon; its remaining output is discarded.
 fn drained_within(stream: &mut UnixStream) -> bool {
     stream
         .set_read_timeout(Some(Duration::from_secs(5)))
@@ -315,7 +318,7 @@ fn drained_within(stream: &mut UnixStream) -> bool {
     }
 }
 
-/// Waits until the daemon has closed what the hostile ones left.
+/// Waits until the daemon has closed the files of the hostile connections.
 fn wait_for_open_files(daemon: &Daemon, wanted: usize) {
     let end = Instant::now() + Duration::from_secs(10);
     while open_files(daemon) > wanted {
@@ -336,10 +339,11 @@ fn open_files(daemon: &Daemon) -> usize {
 
 const GARBAGE: &[u8] = b"\xff\x00GET / HTTP/1.1\r\n\x00\x13\x37";
 const ROUNDS: u64 = 8;
-/// Connections that break the rules, one after the other.
+/// Connections that violate the protocol, one after the other.
 const FLOOD: usize = 500;
 const GOOD_BLOCKS: u64 = 64;
-/// Far above what a read takes on a busy machine, far below any of the deadlines that a hostile client may run into.
+/// Far more than a read takes on a busy machine, and far less than any deadline of a hostile
+/// client.
 const GOOD_WAIT_MAX: Duration = Duration::from_secs(3);
 const MEMORY_GROWTH_MAX_KIB: u64 = 64 * 1024;
 const MIB: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Decides that a daemon which has nothing to do does nothing.
+//! Decides that a daemon without work uses no CPU time.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
     words.extend(disks.iter().flat_map(|disk| ["--disk", disk]));
     let daemon = Daemon::start(&words);
     let socket = scratch.path("nbd.sock");
-    // Some clients that are connected, have done something, and are now idle.
+    // Some clients that are connected, have done I/O, and are now idle.
     let mut clients: Vec<Client> = (0..20)
         .map(|number| Client::connect(&socket, &format!("vm{number}")).expect("the daemon serves it"))
         .collect();
@@ -33,7 +33,7 @@ fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
         driver.offer(&[0]);
         assert_eq!(driver.used(1), [0]);
     }
-    // What a burst leaves behind (polling for a while) may pass first.
+    // First let the after-effects of a burst (polling for a while) pass.
     std::thread::sleep(Duration::from_secs(1));
     let (start, before) = (Instant::now(), daemon.cpu_ns());
     std::thread::sleep(IDLE_TIME);
@@ -47,5 +47,5 @@ fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
     daemon.stop();
 }
 
-/// Long enough that a periodic wake-up shows.
+/// Long enough to detect a periodic wake-up.
 const IDLE_TIME: Duration = Duration::from_secs(8);

@@ -1,5 +1,5 @@
-//! Decides that a tenant whose caps hold it back holds up nobody else, whatever it has under way: it waits for its own; and that no
-//! tenant sees what another has written.
+//! Decides that a tenant whose caps hold it back delays nobody else, however much it has under way,
+//! and that no tenant sees what another has written.
 
 use std::io::Read;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn a_light_reader_does_not_wait_for_requests_that_a_capped_flood_holds() {
         let nbd = format!("unix:{}", scratch.word("nbd.sock"));
         let (heavy, light) = (format!("name=heavy,{keys}"), format!("name=light,{keys}"));
         let cap = format!("/heavy,iops={FLOOD_IOPS}");
-        // One thread, so that both use the same requests.
+        // One reactor, so that both use the same requests.
         let words = format!("--reactors 1 --disk {heavy} --disk {light} --group {cap} --nbd {nbd}");
         let words: Vec<&str> = words.split(' ').collect();
         let daemon = Daemon::start(&words);
@@ -26,7 +26,7 @@ fn a_light_reader_does_not_wait_for_requests_that_a_capped_flood_holds() {
         let mut flood: Vec<Flood> = (0..FLOODERS)
             .map(|_| Flood::begin(&socket, FLOOD_READS, 4096))
             .collect();
-        // Long enough for the daemon to take in all that it ever takes.
+        // Long enough for the daemon to receive as much as it ever does.
         std::thread::sleep(Duration::from_millis(200));
         let p99 = p99_of_reads(&socket, 4096, FLOOD_TIME / 2);
         assert!(p99 < P99_MAX, "{sched}: p99 {p99:?} beside the flood");
@@ -56,7 +56,7 @@ fn a_light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
     daemon.stop();
 }
 
-/// What one tenant has written lies in memory that others use next.
+/// The memory of one tenant's writes is used by others next.
 #[test]
 fn a_read_brings_nothing_that_another_connection_has_written() {
     const BYTES: usize = 2 << 20;
@@ -77,7 +77,8 @@ fn a_read_brings_nothing_that_another_connection_has_written() {
     let mut writer = connect("secret");
     for disk in ["blank", "bare", "mapped"] {
         for bytes in [4096, 64 << 10, 256 << 10, BYTES] {
-            // More than a connection has for itself, so that some of it is kept for whoever comes next.
+            // More than a connection's own memory, so that some of it is kept for other
+            // connections.
             for at in 0..4 {
                 writer
                     .write(at * BYTES as u64, &[SECRET; BYTES])
@@ -103,8 +104,8 @@ fn a_read_brings_nothing_that_another_connection_has_written() {
     daemon.stop();
 }
 
-/// No request of a drive may block the reactor while it is submitted. What the kernel cannot do at once, its own threads do for a reactor,
-/// as many as block: they must not all be with one drive.
+/// No request of a drive may block the reactor at submission. The kernel's threads do for a reactor
+/// what would block it, one thread for each such request. They must not all be used by one drive.
 #[test]
 fn a_drive_that_does_not_answer_holds_up_no_other() {
     const REQUESTS: u64 = 64;
@@ -129,7 +130,7 @@ fn a_drive_that_does_not_answer_holds_up_no_other() {
     });
     let mut flood = Client::connect(&socket, "slow").expect("the daemon serves it");
     for number in 0..REQUESTS {
-        // Zeroes never block the reactor, but threads of the kernel.
+        // Zeroes never block the reactor; they occupy threads of the kernel.
         let sent = match number % 4 {
             0 => flood.send(Command::Write, 0, number * 8192, 4096, &[7; 4096]),
             _ => flood.send(Command::WriteZeroes, 0, number * 8192, 4096, &[]),
@@ -145,7 +146,8 @@ fn a_drive_that_does_not_answer_holds_up_no_other() {
     for _ in 0..REQUESTS {
         flood.reply().expect("a slow request ends");
     }
-    // The filesystem has four threads: the flood takes 1.6 s, and with eight threads of the kernel a flush waits for seven eighths of it.
+    // The filesystem has four threads. The flood takes 1.6 s, and with eight threads of the kernel
+    // a flush waits for seven eighths of it.
     assert!(
         took < Duration::from_millis(700),
         "a flush of another drive took {took:?}"
@@ -175,7 +177,7 @@ fn the_largest_requests_come_back_as_they_went() {
     daemon.stop();
 }
 
-/// A client that sends many reads and takes its time with the replies.
+/// A client that sends many reads and is slow to receive the replies.
 struct Flood {
     client: Client,
     bytes: usize,
@@ -196,7 +198,8 @@ impl Flood {
         Self { client, bytes, sent }
     }
 
-    /// Takes all replies: each read has one, and they come in the order of the requests if nobody changes it.
+    /// Receives all replies. There is one for each read, in the order of the requests if nothing
+    /// reorders them.
     fn end(&mut self, in_order: bool) {
         let mut data = vec![0; self.bytes];
         let mut answered: Vec<u64> = Vec::new();
@@ -214,7 +217,7 @@ impl Flood {
     }
 }
 
-/// All at once: what one does not read holds memory that another waits for.
+/// Ends them simultaneously, because memory of unread replies is needed by others.
 fn end_all(flood: &mut [Flood], in_order: bool) {
     std::thread::scope(|scope| {
         for flood in flood {
@@ -223,7 +226,7 @@ fn end_all(flood: &mut [Flood], in_order: bool) {
     });
 }
 
-/// Reads again and again, one after the other; returns the 99th percentile.
+/// Reads repeatedly, one at a time; returns the 99th percentile.
 fn p99_of_reads(socket: &Path, bytes: usize, limit: Duration) -> Duration {
     let mut client = Client::connect(socket, "light").expect("the daemon serves it");
     let (start, mut times) = (Instant::now(), Vec::new());
@@ -237,13 +240,14 @@ fn p99_of_reads(socket: &Path, bytes: usize, limit: Duration) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// With all that they may have in flight, four times what there are requests for on the largest of hosts, and more than may wait
-/// beside them.
+/// With all the reads that they may have in flight, these are four times the requests of the
+/// largest host, and more than may wait in addition.
 const FLOODERS: u64 = 64;
 const FLOOD_READS: u64 = 256;
 const FLOOD_IOPS: u64 = 4000;
 const FLOOD_TIME: Duration = Duration::from_millis(1000 * FLOODERS * FLOOD_READS / FLOOD_IOPS);
-/// Without a share of the requests a read waits for the flood's to end, at the cap's rate: a second and more.
+/// Without a share of the requests a read waits for the flood's reads to end at the cap's rate, a
+/// second or more.
 const P99_MAX: Duration = Duration::from_millis(20);
-/// What nobody else may read.
+/// Data that no other client may read.
 const SECRET: u8 = 0x5e;

@@ -1,5 +1,5 @@
-//! Decides what an orderly end says of a file that cannot be made durable, and that it does not leave out the others: on
-//! filesystems of which one fails a sync.
+//! Decides what the daemon reports at an orderly end of a file that cannot be made durable, and
+//! that it still syncs the others: on filesystems of which one fails a sync.
 
 use std::path::Path;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn a_last_sync_that_fails_is_told_by_name_and_exit_code_and_the_other_files_are_
     }
 }
 
-/// Two filesystems; none, aloud, where there is no FUSE.
+/// Two filesystems; none, with a message, without FUSE.
 fn mounts(scratch: &Scratch) -> Option<[Mount; 2]> {
     let mount = |name: &str| {
         let dir = scratch.path(name);

@@ -1,5 +1,6 @@
-//! Decides that a write of a connection which was given up does not land after its repetition, and after what was written over
-//! that: a network that keeps bytes back, and delivers them later, stands between two daemons.
+//! Decides that a write of a connection which was given up does not take effect after its
+//! repetition, or after later writes to the same place: between two daemons there is a network that
+//! holds bytes back and delivers them later.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -13,20 +14,22 @@ use crate::common::nbd::Client;
 use crate::common::pattern::BLOCK;
 use crate::common::{Daemon, Scratch};
 
-/// What lies between a client and a server: it can keep back what the client sends, and deliver it when the client is gone.
+/// The connection between a client and a server: it can hold back what the client sends, and
+/// deliver it after the client has disconnected.
 #[derive(Clone)]
 struct Network(Arc<Link>);
 
 #[derive(Default)]
 struct Link {
-    /// Nothing passes, on connections that are there or are made.
+    /// No bytes pass, on existing or new connections.
     is_cut: AtomicBool,
-    /// What is in the network now is kept back until it is released; what comes over later connections passes.
+    /// The bytes in the network are held back until they are released; those of later connections
+    /// pass.
     keeps: Mutex<bool>,
     released: Condvar,
-    /// Connections whose bytes are kept back.
+    /// Connections whose bytes are held back.
     kept: AtomicU32,
-    /// Of these, the ones that have been delivered, or refused, to their last byte.
+    /// Those of them whose bytes have all been delivered, or refused.
     delivered: AtomicU32,
 }
 
@@ -50,17 +53,17 @@ impl Network {
         network
     }
 
-    /// From here on, what clients send over the connections that are there is kept back.
+    /// From now on, bytes that clients send over the existing connections are held back.
     fn keep_back(&self) {
         *self.0.keeps.lock().unwrap() = true;
     }
 
-    /// Refuses connections, or takes them again.
+    /// Refuses connections, or accepts them again.
     fn cut(&self, is_cut: bool) {
         self.0.is_cut.store(is_cut, Ordering::SeqCst);
     }
 
-    /// Delivers what was kept back.
+    /// Delivers the bytes that were held back.
     fn deliver(&self) {
         *self.0.keeps.lock().unwrap() = false;
         self.0.released.notify_all();
@@ -72,12 +75,12 @@ impl Network {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-        // What the server has received, it has carried out.
+        // Time for the server to do what it has received.
         std::thread::sleep(Duration::from_millis(300));
     }
 }
 
-/// Carries bytes between the two, each way on a thread.
+/// Carries bytes between the two, with a thread for each direction.
 fn connect(link: &Arc<Link>, client: UnixStream, server: UnixStream) {
     let (back_from, back_to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
     std::thread::spawn(move || carry(back_from, back_to));
@@ -97,7 +100,8 @@ fn carry(mut from: UnixStream, mut to: UnixStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// Carries what a client sends, unless it is to be kept back: then its end is kept back, too.
+/// Carries what a client sends, unless it must be held back; then the end of the connection is held
+/// back, too.
 fn carry_or_keep(link: &Link, mut from: UnixStream, mut to: UnixStream) {
     let (mut kept, mut bytes) = (Vec::new(), [0; 1 << 16]);
     loop {
@@ -123,7 +127,7 @@ fn carry_or_keep(link: &Link, mut from: UnixStream, mut to: UnixStream) {
     drop(link.released.wait_while(keeps, |keeps| *keeps).unwrap());
     let _ = to.write_all(&kept);
     link.delivered.fetch_add(1, Ordering::SeqCst);
-    // The network has forgotten nothing, and never tells of the end.
+    // The network loses nothing, and never reports the end.
     std::thread::sleep(PATIENCE);
 }
 
@@ -132,7 +136,8 @@ fn far(scratch: &Scratch) -> Daemon {
     Daemon::start(&["--disk", "name=a,ram=16M", "--nbd", &nbd])
 }
 
-/// Writes over the way that keeps things back, then writes over that, and looks whether the first comes after all.
+/// Writes over the path that holds bytes back, overwrites that, and checks whether the first write
+/// takes effect afterwards.
 fn write_over_a_late_write(client: &mut Client, slow: &Network) {
     client.write(0, &[1; BLOCK]).expect("a write");
     slow.keep_back();
@@ -182,7 +187,7 @@ fn a_late_write_does_not_overtake_its_repetition_over_another_path() {
     let vm = "name=vm,multipath=slow/fast,queue_if_no_path=on,check_interval=100ms";
     let near = Daemon::serve(&scratch, &[&path("slow"), &path("fast"), vm]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
-    // The way that was lost does not come back meanwhile: the other one has to do.
+    // The path that was lost does not return meanwhile, so the other one must be used.
     slow.cut(true);
     write_over_a_late_write(&mut client, &slow);
     drop(client);

@@ -1,4 +1,5 @@
-//! Decides whether others are served while the memory of a guest that has ended is given back, which takes long.
+//! Decides whether others are served while the memory of a guest that has ended is freed, which
+//! takes long.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use crate::common::{Daemon, Scratch};
 use crate::vhost_user::client::{AVAIL, Client};
 
-/// Has a block read over and over until it is said to stop. Returns the longest time that one took.
+/// Reads a block repeatedly for a time. Returns the longest time that a read took.
 fn longest_read(client: &Client, read: &mut u16, for_how_long: Duration) -> Duration {
     let (start, mut longest) = (Instant::now(), Duration::ZERO);
     while start.elapsed() < for_how_long {
@@ -22,7 +23,7 @@ fn longest_read(client: &Client, read: &mut u16, for_how_long: Duration) -> Dura
     longest
 }
 
-/// A front end whose memory is all there, with a ring that is served.
+/// A front end whose memory is all allocated, with a ring that is served.
 fn large_guest(path: &Path) -> Client {
     let guest = Client::connect(path);
     fallocate(&guest.memory, FallocateFlags::empty(), 0, GUEST_BYTES).expect("memory");
@@ -39,7 +40,7 @@ fn a_guest_of_a_gigabyte_that_ends_holds_nobody_up() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let disks = ["--disk", "name=a,ram=1M", "--disk", "name=b,ram=1M"];
-    // On one reactor.
+    // One reactor for both.
     let more = ["--vhost-user", &address, "--reactors", "1"];
     let daemon = Daemon::start(&[&disks, &more[..]].concat());
     let client = Client::connect(&scratch.path("a.sock"));
@@ -49,7 +50,7 @@ fn a_guest_of_a_gigabyte_that_ends_holds_nobody_up() {
     let mut rounds = Vec::new();
     for _ in 0..3 {
         let mut guest = large_guest(&scratch.path("b.sock"));
-        // The daemon is the last that has the memory.
+        // The daemon now has the last reference to the memory.
         guest.memory = memfd_create("none", MemfdFlags::CLOEXEC).expect("a file");
         drop(guest);
         rounds.push(longest_read(&client, &mut read, Duration::from_millis(600)));
@@ -62,5 +63,5 @@ fn a_guest_of_a_gigabyte_that_ends_holds_nobody_up() {
 }
 
 const GUEST_BYTES: u64 = 1 << 30;
-/// A third of what it takes to free that much.
+/// A third of the time that freeing this much takes.
 const LIMIT: Duration = Duration::from_millis(40);

@@ -1,4 +1,5 @@
-//! Decides whether libnbd's tools and nbdkit's NBD plugin see the disks as they are and copy them faithfully.
+//! Decides whether libnbd's tools and nbdkit's NBD plugin report the disks correctly and copy them
+//! without an error.
 
 use std::path::Path;
 
@@ -198,7 +199,7 @@ fn json(tool: &str, words: &[&str]) -> Value {
     serde_json::from_str(&said.stdout).unwrap_or_else(|error| panic!("{tool}: {error}:\n{}", said.stdout))
 }
 
-/// Both files byte for byte; on a difference, where the first one is.
+/// Asserts that both files are equal; otherwise reports where they first differ.
 fn assert_same(left: &str, right: &str) {
     let read = |name: &str| std::fs::read(Path::new(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let (left_bytes, right_bytes) = (read(left), read(right));

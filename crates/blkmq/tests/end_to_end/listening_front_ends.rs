@@ -1,4 +1,5 @@
-//! Decides whether front ends that listen are connected to, again when they have gone, and over upgrades without a reconnect.
+//! Decides whether the daemon connects to front ends that listen, again when they have restarted,
+//! and over upgrades without a reconnect.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::{Daemon, Scratch};
 use crate::vhost_user::client::{Client, FEATURES};
 
-/// A front end that waits until it is connected to.
+/// Waits for the daemon's connection to a front end.
 fn accept(listener: &UnixListener) -> UnixStream {
     listener.set_nonblocking(true).expect("a socket");
     let start = Instant::now();
@@ -23,7 +24,7 @@ fn accept(listener: &UnixListener) -> UnixStream {
     }
 }
 
-/// Has a block read over a new connection.
+/// Reads a block over a new connection.
 fn read_a_block(client: &mut Client) {
     client.start();
     client.request(0, 0, 0);
@@ -110,7 +111,7 @@ fn a_listening_front_end_stays_connected_over_an_upgrade() {
     listener.set_nonblocking(true).expect("a socket");
     std::thread::sleep(Duration::from_millis(300));
     assert!(listener.accept().is_err(), "it was connected to once more");
-    // The newcomer connects again when it has to.
+    // The new daemon also connects again when it must.
     drop(client);
     let mut again = Client::of(accept(&listener), FEATURES);
     read_a_block(&mut again);

@@ -1,4 +1,4 @@
-//! Decides that the daemon goes on serving when its log can not be written, or nobody reads it.
+//! Decides that the daemon continues to serve if its log cannot be written, or is not read.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, Read, Write};
@@ -122,7 +122,7 @@ fn serve(scratch: &Scratch, log: Stdio) -> Daemon {
     Daemon::spawn_with_log(serve_command(&words), log)
 }
 
-/// A pipe that holds as much as it can.
+/// A pipe that is full.
 fn full_pipe() -> (PipeReader, std::io::PipeWriter) {
     let (reader, mut writer) = std::io::pipe().expect("a pipe can be made");
     let size = fcntl_setpipe_size(&writer, 4096).expect("a small pipe is granted");
@@ -132,7 +132,8 @@ fn full_pipe() -> (PipeReader, std::io::PipeWriter) {
     (reader, writer)
 }
 
-/// Gives the daemon reasons to log, and checks that a good client on the same thread has its answers soon.
+/// Gives the daemon reasons to log, and checks that a good client on the same thread gets its
+/// answers soon.
 fn make_it_talk(daemon: &Daemon, socket: &Path) {
     let mut good = Client::connect(socket, "vm1").expect("the daemon serves it");
     for round in 1..=TALKERS as u64 {
@@ -152,7 +153,8 @@ fn make_it_talk(daemon: &Daemon, socket: &Path) {
     }
 }
 
-/// Clients that break the rules, one after the other: fewer than may be logged at once.
+/// Clients that violate the protocol, one after the other: fewer than the limit of messages at a
+/// time.
 const TALKERS: usize = 5;
-/// Far above what two requests take on a busy machine.
+/// Far more than two requests take on a busy machine.
 const ANSWER_MAX: Duration = Duration::from_secs(5);

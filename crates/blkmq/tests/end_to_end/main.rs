@@ -1,8 +1,9 @@
-//! Decides what the daemon must do for real clients: fio, libnbd's tools, QEMU's, nbdkit's, and some that wish it ill.
+//! Decides what the daemon must do for real clients: fio, libnbd's tools, QEMU's, nbdkit's, and
+//! hostile ones.
 //!
-//! One program holds all of these tests, so that it is linked once. They drive the command itself, over sockets, and sleep
-//! in real time; `BLKMQ_BIN` names another build of it (`cargo xtask test` names the release build). A test whose
-//! tool is not installed skips, and says so.
+//! One program contains all of these tests, so that it is linked once. They run the command itself,
+//! over sockets, and sleep in real time; `BLKMQ_BIN` names another build of it (`cargo xtask test`
+//! names the release build). A test whose tool is not installed is skipped with a message.
 
 mod common;
 

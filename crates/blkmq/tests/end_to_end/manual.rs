@@ -15,7 +15,7 @@ fn a_reader_that_has_seen_enough_of_the_manual_is_no_failure() {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the command starts");
-        // Nobody reads: more than a pipe holds, or whatever is written late, finds it broken.
+        // Nobody reads: a write of more than a pipe holds, or a late one, fails.
         drop(child.stdout.take());
         let ended = child.wait_with_output().expect("our own child ends");
         let said = String::from_utf8_lossy(&ended.stderr);

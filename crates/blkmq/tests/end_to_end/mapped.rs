@@ -1,12 +1,13 @@
-//! Decides whether disks on other disks are to clients what any disk is: fio's verification, QEMU's operations and a file
-//! system, over a stripe of four, and over a disk joined of parts.
+//! Decides whether disks on other disks behave like any disk for clients: fio's verification,
+//! QEMU's operations and a file system, on a stripe of four disks, and on a disk joined from parts.
 
 use crate::common::tools::{installed, run, try_run};
 use crate::common::{Daemon, Scratch};
 use crate::fio::{VERIFY, bytes, fio, jobs};
 use crate::qemu::qemu_io;
 
-/// Four members in memory and files, with a stripe over them and a disk joined of parts of others.
+/// Four members in memory and files, with a stripe over them and a disk joined from parts of
+/// others.
 fn serve(scratch: &Scratch) -> Daemon {
     let file = |name: &str| format!("name={name},file={}", scratch.image(name, 16 * MIB));
     Daemon::serve(
@@ -59,7 +60,7 @@ fn qemu_io_reads_back_what_each_operation_left_over_members() {
         qemu_io(
             &daemon.uri(disk),
             &[
-                // Over many members at once, and over each other.
+                // Over many members at once, and overlapping.
                 "write -P 0x11 0 12M",
                 "write -P 0x22 512 130k",
                 "read -P 0x11 0 512",
@@ -115,12 +116,13 @@ fn an_image_copied_to_a_stripe_lies_in_its_members_chunk_by_chunk() {
     run("nbdcopy", &["--connections=4", &uri, &back]);
     run("e2fsck", &["-f", "-n", &back]);
     run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &made, &uri]);
-    // What is not written is a hole, through the stripe too: `qemu-img` finds the hole in the middle of the image.
+    // Unwritten ranges are holes, through the stripe too: `qemu-img` finds the hole in the middle
+    // of the image.
     let map = run("qemu-img", &["map", "--output=json", "-f", "raw", &uri]).stdout;
     assert!(map.contains("\"data\": false"), "{map}");
     daemon.stop();
 
-    // Beside the daemon: chunk n of the image is chunk n / 4 of member n % 4.
+    // Read without the daemon: chunk n of the image is chunk n / 4 of member n % 4.
     let image = std::fs::read(&made).unwrap();
     let members = members.map(|file| std::fs::read(file).unwrap());
     for (number, chunk) in image.chunks(32 << 10).enumerate() {

@@ -1,4 +1,5 @@
-//! Decides that the memory of connections is what the configuration says: `nbd_memory`, and 256 KiB for each connection.
+//! Decides that connections use as much memory as configured: `nbd_memory`, and 256 KiB for each
+//! connection.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ fn connections_of_all_sizes_of_requests_take_the_memory_that_is_configured() {
     let mut clients: Vec<Client> = (0..CONNECTIONS).map(connect).collect();
     let idle = settled_kib(&daemon, LONG);
     let mut dice = 1;
-    // One group after the other: of what is free then, each takes its share.
+    // One group after the other: each takes its share of what is free at that time.
     for of_disk in clients.chunks_mut((CONNECTIONS / DISKS) as usize) {
         for client in of_disk {
             ask_and_do_not_read(client, &mut dice);
@@ -35,7 +36,7 @@ fn connections_of_all_sizes_of_requests_take_the_memory_that_is_configured() {
         settled_kib(&daemon, Duration::from_millis(50));
     }
     let full = settled_kib(&daemon, LONG) - idle;
-    // Nobody can go on; so nothing is to be done.
+    // No connection can continue, so the daemon must not use CPU time.
     let (start, before) = (Instant::now(), daemon.cpu_ns());
     std::thread::sleep(Duration::from_secs(1));
     let busy = (daemon.cpu_ns() - before) as f64 / start.elapsed().as_nanos() as f64;
@@ -46,7 +47,7 @@ fn connections_of_all_sizes_of_requests_take_the_memory_that_is_configured() {
         (900..=1100).contains(&permille),
         "{full} KiB where {figure} KiB are configured: {permille} permille"
     );
-    // What is not used any more is given back, but for what is each one's own.
+    // Unused memory is given back, except each connection's own.
     drop(clients);
     let left = settled_kib(&daemon, LONG).saturating_sub(idle);
     assert!(left < figure / 10, "{left} KiB stay when all are gone");
@@ -68,7 +69,7 @@ fn idle_connections_take_little_whoever_has_been_there_before() {
         }
         let each = settled_kib(&daemon, LONG).saturating_sub(before) / IDLE;
         assert!(each <= 40, "{each} KiB for each of {IDLE} idle connections");
-        // Those that stay lie between what the others leave.
+        // The remaining connections' memory is scattered among that of the others.
         let mut number = 0;
         clients.retain(|_| {
             number += 1;
@@ -104,11 +105,11 @@ fn memory_that_the_system_refuses_ends_the_connection_that_asked_for_it_and_noth
         .expect("there is memory for that")
         .len();
     assert_eq!(length, 8 << 20);
-    // It ends in order without more.
+    // It must end in order without more memory.
     daemon.stop();
 }
 
-/// Has the system refuse the daemon more than so many bytes beyond what it has.
+/// Has the system refuse the daemon more than `bytes` in addition to what it has.
 fn refuse_more_than(daemon: &Daemon, bytes: u64) {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our own child's");
     let line = status.lines().find(|line| line.starts_with("VmData:"));
@@ -125,7 +126,7 @@ fn limit_data(daemon: &Daemon, current: Option<u64>) {
     prlimit(Pid::from_raw(daemon.id() as i32), Resource::Data, limit).expect("our own child can be limited");
 }
 
-/// Sends reads of all sizes, more than there is memory for, and takes no replies.
+/// Sends reads of all sizes, for more data than there is memory, and receives no replies.
 fn ask_and_do_not_read(client: &mut Client, dice: &mut u64) {
     let mut ask = |kib: u64| {
         let sent = client.send(Command::Read, 0, 0, kib as u32 * 1024, &[]);
@@ -142,7 +143,7 @@ fn ask_and_do_not_read(client: &mut Client, dice: &mut u64) {
     }
 }
 
-/// The daemon's memory as soon as it does not change in `pause`.
+/// The daemon's memory once it has not changed for `pause`.
 fn settled_kib(daemon: &Daemon, pause: Duration) -> u64 {
     let end = Instant::now() + Duration::from_secs(60);
     let mut last = daemon.memory_kib();
@@ -159,7 +160,7 @@ fn settled_kib(daemon: &Daemon, pause: Duration) -> u64 {
 
 const SIZES_KIB: [u64; 10] = [4, 8, 12, 20, 36, 64, 100, 260, 520, 1028];
 const NBD_MEMORY: u64 = 64 << 20;
-/// Each with a group of its own: one alone leaves half of the memory to others.
+/// Each has its own group, because one group leaves half of the memory to others.
 const DISKS: u64 = 40;
 const CONNECTIONS: u64 = 400;
 const ALLOWANCE: u64 = 256 << 10;

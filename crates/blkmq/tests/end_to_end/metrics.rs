@@ -1,5 +1,6 @@
-//! Decides whether a monitoring system can read what a daemon counts: in the form that Prometheus' own tool finds sound, quickly,
-//! and whatever others do at the address. The examples in `contrib/` are checked, too.
+//! Decides whether a monitoring system can read the daemon's counters: in a form that Prometheus'
+//! own tool accepts, quickly, and whatever other clients do at the address. The examples in
+//! `contrib/` are checked, too.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -67,7 +68,7 @@ fn metrics_are_sound_and_say_what_was_done() {
         assert!(!text.contains("/d0"), "a group that did nothing has no series");
     }
     assert!(open.ends_with("# EOF\n") && !classic.contains("# EOF"));
-    // Each series is there once.
+    // Each series occurs once.
     let series: Vec<&str> = classic
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -144,7 +145,8 @@ fn a_hundred_tenants_are_read_within_20_ms_also_behind_clients_that_misbehave() 
     let best = times.iter().min().expect("there are some");
     eprintln!("a scrape of 100 groups takes {best:?}");
     assert!(*best < Duration::from_millis(20) * SLOWNESS, "{times:?}");
-    // More than there are places who say nothing, one that never ends, one that does not read, one that takes its time.
+    // More silent clients than there are places, one that never ends its request, one that does not
+    // read, one that is slow.
     let _silent: Vec<UnixStream> = (0..40)
         .map(|_| UnixStream::connect(&socket).expect("it listens"))
         .collect();

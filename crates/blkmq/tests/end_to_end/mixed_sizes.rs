@@ -1,5 +1,5 @@
-//! Requests of many sizes on one connection: a large one that has to wait for its turn is not forgotten when a smaller one behind it, or
-//! the rest of another, goes at once.
+//! Decides that on a connection with requests of many sizes, a large one that has to wait for its
+//! turn is not forgotten when a smaller one after it, or the rest of another, is served at once.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -47,7 +47,7 @@ fn large_requests_that_wait_for_their_turn_end_beside_smaller_ones() {
             }
         }
     }
-    // What is left of a connection would have the daemon wait, and fail.
+    // If a request were left, the daemon would wait for it and fail.
     daemon.stop();
 }
 
@@ -62,7 +62,7 @@ fn send(client: &mut Client, command: Command, bytes: usize) -> u64 {
         .expect("the daemon takes it")
 }
 
-/// Around the sizes at which requests are cut, and count.
+/// Around the sizes at which requests are split and limits apply.
 const SIZES: [usize; 7] = [
     (1 << 20) + 4096,
     1 << 20,

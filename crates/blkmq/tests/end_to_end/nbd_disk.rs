@@ -1,5 +1,5 @@
-//! Decides whether disks on real NBD servers do everything, and live through a server's death: nbdkit, QEMU's and our own
-//! as servers below, QEMU's and libnbd's tools and fio as clients above.
+//! Decides whether disks on real NBD servers support every operation, and survive a server's death:
+//! nbdkit, QEMU's and our own as servers below, QEMU's and libnbd's tools and fio as clients above.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use crate::common::nbd::Client;
 use crate::common::tools::{installed, output_within, run};
 use crate::common::{Daemon, Scratch, pattern};
 
-/// A server below, killed with this value.
+/// A server below; dropping it kills it.
 struct Below(Child);
 
 impl Below {
@@ -28,7 +28,7 @@ impl Below {
         below
     }
 
-    /// nbdkit with these words.
+    /// nbdkit with these arguments.
     fn nbdkit(scratch: &Scratch, words: &[&str]) -> Below {
         let socket = scratch.path("below.sock");
         let _ = std::fs::remove_file(&socket);
@@ -68,13 +68,13 @@ impl Below {
 
 impl Drop for Below {
     fn drop(&mut self) {
-        // Both fail where it has ended already, which is as good.
+        // Both fail if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Serves the server below as disk `x`, with these keys.
+/// Serves a disk `x` on the server below, with these keys.
 fn above(scratch: &Scratch, keys: &str) -> Daemon {
     let disk = format!(
         "name=x,nbd=nbd+unix:///?socket={}{keys}",

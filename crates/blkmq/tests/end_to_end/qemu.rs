@@ -1,4 +1,4 @@
-//! Decides whether QEMU's tools read, write, discard and map the disks as they do any other.
+//! Decides whether QEMU's tools read, write, discard and map the disks like any others.
 
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ fn qemu_img_converts_to_the_disk_and_finds_it_equal() {
         &["compare", "-f", "raw", "-F", "raw", &original, &uri],
     );
 
-    // Through QEMU's own format and back, so that its metadata comes by this way too.
+    // Through QEMU's own format and back, so that its metadata is written this way too.
     let packed = scratch.word("packed.qcow2");
     run(
         "qemu-img",
@@ -35,7 +35,7 @@ fn qemu_img_converts_to_the_disk_and_finds_it_equal() {
         &["compare", "-f", "qcow2", "-F", "raw", &packed, &uri],
     );
 
-    // The check of the check.
+    // Checks that the comparison detects a difference.
     let other = scratch.noisy_image("other.raw", 24 * MIB, 12);
     assert!(!try_run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &other, &uri]).success);
     daemon.stop();
@@ -84,7 +84,7 @@ fn qemu_io_reads_back_what_each_operation_left() {
         qemu_io(
             &uri,
             &[
-                // Plain writes, of sizes that are no block's, over each other.
+                // Plain writes that overlap, of sizes that are not multiples of a block.
                 "write -P 0x11 0 1M",
                 "write -P 0x22 512 1536",
                 "write -P 0x33 65024 70144",
@@ -102,7 +102,7 @@ fn qemu_io_reads_back_what_each_operation_left() {
                 "write -z -u 2M 32k",
                 "read -P 0 2M 32k",
                 "read -P 0x44 2129920 32k",
-                // A discard; what it leaves is checked by the next write only.
+                // A discard; only the next write checks the content that it leaves.
                 "discard 4M 4M",
                 "write -P 0x55 5M 4k",
                 "read -P 0x55 5M 4k",
@@ -150,7 +150,7 @@ fn qemu_io_notices_a_wrong_pattern() {
     daemon.stop();
 }
 
-/// Runs the commands in order and demands that every one succeeds.
+/// Runs the commands in order and checks that each succeeds.
 pub(crate) fn qemu_io(uri: &str, commands: &[&str]) {
     let mut words = vec!["-f", "raw"];
     for command in commands {

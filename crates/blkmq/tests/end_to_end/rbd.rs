@@ -1,5 +1,6 @@
-//! Decides what disks in a Ceph cluster must do: everything that other disks do, and more than that when the cluster hangs, dies, or
-//! somebody else wants the image. Needs a cluster: `cargo xtask ceph --test`.
+//! Decides what disks in a Ceph cluster must do: everything that other disks do, and more when the
+//! cluster hangs or dies, or another client needs the image. Needs a cluster: `cargo xtask ceph
+//! --test`.
 
 mod cluster;
 mod failures;
@@ -46,7 +47,7 @@ fn what_is_converted_to_the_disk_is_what_ceph_exports() {
         return;
     }
     let scratch = Scratch::new();
-    // Smaller objects, so that the hole in the middle is one.
+    // Small objects, so that the hole in the middle contains whole ones.
     let image = ceph.image_with("converted", "24M", &["--object-size", "1M"]);
     let noise = scratch.noisy_image("noise.raw", 24 << 20, 3);
     let daemon = Daemon::serve(&scratch, &[&ceph.disk("x", image.name, "")]);
@@ -223,7 +224,7 @@ fn without_librbd_the_package_is_named_and_other_disks_are_served() {
     assert!(said.contains("apt-get install librbd1"), "{said}");
 }
 
-/// What a daemon says of a disk that it refuses.
+/// The daemon's message about a disk that it refuses.
 fn check(disk: &str) -> String {
     said_by(serve_command(&["--check", "--nbd", "unix:x"]).args(["--disk", disk]))
 }

@@ -1,5 +1,5 @@
-//! Decides that README's example does what it says: its commands are run as they stand, with less
-//! data and for less time.
+//! Decides that README's example works as it states: its commands are run unchanged, except for
+//! less data and less time.
 
 use std::path::Path;
 use std::process::Command;
@@ -24,8 +24,8 @@ fn the_example_of_two_tenants_runs_as_it_stands() {
     std::fs::create_dir(&bin).expect("a directory can be made");
     std::os::unix::fs::symlink(program(), bin.join("blkmq")).expect("a link can be made");
     let path = std::env::var("PATH").unwrap_or_default();
-    // Whatever fails, nothing is left behind: what bash started ends with it, and timeout ends all
-    // of its group.
+    // Nothing is left behind, whatever fails: bash ends what it has started, and timeout ends its
+    // whole process group.
     let commands = format!("trap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n{commands}");
     let mut bash = Command::new("timeout");
     bash.args(["60", "bash", "-e", "-c", &commands])

@@ -1,4 +1,5 @@
-//! Decides how the daemon ends: drained and content at the first SIGTERM, or when `ctl drain` asks for it; at once at the second.
+//! Decides how the daemon ends: drained and with success at the first SIGTERM, or when `ctl drain`
+//! asks for it; at once at the second SIGTERM.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -51,13 +52,13 @@ fn requests_in_flight_at_sigterm_are_answered() {
             .send(Command::Write, 0, number * BLOCK as u64, BLOCK as u32, &data)
             .expect("a write is sent");
     }
-    // The first reply shows that the daemon has begun to take them in.
+    // The first reply shows that the daemon has begun to receive the writes.
     client.reply().expect("a reply before the end");
     daemon.signal(Signal::TERM);
     let answered = 1 + (1..64).take_while(|_| client.reply().is_ok()).count();
     let status = daemon.ended_within(Duration::from_secs(10));
     assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
-    // Unanswered ones were never taken in; answered ones must be in the file, whichever they are.
+    // Unanswered writes were never received; answered ones must be in the file, whichever they are.
     let file = std::fs::read(&image).expect("the image is there");
     let present = (0..64)
         .filter(|number| file[number * BLOCK..][..BLOCK] == block(*number as u64, 1))
@@ -92,7 +93,7 @@ fn ctl_drain_is_answered_at_once_takes_no_more_and_ends_what_is_under_way() {
         .expect("it runs");
     assert!(output.status.success(), "{output:?}");
     assert!(daemon.is_running(), "a read is under way");
-    // Whoever asks again does not end it at once, as a second signal does.
+    // A repeated request does not end it at once, unlike a second signal.
     for _ in 0..2 {
         let answer = again.call("daemon.drain", &json!({})).expect("an answer");
         assert_eq!(answer, json!({}));
@@ -157,7 +158,7 @@ fn a_hangup_without_a_difference_is_spoken_of() {
 #[test]
 fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
     let scratch = Scratch::new();
-    // A request that is in flight for longer than anybody waits.
+    // A request that stays in flight for longer than any limit.
     let mut daemon = Daemon::serve(&scratch, &["name=slow,null=1M,latency=3600s"]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "slow").expect("the daemon serves it");
     client

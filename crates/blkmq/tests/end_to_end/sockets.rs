@@ -1,4 +1,5 @@
-//! Decides at which addresses the daemon answers: TCP, a socket that systemd hands to it, what a configuration file says.
+//! Decides at which addresses the daemon answers: TCP, a socket that systemd passes to it, and
+//! those of a configuration file.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -16,7 +17,8 @@ fn a_socket_handed_over_by_systemd_is_served() {
     let scratch = Scratch::new();
     let socket = scratch.path("handed.sock");
     let listener = UnixListener::bind(&socket).expect("a socket can be bound");
-    // As systemd does it: the socket is descriptor 3, and the variables name the process that may take it.
+    // Like systemd: the socket is descriptor 3, and the variables name the process that may take
+    // it.
     let script = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" serve --disk name=vm1,ram=1M --nbd systemd";
     let mut command = Command::new("sh");
     command
@@ -38,7 +40,7 @@ fn disks_are_served_over_tcp_on_the_loopback() {
         return;
     }
     let scratch = Scratch::new();
-    // A port that is free now; nobody else on the machine is likely to take it in the next moment.
+    // A port that is free now; another process is unlikely to take it in the next moment.
     let free = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .expect("a free port");

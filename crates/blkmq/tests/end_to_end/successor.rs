@@ -1,4 +1,5 @@
-//! Decides that what a client wrote before it died is done when its successor begins, and not later.
+//! Decides that writes of a client that died have ended when its successor begins, and none takes
+//! effect later.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -33,20 +34,21 @@ fn a_living_client_is_neither_waited_for_nor_stopped_when_one_of_its_connections
     let daemon = serve(&scratch);
     let socket = scratch.path("nbd.sock");
     let mut living = Client::connect(&socket, "vm1").expect("the daemon serves it");
-    // A living client that writes for long is not waited for,
+    // A living client that writes for long is not waited for.
     let mut busy = Client::connect(&socket, "vm1").expect("the daemon serves it");
     write_all(&mut busy, 0);
     let start = Instant::now();
     let mut further = Client::connect(&socket, "vm1").expect("a further connection is let in");
     further.read(0, BLOCK).expect("a read");
     assert!(start.elapsed() < SOON, "let in after {:?}", start.elapsed());
-    // and when it is lost, those that transmit go on.
+    // When it is lost, its other connections in transmission continue.
     drop(busy);
     let start = Instant::now();
     living.read(0, BLOCK).expect("a read");
     further.read(0, BLOCK).expect("a read");
     assert!(start.elapsed() < SOON, "answered after {:?}", start.elapsed());
-    // One that does not wait until it is let in leaves nothing behind, and the end does not wait for one that does.
+    // A client that disconnects before it is accepted leaves nothing behind, and shutdown does not
+    // wait for one that waits.
     let files = open_files(&daemon);
     let waiting = || {
         let mut stream = greeted(&socket).expect("anyone is greeted");
@@ -94,7 +96,7 @@ fn a_successor_over_tcp_waits_too() {
         &unix,
     ];
     let daemon = Daemon::start(&words);
-    // At one address it dies, at another it comes again.
+    // It dies at one address, and connects again at another.
     let mut dying = connect_tcp(free);
     dying.write_all(&writes(1)).expect("the writes are taken");
     std::thread::sleep(Duration::from_millis(100));
@@ -112,11 +114,11 @@ fn serve(scratch: &Scratch) -> Daemon {
     Daemon::start(&["--disk", "name=vm1,ram=64M", "--group", &cap, "--nbd", &nbd])
 }
 
-/// Sends writes that take seconds below the cap, and goes away.
+/// Sends writes that take seconds under the cap, and disconnects.
 fn die_with_writes_under_way(socket: &Path, generation: u64) {
     let mut client = Client::connect(socket, "vm1").expect("the daemon serves it");
     write_all(&mut client, generation);
-    // The first ones have been taken in, and the last ones maybe not.
+    // The first writes have been received, and the last ones perhaps not.
     std::thread::sleep(Duration::from_millis(100));
 }
 
@@ -137,13 +139,13 @@ fn writes(generation: u64) -> Vec<u8> {
     (0..WRITES).flat_map(one).collect()
 }
 
-/// The first block of each of the writes' ranges.
+/// Reads the first block of each of the writes' ranges.
 fn look_at(client: &mut Client) -> Vec<u8> {
     let first = |number: u64| client.read(number * MIB, BLOCK).expect("a read");
     (0..WRITES).flat_map(first).collect()
 }
 
-/// Connects and selects the disk in the old way, without a word in between.
+/// Connects and selects the disk with `NBD_OPT_EXPORT_NAME`, without reading an answer in between.
 fn connect_tcp(address: std::net::SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("the daemon listens");
     stream.read_exact(&mut [0; 18]).expect("a greeting");
@@ -158,5 +160,5 @@ const MIB: u64 = 1 << 20;
 /// Bytes per second that may be written.
 const CAP: u64 = 4 << 20;
 const WRITES: u64 = 12;
-/// A small part of what the writes take.
+/// A small part of the time that the writes take.
 const SOON: Duration = Duration::from_millis(700);

@@ -1,5 +1,6 @@
-//! Decides whether NBD with TLS keeps out who should be kept out and serves the others faithfully: libnbd's tools, QEMU's, nbdkit and
-//! our own driver, on either side; and clients that do not keep to the protocol.
+//! Decides whether NBD with TLS keeps out clients without a valid certificate and serves the others
+//! correctly: libnbd's tools, QEMU's, nbdkit and our own driver, on either side; and clients that
+//! violate the protocol.
 
 mod bytes;
 mod clients;
@@ -16,7 +17,7 @@ use crate::common::pki::{Authority, Validity};
 use crate::common::tools::{installed, output_within, run, try_run};
 use crate::common::{Daemon, Scratch};
 
-/// A daemon that demands certificates, with the authority that gives them.
+/// A daemon that requires certificates, with the authority that issues them.
 struct Secured {
     scratch: Scratch,
     authority: Authority,
@@ -46,7 +47,7 @@ impl Secured {
         Daemon::start(&words.chain(more.iter().copied()).collect::<Vec<_>>())
     }
 
-    /// The address of a disk for who has the certificates of a directory.
+    /// The address of a disk for a client with the certificates of a directory.
     fn uri(&self, disk: &str, directory: &str) -> String {
         let socket = self.scratch.word("nbd.sock");
         format!("nbds+unix:///{disk}?socket={socket}&tls-certificates={directory}&tls-hostname=localhost")
@@ -66,7 +67,8 @@ fn who_has_no_certificate_or_a_wrong_or_an_old_one_is_kept_out_and_the_log_says_
     let mut daemon = stage.start(&[]);
     let other = Authority::new(&stage.scratch, "other");
     other.client("host-a");
-    // Theirs, with our authority to trust: so it is the server that refuses.
+    // A certificate of the other authority, in a directory that trusts ours, so that only the
+    // server can refuse.
     let stranger = stage.authority.directory(&stage.scratch, "stranger");
     other.give(&stranger, "client", "host-a", Validity::Today);
     let late = stage.authority.directory(&stage.scratch, "late");
@@ -78,7 +80,8 @@ fn who_has_no_certificate_or_a_wrong_or_an_old_one_is_kept_out_and_the_log_says_
         (&late, "Expired"),
     ] {
         let uri = stage.uri("a", directory);
-        // libnbd shows nobody a certificate of an authority that the server does not name; our driver does.
+        // libnbd does not send a certificate of an authority that the server does not name; our
+        // driver does.
         if *directory == stranger {
             assert!(!serves_near(&stage.scratch, &uri).0);
         } else {
@@ -96,7 +99,7 @@ fn who_has_no_certificate_or_a_wrong_or_an_old_one_is_kept_out_and_the_log_says_
     let plain = format!("nbd+unix:///a?socket={}", stage.scratch.word("nbd.sock"));
     let said = try_run("nbdinfo", &[&plain]);
     assert!(!said.success, "without TLS: {}", said.stdout);
-    // It is the client that refuses a server of another authority.
+    // Here the client refuses a server of another authority.
     let said = try_run("nbdinfo", &[stage.uri("a", &stage.scratch.word("other"))]);
     assert!(!said.success, "a server of another authority: {}", said.stdout);
     run("nbdinfo", &[&stage.own_uri("a")]);
@@ -185,7 +188,7 @@ fn our_driver_reads_back_what_it_wrote_by_tls_on_our_server_and_on_others() {
     drop(qemu);
 }
 
-/// Writes and verifies through a daemon of ours whose disk is the URI's.
+/// Writes and verifies through a daemon of ours whose disk is at the URI.
 fn verify_through(stage: &Secured, uri: &str) {
     let nbd = format!("unix:{}", stage.scratch.word("near.sock"));
     let near = Daemon::start(&[
@@ -455,7 +458,7 @@ fn a_hangup_moves_an_address_to_other_files_though_the_former_are_gone_and_anoth
         daemon.said()
     );
     assert!(client("new") && !client("old"));
-    // The address whose file is missing is named.
+    // The message names the address whose file is missing.
     let is_named = |line: &str| line.contains("SIGHUP: export unix:") && line.contains("first.sock");
     assert!(
         daemon.wait_for(Duration::from_secs(20), is_named),
@@ -517,7 +520,8 @@ fn a_tls_client_comes_again_when_another_daemon_takes_over_and_is_never_served_i
     second.stop();
 }
 
-/// Starts a daemon whose disk is the URI's, which should not be possible: whether it was, and what the daemon said.
+/// Starts a daemon whose disk is at the URI, which should fail. Returns whether it started, and its
+/// output.
 fn serves_near(scratch: &Scratch, uri: &str) -> (bool, String) {
     let nbd = format!("unix:{}", scratch.word("near.sock"));
     let words = ["--disk", &format!("name=n,nbd={uri}"), "--nbd", &nbd];
@@ -528,7 +532,7 @@ fn serves_near(scratch: &Scratch, uri: &str) -> (bool, String) {
     )
 }
 
-/// A server below, ended with this value.
+/// A server below; dropping it ends it.
 struct Below(Child);
 
 impl Below {

@@ -1,5 +1,5 @@
-//! Decides whether `blkmq top` can be used on a real terminal (tmux's): its keys do what they say, it outlives the daemon, and it
-//! leaves the terminal as it was. And whether `blkmq iostat` says what was done.
+//! Decides whether `blkmq top` can be used on a real terminal (tmux's): its keys work, it survives
+//! the daemon, and it restores the terminal. Also whether `blkmq iostat` reports what was done.
 
 use std::path::Path;
 use std::process::Command;
@@ -152,7 +152,7 @@ fn iostat_says_what_was_done() {
     assert_eq!(run(&scratch, &["iostat", "0"]).0, Some(2));
 }
 
-/// Serves `vm1` and `vm2`, each in a group of its own, and one that nobody is in.
+/// Serves `vm1` and `vm2`, each in its own group.
 fn serve(scratch: &Scratch) -> Daemon {
     let [nbd, control] = ["nbd.sock", "control.sock"].map(|name| format!("unix:{}", scratch.word(name)));
     let disk = |name| format!("name={name},ram=1M,queue=q,sched=bfq,group=/customers/{name}");
@@ -169,7 +169,8 @@ fn serve(scratch: &Scratch) -> Daemon {
     ])
 }
 
-/// Runs `blkmq` with these words, about the daemon in `scratch`. Returns its exit code and what it printed.
+/// Runs `blkmq` with these arguments for the daemon in `scratch`. Returns its exit code and its
+/// output.
 fn run(scratch: &Scratch, words: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(program());
     let socket = format!("unix:{}", scratch.word("control.sock"));
@@ -212,14 +213,15 @@ impl Drop for Busy {
     }
 }
 
-/// `blkmq top` in a terminal of a tmux of its own. What is said after its end is how it ended, and whether the terminal is sane.
+/// `blkmq top` in a terminal of its own tmux. After its end the shell prints its exit code, and
+/// whether the terminal was restored.
 struct Top {
     server: String,
 }
 
 impl Top {
     fn start(scratch: &Scratch, width: u16, height: u16) -> Self {
-        // One that was told to end may still have its socket.
+        // A server that was told to end may still have its socket.
         let number = SERVERS.fetch_add(1, Ordering::Relaxed);
         let server = scratch.word(&format!("tmux{number}"));
         let top = Self { server };
@@ -302,16 +304,16 @@ fn line(screen: &str, name: &str) -> Option<String> {
     screen.lines().find(is_it).map(str::to_owned)
 }
 
-/// A number of a line, after its name.
+/// The number at position `at` after the name in a line.
 fn number(line: &str, at: usize) -> f64 {
     let word = line.split_whitespace().nth(at);
     word.and_then(|word| word.parse().ok()).unwrap_or(0.0)
 }
 
-/// Whether the lines of both groups are there.
+/// Whether the lines of both groups are shown.
 const PRESENT: fn(&str) -> bool = |screen| line(screen, "vm1").is_some() && line(screen, "vm2").is_some();
-/// Whether that of the one with a client is not.
+/// Whether the line of the group with a client is not shown.
 const ABSENT: fn(&str) -> bool = |screen| line(screen, "vm1").is_none();
 const LONG: Duration = Duration::from_secs(20);
-/// How many terminals there have been.
+/// How many terminals have been started.
 static SERVERS: AtomicU32 = AtomicU32::new(0);

@@ -1,4 +1,5 @@
-//! Decides whether a trace of a running daemon says what its statistics say, in a format that other people's tools read.
+//! Decides whether a trace of a running daemon agrees with its statistics, in a format that tools
+//! of other projects read.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -28,7 +29,7 @@ fn stage(scratch: &Scratch) -> Daemon {
     Daemon::start(&[&disks, &words[..]].concat())
 }
 
-/// `blkmq trace` into files of the scratch directory, once it has begun.
+/// Starts `blkmq trace` with files in the scratch directory, and waits until it has begun.
 fn trace(scratch: &Scratch, disks: &[&str]) -> Child {
     let mut command = Command::new(program());
     command.args([
@@ -44,9 +45,9 @@ fn trace(scratch: &Scratch, disks: &[&str]) -> Child {
     child
 }
 
-/// Ends it. Returns what it said.
+/// Ends it. Returns its output.
 fn end(child: Child) -> String {
-    // What has happened is told within some milliseconds.
+    // Events are reported within some milliseconds.
     std::thread::sleep(Duration::from_millis(100));
     kill_process(Pid::from_child(&child), Signal::INT).expect("it runs");
     let output = child.wait_with_output().expect("it ends");
@@ -54,7 +55,7 @@ fn end(child: Child) -> String {
     String::from_utf8(output.stderr).expect("text")
 }
 
-/// Single blocks here and there, and large writes, each client after the other.
+/// Scattered single blocks, and large writes, by one client after the other.
 fn load(scratch: &Scratch) {
     for disk in ["a", "b"] {
         let mut client = Client::connect(&scratch.path("nbd.sock"), disk).expect("it is served");
@@ -73,7 +74,7 @@ fn statistics(scratch: &Scratch) -> Value {
     control.call("statistics.get", &json!({})).expect("an answer")
 }
 
-/// What a group did, and how many requests that were.
+/// Returns a counter of the queue's root group.
 fn count(statistics: &Value, queue: &str, what: &str) -> u64 {
     let queues = statistics["queues"].as_array().expect("queues");
     let queue = queues
@@ -154,14 +155,14 @@ fn blkparse_and_btt_read_a_trace_of_one_disk() {
         .sum();
     assert!(text.contains("/tenants/b"), "{text}");
     assert!(!text.contains("/tenants/a"), "the other disk is not traced");
-    // It counts flushes as reads.
+    // blkparse counts flushes as reads.
     assert_eq!(queued, ios);
     let report = run("btt", &["-i", &merged]).stdout;
     assert!(report.contains("D2C"), "{report}");
     daemon.stop();
 }
 
-/// Plays a recording. Returns what `blkmq replay --json` says.
+/// Replays a recording. Returns the output of `blkmq replay --json`.
 fn replay(recording: &str, disks: &[&str]) -> Value {
     let disks: Vec<&str> = disks.iter().flat_map(|disk| ["--disk", disk]).collect();
     replay_on(recording, &disks)
@@ -296,7 +297,7 @@ fn a_disk_that_takes_the_place_of_another_is_not_traced_as_that_one() {
         change("config.add", json!({"kind": "disk", "name": name, "keys": keys}));
         let mut client = Client::connect(&scratch.path("nbd.sock"), name).expect("it is served");
         client.read(0, BLOCK).expect("a read");
-        // What happened is told before anything changes.
+        // Events are reported before anything changes.
         std::thread::sleep(Duration::from_millis(50));
     };
     add("stays");

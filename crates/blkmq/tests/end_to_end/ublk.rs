@@ -1,5 +1,5 @@
-//! Decides what is said where a disk cannot be a block device of the host. What such devices do is tested in a guest (`cargo xtask guest
-//! ublk`), since few machines have the kernel's module.
+//! Decides the messages if a disk cannot be a block device of the host. The devices themselves are
+//! tested in a guest (`cargo xtask guest ublk`), since few machines have the kernel's module.
 
 use std::path::Path;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn two_disks_are_not_given_one_number() {
     );
 }
 
-/// What a daemon says that does not start.
+/// The output of a daemon that does not start.
 fn refused(words: &[&str]) -> String {
     let output = output_within(&mut serve_command(words), Duration::from_secs(20));
     assert!(!output.status.success(), "started: {words:?}");

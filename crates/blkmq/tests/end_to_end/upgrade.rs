@@ -1,5 +1,6 @@
-//! Decides whether clients go on when another daemon takes over: under load that checks every byte, in the middle of a negotiation,
-//! of a write, of a reply; and that the running daemon goes on when the other one cannot, or ends at any step.
+//! Decides whether clients continue when another daemon takes over: under load that checks every
+//! byte, in the middle of a negotiation, of a write, of a reply. Also that the running daemon
+//! continues if the other one cannot take over, or ends at any step.
 //!
 //! `BLKMQ_UPGRADES=100 cargo test -p blkmq --release --test end_to_end upgrade::` is the long form.
 
@@ -27,7 +28,7 @@ use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::{installed, try_run};
 use crate::common::{Daemon, Scratch};
 
-/// A daemon that can be upgraded, with one disk in a file, and what its successors are started with.
+/// A daemon that can be upgraded, with one disk in a file, and the arguments of its successors.
 struct Stage {
     scratch: Scratch,
     words: Vec<String>,
@@ -71,7 +72,7 @@ impl Stage {
         Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Has another daemon take over; the one before has ended well when this returns.
+    /// Has another daemon take over; the previous one has ended with success when this returns.
     fn upgrade(&self, mut old: Daemon) -> Daemon {
         let words = self.words("--take-over");
         let new = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
@@ -84,7 +85,7 @@ impl Stage {
         new
     }
 
-    /// Runs a daemon that is to fail to take over, and returns what it says.
+    /// Runs a daemon that must fail to take over, and returns its output.
     fn fail_to_upgrade(&self, words: &[String]) -> String {
         let mut command = serve_command(&words.iter().map(String::as_str).collect::<Vec<_>>());
         command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -184,7 +185,7 @@ fn a_daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other(
     assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
     let mut newcomer = Client::connect(&stage.socket(), "vm1").expect("new clients are served");
     assert!(newcomer.read(0, BLOCK).expect("a read") == block(0, 1));
-    // A third daemon may not write the same file, with the lock's first owner gone.
+    // A third daemon may not write the same file, although the lock's first owner has ended.
     let image = stage.scratch.word("vm1.raw");
     let disk = format!("name=vm1,file={image}");
     let elsewhere = format!("unix:{}", stage.scratch.word("other.sock"));
@@ -213,7 +214,8 @@ fn sockets_of_systemd_are_handed_over_and_stay() {
     let at = tcp.local_addr().expect("it is bound");
     let mut words = stage.words("--upgrade-socket");
     words[3] = "systemd".to_owned();
-    // As systemd does it: the sockets are descriptors 3 and 4, and the variables name the process that may take them.
+    // Like systemd: the sockets are descriptors 3 and 4, and the variables name the process that
+    // may take them.
     let script = "exec 3<&0 4<&1 >&2 </dev/null; LISTEN_FDS=2 LISTEN_PID=$$ exec \"$0\" serve \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script]).arg(program()).args(&words);
@@ -277,7 +279,7 @@ fn the_service_manager_is_told_which_process_is_the_main_one_and_reload_ends_whe
     let main = message.strip_prefix("READY=1\nMAINPID=").expect("both words");
     let main: i32 = main.trim_end().parse().expect("a process");
     client.write(0, &block(0, 1)).expect("a write");
-    // A child of nobody here: it is waited for by its sockets.
+    // It is no child of this process, so its sockets show when it ends.
     let main = Pid::from_raw(main).expect("a process");
     kill_process(main, Signal::TERM).expect("it runs");
     let start = Instant::now();

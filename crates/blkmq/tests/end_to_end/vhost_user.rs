@@ -1,4 +1,5 @@
-//! Decides that a virtual machine keeps its data when the daemon is killed, and when another one takes over.
+//! Decides that a virtual machine keeps its data when the daemon is killed, and when another one
+//! takes over.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../../blkmq-export/tests/vhost_user/client.rs"]
@@ -22,17 +23,18 @@ use self::client::{AVAIL, Client, DATA, USED, words};
 use crate::common::pattern::{self, BLOCK, SECTOR};
 use crate::common::{Daemon, Scratch};
 
-/// A driver that has up to five requests in flight, each to a block that no other one has meanwhile, and verifies what it reads.
+/// A driver that has up to five requests in flight, each to a block of its own, and verifies what
+/// it reads.
 pub(crate) struct Driver {
     pub(crate) client: Client,
     ring: Ring,
     chance: u64,
     /// By their heads.
     in_flight: BTreeMap<u16, Request>,
-    /// What each block holds, or will when its write has ended.
+    /// The generation of each block, once its write has ended.
     generations: BTreeMap<u64, u64>,
-    /// What each block held when its latest write was answered, and what a flush has made durable since; flushes are drawn if there is
-    /// some.
+    /// The generation of each block at the end of its latest write, and the durable one after a
+    /// flush; flushes are drawn if `durable` is there.
     answered: BTreeMap<u64, u64>,
     durable: Option<BTreeMap<u64, u64>>,
     pub(crate) flushes: u64,
@@ -49,7 +51,7 @@ enum Request {
         block: u64,
         generation: u64,
     },
-    /// What was answered before.
+    /// What was answered before it was submitted.
     Flush(BTreeMap<u64, u64>),
 }
 
@@ -73,21 +75,21 @@ impl Driver {
         }
     }
 
-    /// The next number below a limit (Knuth's MMIX generator).
+    /// A pseudo-random number below a limit (Knuth's MMIX generator).
     fn draw(&mut self, limit: u64) -> u64 {
         let multiplied = self.chance.wrapping_mul(0x5851_f42d_4c95_7f2d);
         self.chance = multiplied.wrapping_add(0x1405_7b7e_f767_814f);
         (self.chance >> 33) % limit
     }
 
-    /// Begins requests as long as heads are free, and takes note of those that have ended, until `end`.
+    /// Submits requests while heads are free, and processes those that have ended, until `end`.
     pub(crate) fn load_until(&mut self, end: Instant) {
         while Instant::now() < end {
             self.step();
         }
     }
 
-    /// Begins what can be begun, and takes note of what has ended. Says whether something has.
+    /// Submits what can be submitted, and processes what has ended. Returns whether anything has.
     pub(crate) fn step(&mut self) -> bool {
         for head in HEADS {
             if !self.in_flight.contains_key(&head) {
@@ -100,7 +102,7 @@ impl Driver {
         self.ended() > before
     }
 
-    /// Where its ring goes on.
+    /// The position from which its ring continues.
     pub(crate) fn base(&self) -> u64 {
         self.ring.base()
     }
@@ -115,15 +117,15 @@ impl Driver {
         self.in_flight.len()
     }
 
-    /// Has its ring served after a kill: what was in flight is in the record.
+    /// Has its ring served after a kill: the record has the requests in flight.
     pub(crate) fn serve_again(&mut self, socket: &Path, record: &OwnedFd) {
         self.client.connect_again(socket);
         send_record(&self.client, record);
         self.client.start_at(self.ring.base());
     }
 
-    /// Has its ring served: a packed one with a record of what is in flight, a split one without, so that it goes on where the daemon
-    /// before says.
+    /// Has its ring served: a packed one with a record of the requests in flight, a split one
+    /// without, so that it continues where the previous daemon states.
     pub(crate) fn serve(&mut self) {
         if matches!(self.ring, Ring::Packed { .. }) {
             let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
@@ -133,14 +135,14 @@ impl Driver {
         self.client.start_at(self.ring.base());
     }
 
-    /// Waits for what is in flight, over the same connection and ring.
+    /// Waits for the requests in flight, over the same connection and ring.
     pub(crate) fn finish(&mut self) {
         assert_eq!(self.client.ask(GET_STATUS, &[]), 0, "the front end's connection");
         self.client.kick();
         self.wait_for_all();
     }
 
-    /// Looks into the image for what was written last.
+    /// Checks the image against what was written last.
     pub(crate) fn verify_image(&self, image: &Path) {
         let image = std::fs::read(image).expect("the image");
         for block in self.generations.keys() {
@@ -149,7 +151,7 @@ impl Driver {
         }
     }
 
-    /// Has it flush now and then, too.
+    /// Makes it draw flushes, too.
     pub(crate) fn flush_often(&mut self) {
         self.durable = Some(BTreeMap::new());
     }
@@ -184,7 +186,8 @@ impl Driver {
 
     fn begin_flush(&mut self, head: u16) {
         let base = self.client.fill(head, FLUSH, 0);
-        // The header in two pieces: a flush has no data, and the ring takes three descriptors at a time.
+        // The header in two pieces, since a flush has no data and a request in the ring has three
+        // descriptors.
         let chain = [(base, 8, 0), (base + 8, 8, 0), (base + 1024, 1, client::WRITE)];
         self.in_flight.insert(head, Request::Flush(self.answered.clone()));
         self.ring.offer(&self.client, head, chain);
@@ -205,7 +208,7 @@ impl Driver {
                 }
                 Request::Flush(answered) => {
                     self.flushes += 1;
-                    // Flushes may end in another order than they began in.
+                    // Flushes may end in another order than they were submitted.
                     let durable = self.durable.get_or_insert_default();
                     for (block, generation) in answered {
                         let found = durable.entry(block).or_default();
@@ -216,8 +219,8 @@ impl Driver {
         }
     }
 
-    /// Looks into an image that a power cut has left: each sector holds what a flush has made durable, or what was sent since. Returns
-    /// how many sectors hold less than what was sent last.
+    /// Checks an image after a power cut: each sector must hold what a flush has made durable, or
+    /// what was sent since. Returns how many sectors hold less than what was sent last.
     pub(crate) fn verify_after_a_power_cut(&self, image: &Path) -> usize {
         let image = std::fs::read(image).expect("the image");
         let durable = self.durable.as_ref().expect("it flushes");
@@ -259,7 +262,8 @@ fn data_of(head: u16) -> u64 {
     DATA + 0x2_0000 + BLOCK as u64 * u64::from(head)
 }
 
-/// A ring of 16 descriptors as its driver has it: how many chains were offered and seen, or how many places.
+/// The driver's side of a ring of 16 descriptors: how many chains, or places, it has offered and
+/// seen.
 #[derive(Clone, Copy)]
 pub(crate) enum Ring {
     Split { offered: u16, seen: u16 },
@@ -270,7 +274,7 @@ impl Ring {
     pub(crate) const SPLIT: Self = Self::Split { offered: 0, seen: 0 };
     pub(crate) const PACKED: Self = Self::Packed { offered: 0, seen: 0 };
 
-    /// Where a device goes on that has no record.
+    /// The position from which a device without a record continues.
     fn base(self) -> u64 {
         match self {
             Self::Split { seen, .. } => seen.into(),
@@ -295,7 +299,7 @@ impl Ring {
                 client.write(AVAIL + 2, &offered.to_le_bytes());
             }
             Self::Packed { offered, .. } => {
-                // The first one last, and of each the flags: they show the chain.
+                // The first descriptor last, and its flags last: they make the chain available.
                 for (number, (at, bytes, flags)) in [0, 1, 2].into_iter().zip(chain).rev() {
                     let place = *offered + number;
                     let more = if number < 2 { client::NEXT } else { 0 };
@@ -311,7 +315,7 @@ impl Ring {
         }
     }
 
-    /// The next chain that was given back.
+    /// Returns the next used chain.
     fn take(&mut self, client: &Client) -> Option<u16> {
         match self {
             Self::Split { seen, .. } => {
@@ -345,7 +349,7 @@ fn a_daemon_killed_under_load_of_a_driver_with_a_packed_ring_does_neither() {
     kill_under_load(Ring::PACKED);
 }
 
-/// `BLKMQ_KILLS` says how many times, `BLKMQ_KILLS_SEED` from which seed on.
+/// `BLKMQ_KILLS` is the number of kills, `BLKMQ_KILLS_SEED` the first seed.
 fn kill_under_load(ring: Ring) {
     let number = |name, default| std::env::var(name).map_or(default, |value| value.parse().expect(name));
     let (kills, seed): (u64, u64) = (number("BLKMQ_KILLS", 10), number("BLKMQ_KILLS_SEED", 1));
@@ -392,7 +396,7 @@ fn a_driver_with_a_packed_ring_goes_on_under_load_while_other_daemons_take_over(
     upgrade_under_load(Ring::PACKED);
 }
 
-/// `BLKMQ_UPGRADES` says how many times.
+/// `BLKMQ_UPGRADES` is the number of upgrades.
 fn upgrade_under_load(ring: Ring) {
     let upgrades = std::env::var("BLKMQ_UPGRADES").map_or(10, |value| value.parse().expect("a number"));
     let scratch = Scratch::new();
@@ -430,7 +434,7 @@ fn upgrade_under_load(ring: Ring) {
     daemon.stop();
     driver.verify_image(&scratch.path("vm.raw"));
     pauses.sort_unstable();
-    // As many as there were upgrades: one of each, or so.
+    // As many as there were upgrades, about one of each.
     let longest = &pauses[pauses.len().saturating_sub(upgrades)..];
     let (median, worst) = (longest[longest.len() / 2], longest[longest.len() - 1]);
     println!("{upgrades} upgrades, {ended} requests; longest pauses: median {median:?}, worst {worst:?}");
@@ -443,9 +447,9 @@ pub(crate) fn send_record(client: &Client, record: &OwnedFd) {
     client.send(32, &spec, &[record.as_fd()]);
 }
 
-/// A flush, among the kinds of requests.
+/// The kind of requests that are flushes.
 const FLUSH: u32 = 4;
-/// Three descriptors each.
+/// Each has three descriptors.
 pub(crate) const HEADS: [u16; 5] = [0, 3, 6, 9, 12];
 /// Few, so that each is soon written again.
 const BLOCKS_OF_A_HEAD: u64 = 4;

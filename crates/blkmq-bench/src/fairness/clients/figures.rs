@@ -1,6 +1,6 @@
-//! Decides the figures of a visit by clients: of each client what it got compared with its due and with what
-//! it has alone, of all together how far shares were off and how much of the drive was used; and over several
-//! visits the median and the worst of each.
+//! Decides the figures of a visit by clients: for each client its result compared with its due and
+//! with its result alone, for all of them the error of the shares and the use of the drive; and
+//! over several visits the median and the worst of each figure.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,17 @@ use super::super::scene::Scene;
 use crate::report::Row;
 use crate::rounds::{Latency, median};
 
-/// What one visit was worth.
+/// The result of one visit.
 pub(super) struct Outcome {
-    /// Of each tenant, the light one last.
+    /// Of each tenant; the light one is last.
     pub(super) tenants: Vec<Got>,
     /// The largest difference of a share from its due, as a part of the due, over all of the visit.
     share_error: f64,
-    /// The same over any second of it, or all if that is shorter.
+    /// The same over the worst second of the visit, or over the whole visit if that is shorter.
     worst_share_error: f64,
     /// Bytes per second of all.
     pub(super) total: f64,
-    /// The same as a part of what came without a scheduler in the same round.
+    /// The same as a part of the total without a scheduler in the same round.
     bytes_vs_none: f64,
 }
 
@@ -31,11 +31,11 @@ pub(super) struct Got {
     latency: Latency,
     /// Its share as a part of its due; the light tenant asks for less.
     of_due: Option<f64>,
-    /// Of a tenant that may have too little under way for its due.
+    /// Only of a tenant that may have too little under way for its due.
     alone: Option<AgainstAlone>,
 }
 
-/// What a tenant has by itself.
+/// The result of a tenant alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Alone {
     pub(super) bytes: f64,
@@ -43,15 +43,16 @@ pub(super) struct Alone {
 }
 
 struct AgainstAlone {
-    /// Its bytes as a part of those it has alone.
+    /// Its bytes as a part of its bytes alone.
     bytes: f64,
     p99: f64,
-    /// What it has alone as a part of what is due to it here: below 1 it cannot have its due.
+    /// Its bytes alone as a part of its due here: below 1 it cannot reach its due.
     due: f64,
 }
 
 impl Outcome {
-    /// Scores a visit. `none` is the total without a scheduler, none for the visit that says so; `alone` has an entry for each tenant.
+    /// Evaluates a visit. `none` is the total without a scheduler, or none if this is that visit;
+    /// `alone` has an entry for each tenant.
     pub(super) fn new(scene: &Scene, visit: &Visit, none: Option<f64>, alone: &[Option<Alone>]) -> Self {
         let crowd = visit.series.of_first(scene.crowd.len());
         let due = scene.due(&scene.tree, &scene.crowd);
@@ -89,7 +90,8 @@ impl Outcome {
     }
 }
 
-/// Which tenants may have too little under way for their due: those whose part of all that is under way is below it.
+/// Which tenants may have too little under way for their due: those whose part of all bytes under
+/// way is smaller than their due.
 pub(super) fn may_lack_depth(scene: &Scene) -> Vec<bool> {
     let tenants = scene.tenants();
     let all: u64 = tenants.iter().map(|tenant| tenant.load.bytes()).sum();

@@ -1,5 +1,6 @@
-//! Decides how a scene is played over NBD: `blkmq serve` as a process of its own, with one queue, and a disk
-//! and a group for each tenant; or two such processes, if the drive is another server's disk.
+//! Decides how a scene is played over NBD: `blkmq serve` as a process of its own, with one queue,
+//! and a disk and a group for each tenant; or two such processes, if the drive is another server's
+//! disk.
 
 use std::fmt::Write;
 use std::fs;
@@ -22,19 +23,20 @@ pub(super) struct Server {
     pub(super) reactors: u16,
 }
 
-/// What the tenants' disks lie on.
+/// Where the tenants' disks are.
 pub(super) enum Drive<'a> {
     /// An image each.
     Images(&'a Images),
-    /// Parts of one disk of another server, which has it in the first image.
+    /// Parts of one disk of another server, whose disk is the first image.
     Nbd(&'a Images),
 }
 
 impl Server {
-    /// Plays a scene under an elevator, with an fio for each tenant. The daemon is started for it and ended afterwards.
+    /// Plays a scene under an elevator, with an fio for each tenant. The daemon runs for this scene
+    /// only.
     ///
     /// # Errors
-    /// If the daemon does not start, or a client fails; the error holds what the daemon said.
+    /// If the daemon does not start, or a client fails; the error contains the daemon's output.
     pub(super) fn play(&self, scene: &Scene, kind: Kind, drive: &Drive<'_>, plan: &Plan) -> Result<Visit> {
         let (disks, _other) = match drive {
             Drive::Images(images) => (on_images(scene, images), None),
@@ -47,7 +49,7 @@ impl Server {
         let process = |place: usize, _: &Tenant| {
             Ok(Process {
                 command: Command::new("fio"),
-                // The engine's option exists only once the engine is named.
+                // fio accepts an engine's option only after the engine's name.
                 target: vec![
                     "--ioengine=nbd".into(),
                     format!(
@@ -62,7 +64,7 @@ impl Server {
         processes::play(scene, plan, process, usage).with_context(|| ours.last_words())
     }
 
-    /// Starts it with a configuration, which lacks the address alone.
+    /// Starts it with this configuration, to which only the address is added.
     fn start(&self, config: &str) -> Result<Running> {
         let dir = Scratch::make()?;
         let (file, socket) = (dir.join("blkmq.toml"), dir.join("s"));
@@ -132,14 +134,14 @@ fn disk(place: usize) -> String {
     format!("t{place}")
 }
 
-/// A text as TOML writes it.
+/// A text as a TOML string.
 fn text(words: &str) -> String {
     format!("\"{}\"", words.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 const QUEUE: &str = "q";
 const REMOTE: &str = "remote";
-/// Parts begin at multiples of this many bytes.
+/// Parts begin at multiples of this number of bytes.
 const PART: u64 = 1 << 20;
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Decides what `clients` measures: how long 1 to 512 clients of a filesystem take for a fixed amount of work
-//! each, on one rotating disk behind 64 hardware contexts; with the gate, with Linux's way before 2020, and
-//! with a single hardware queue.
+//! Decides what `clients` measures: how long 1 to 512 clients of a filesystem take for a fixed
+//! amount of work each, on one rotating disk behind 64 hardware contexts; with the gate, with
+//! Linux's way before 2020, and with a single hardware queue.
 //!
-//! It is a model: the clients are modelled on dbench over XFS (`program`), CPUs and disk are those of `rig`;
-//! the queue and the elevator are real. Equal seeds give equal times.
+//! It is a model: the clients are modelled on dbench over XFS (`program`), CPUs and disk are those
+//! of `rig`; the queue and the elevator are real. Equal seeds give equal times.
 
 mod program;
 mod rig;
@@ -26,14 +26,15 @@ pub const CLIENTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 512];
 /// How requests reach the disk from 64 reactors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// 64 hardware contexts; an insertion runs one, a completion all of them, as SCSI did; each waits for the
-    /// elevator's lock.
+    /// 64 hardware contexts; an insertion runs one, a completion all of them, as SCSI did. Each
+    /// waits for the elevator's lock.
     Before,
     /// 64 hardware contexts and the gate.
     After,
     /// One hardware context for all reactors, on the CPU that owns it.
     SingleQueue,
-    /// The same, but handing over to that CPU takes no time: a single queue that any CPU may issue to.
+    /// The same, but a hand-over to that CPU takes no time: a single queue that any CPU may issue
+    /// to.
     SingleDirect,
 }
 
@@ -57,7 +58,8 @@ impl Side {
 pub struct Point {
     /// Virtual time until the last client had finished.
     pub time: Nanos,
-    /// Bios that the clients submitted. Merged ones are the difference to the requests that reached the disk.
+    /// Bios that the clients submitted. Their number minus that of requests is the number of merged
+    /// ones.
     pub bios: u64,
     /// Requests that reached the disk.
     pub requests: u64,

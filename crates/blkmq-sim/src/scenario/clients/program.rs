@@ -1,9 +1,9 @@
-//! Decides what one client does: a program like dbench's on a filesystem laid out like XFS, as seen below the
-//! page cache. `rig` runs it on a CPU and reports the ends of its I/O to it.
+//! Decides what one client does: a program like dbench's on a filesystem laid out like XFS, as seen
+//! below the page cache. `rig` runs it on a CPU and reports the ends of its I/O to it.
 //!
 //! ```text
-//!   Write ─► Sync (now and then) ─► Log ─► Read ─► Meta ─► think ─┬─► Write, so many times
-//!   (behind its back, from two CPUs)                              └─► Done, once all writes have ended
+//!   Write ─► Sync (sometimes) ─► Log ─► Read ─► Meta ─► think ─┬─► Write, `rounds` times
+//!   (asynchronously, from two CPUs)                            └─► Done, once all writes have ended
 //! ```
 
 use blkmq_core::bio::{Bio, Data, Op};
@@ -19,11 +19,11 @@ pub(super) struct Program {
     cpus: usize,
     rng: Rng,
     phase: Phase,
-    /// How often it goes round yet.
+    /// Rounds that are left.
     rounds: u32,
-    /// Bytes it has written to its own files; they lie one behind the other.
+    /// Bytes written to its own files, which follow one another.
     written: u64,
-    /// Where it reads on.
+    /// Where its next read begins.
     reading: u64,
     writes: u32,
     reads: u32,
@@ -44,8 +44,8 @@ pub(super) enum Want {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Writes the files' data to the disk in chunks, as write-back does; `is_paced`: the next chunk is being
-    /// prepared.
+    /// Writes the files' data to the disk in chunks, as write-back does. If it `is_paced`, the next
+    /// chunk is being prepared.
     Write {
         chunks: u32,
         is_paced: bool,
@@ -54,16 +54,16 @@ enum Phase {
     Sync,
     /// Waits for the journal.
     Log,
-    /// Reads a file from its start, with read-ahead; `is_paced`: the data is being used.
+    /// Reads a file from its start, with read-ahead. If it `is_paced`, the data is being used.
     Read {
         left: u32,
         is_paced: bool,
     },
-    /// Reads directories and inodes, one by one.
+    /// Reads directories and inodes one at a time.
     Meta {
         left: u32,
     },
-    /// Waits until its own data is durable, and is done.
+    /// Waits until its own data is durable, and then ends.
     Finish,
     Done,
 }
@@ -164,7 +164,7 @@ impl Program {
         }
     }
 
-    /// A chunk of neighbouring bios: every other one comes from the CPU of a write-back worker.
+    /// A chunk of neighbouring bios, every other one from the CPU of a write-back worker.
     fn write(&mut self, chunks: u32, is_paced: bool, now: Instant) -> Want {
         if self.writes > DIRTY_MAX {
             return Want::Wait;
@@ -219,12 +219,12 @@ impl Program {
         Want::Submit(self.cpu, vec![self.bio(Op::Read, offset, EXTENT)])
     }
 
-    /// What it takes to fill or to use the memory of some I/O.
+    /// The time to fill or to use the memory of some I/O.
     fn pace(&mut self) -> Nanos {
         Nanos(self.rng.from_to(10_000, 60_000))
     }
 
-    /// Thinks, on whichever CPU the system puts it then.
+    /// Thinks, and continues on a CPU that the system chooses.
     fn think(&mut self, now: Instant) -> Want {
         self.rounds -= 1;
         if self.rounds == 0 {
@@ -249,12 +249,12 @@ impl Program {
         }
     }
 
-    /// Its allocation group: clients are spread over them.
+    /// Its allocation group; clients are spread over the groups.
     fn group(&self) -> u64 {
         (self.id % GROUPS) as u64 * (DISK_BYTES / GROUPS as u64)
     }
 
-    /// Its own files in the group.
+    /// The place of its own files in the group.
     fn files(&self) -> u64 {
         self.group() + META_BYTES + (self.id / GROUPS) as u64 * FILES_BYTES
     }
@@ -276,7 +276,7 @@ const EXTENT: u64 = 32 << 10;
 const BLOCK: u64 = 4 << 10;
 /// Bios in a chunk of write-back.
 const CHUNK: u32 = 4;
-/// More writes under way hold a client up, as dirty pages do.
+/// With more writes under way a client waits, as it does for dirty pages.
 const DIRTY_MAX: u32 = 32;
 const READ_AHEAD: u32 = 2;
 const ROUNDS: u32 = 6;

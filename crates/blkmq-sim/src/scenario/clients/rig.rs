@@ -1,5 +1,6 @@
-//! Decides the course of one run: the CPUs with their reactors, the clients on them and the disk, in virtual time.
-//! Unlike `world`, it has no faults, no control thread and no oracle: it is made for many I/Os.
+//! Decides the course of one run: the CPUs with their reactors, the clients on them and the disk,
+//! in virtual time. Unlike `world`, it has no faults, no control thread and no oracle: it is made
+//! for many I/Os.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,7 +25,7 @@ use crate::events::EventQueue;
 use crate::rng::Rng;
 use crate::stage;
 
-/// Runs `clients` clients to their end.
+/// Runs `clients` clients until they have finished.
 ///
 /// # Panics
 /// If the clients do not finish: an I/O was lost.
@@ -64,15 +65,15 @@ struct Rig {
     gate: Gate,
     busy: Nanos,
     latencies: Vec<u64>,
-    /// Handing over to another CPU takes no time.
+    /// A hand-over to another CPU takes no time.
     hands_over_free: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A CPU's reactor has its turn; void if planned in an earlier epoch.
+    /// A CPU's reactor has its turn; void if scheduled in an earlier epoch.
     Run(usize, u64),
-    /// The disk ends what it serves.
+    /// The disk ends the command in service.
     Disk,
     /// A client is asked what it wants.
     Ask(usize),
@@ -81,10 +82,10 @@ enum Event {
 struct Cpu {
     local: LocalQueue,
     fx: Effects,
-    /// Batches to submit, from clients that run here.
+    /// Batches to submit, from clients that run on this CPU.
     inbox: VecDeque<Vec<Bio>>,
     free_at: Instant,
-    /// The next turn, and whether it comes of itself: an idle CPU has to be woken.
+    /// The next turn, and whether the CPU is idle and so must be woken.
     next: Option<Instant>,
     is_idle: bool,
     epoch: u64,
@@ -132,7 +133,7 @@ impl Rig {
         }
     }
 
-    /// Asks a client what it wants until it waits for something.
+    /// Carries out a client's wishes until it waits for something.
     fn ask(&mut self, client: usize) {
         loop {
             match self.programs[client].want(self.now, &mut self.log) {
@@ -146,7 +147,7 @@ impl Rig {
         }
     }
 
-    /// Has a CPU take its turn soon after `at`. Says whether it was idle.
+    /// Makes a CPU take its turn soon after `at`. Returns whether it was idle.
     fn wake(&mut self, cpu: usize, at: Instant) -> bool {
         let was_idle = self.cpus[cpu].is_idle;
         let latency = if was_idle { self.costs.wake } else { 0 };
@@ -211,13 +212,13 @@ impl Rig {
             assert!(bio.status.is_ok(), "{bio:?}");
             self.latencies.push(now.0 - bio.cookie);
             self.programs[bio.client as usize].ended(&bio);
-            // The client continues where it runs: it is woken there.
+            // The client continues on its own CPU, where it is woken.
             self.events.push(at, Event::Ask(bio.client as usize));
         }
         self.start_disk();
     }
 
-    /// Plans a CPU's next turn, for what its reactor waits for.
+    /// Schedules a CPU's next turn, for the event that its reactor waits for.
     fn sleep(&mut self, cpu: usize, at: Instant) {
         match self.cpus[cpu].local.next_wakeup() {
             Some(due) if due <= at => self.plan(cpu, at),
@@ -272,7 +273,7 @@ fn config(side: Side, elevator: Kind) -> QueueConfig {
     }
 }
 
-/// One arm, and whose command it is at.
+/// One arm, and the hardware context whose command it serves.
 struct Disk {
     queue: SeekQueue<Command>,
     serving: Option<Command>,
@@ -297,7 +298,7 @@ impl Disk {
         }
     }
 
-    /// Begins the next command, if the arm is free; returns when it ends.
+    /// Begins the next command if the arm is free; returns when it ends.
     fn start(&mut self, now: Instant) -> Option<Instant> {
         if self.serving.is_some() {
             return None;
@@ -307,7 +308,7 @@ impl Disk {
         Some(now + time)
     }
 
-    /// Ends the command; returns whose it was.
+    /// Ends the command; returns its hardware context.
     fn end(&mut self) -> HctxId {
         let command = self.serving.take().expect("the disk was busy");
         self.served += 1;
@@ -324,7 +325,7 @@ impl Disk {
     }
 }
 
-/// A hardware context's way to the disk.
+/// A hardware context's access to the disk.
 struct ModelledHctx {
     hctx: HctxId,
     disk: Rc<RefCell<Disk>>,

@@ -1,4 +1,5 @@
-//! What `fair` shows, asserted: shares, the bound on the lead after every end, and that neither holds without it.
+//! Asserts what `fair` shows: shares, the bound on the lead after every end, and that neither holds
+//! without it.
 
 use super::*;
 
@@ -46,8 +47,9 @@ fn a_light_tenant_never_waits_for_requests_that_capped_ones_hold() {
     }
 }
 
-/// Groups of which the heaviest has all it asks for in flight: order alone gives it no more than the others. They run for half
-/// a second; from then on leads count from nothing, and are looked at after every end.
+/// Groups of which the heaviest has all its bios in flight, so that order alone gives it no more
+/// than the others. They run for half a second; from then on leads are counted from zero and
+/// checked after every end.
 fn shallow(groups: u32, prepare: impl FnOnce(&mut World)) -> World {
     let case = shares(16, groups, 16, [4096; 2]);
     let mut world = World::new(case, bfq(), 1);
@@ -59,12 +61,13 @@ fn shallow(groups: u32, prepare: impl FnOnce(&mut World)) -> World {
     world
 }
 
-/// The bound: what the drive does in a millisecond, 200 requests, over the weights of all.
+/// The bound: what the drive does in a millisecond, 200 requests, divided by the sum of all
+/// weights.
 fn reach(world: &World) -> u64 {
     200 * 4096 / world.weights.iter().sum::<u64>()
 }
 
-/// What is in flight of a group is not counted yet, and its next request may be beyond the bound.
+/// Service in flight is not counted yet, and a group's next request may exceed the bound.
 fn in_flight(case: Case) -> u64 {
     u64::from(2 * case.depth) * 4096 / 100
 }
@@ -127,13 +130,14 @@ fn a_client_that_loses_its_processor_for_moments_keeps_its_share() {
         length: Nanos::from_millis(6),
     };
     let mut world = shallow(3, |world| world.absences = Some((GroupId(3), absence)));
-    // While it is away the others continue.
+    // While the client has no CPU the others continue.
     world.lead_max = None;
     let error = error_over(&mut world, 2);
     assert!(error < 10_000, "{error} millionths off");
 }
 
-/// A group that reads, of weight 100, beside one of weight 200 that only discards; how many requests of each end in a second.
+/// A group of weight 100 that reads, beside one of weight 200 that only discards; returns how many
+/// requests of each end in a second.
 fn beside_discards(depth: u32) -> [u64; 2] {
     let case = shares(16, 2, depth, [4096; 2]);
     let mut world = World::new(case, bfq(), 1);
@@ -172,8 +176,9 @@ fn nobody_is_held_at_the_pace_of_discards_on_a_drive_that_has_room() {
     );
 }
 
-/// Of two groups of the same weight one has requests of 256 KiB and the other has `depth` of 4 KiB, which the drive serves in the same
-/// time: so it can never have half of the bytes. Returns how many of each end in a second.
+/// Two groups of the same weight: one has requests of 256 KiB, the other has `depth` requests of 4
+/// KiB, which the drive serves in the same time, so it can never have half of the bytes. Returns
+/// how many of each end in a second.
 fn large_beside_small(depth: u32, small: Pace) -> [u64; 2] {
     let case = shares(16, 2, depth, [256 << 10, 4096]);
     let mut world = World::new(case, bfq(), 1);
@@ -195,7 +200,7 @@ enum Pace {
     Pauses,
 }
 
-/// 0.1 ms of work, 1 ms of rest.
+/// 0.1 ms of work, 1 ms of pause.
 const PAUSES: Every = Every {
     period: Nanos::from_micros(1100),
     length: Nanos::from_micros(1000),
@@ -206,7 +211,7 @@ fn nobody_is_held_at_the_pace_of_many_small_requests() {
     let [large, small] = large_beside_small(32, Pace::AtOnce);
     let alone = 16 * SECOND / SERVICE.0;
     assert!(small > alone * 6 / 10, "{small} small ones of {alone}");
-    // No fewer bytes than the others have.
+    // Its bytes are not fewer than the other's.
     assert!(
         large * 64 > small * 9 / 10,
         "{large} large ones, {small} small ones"

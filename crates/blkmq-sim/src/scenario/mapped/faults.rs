@@ -1,4 +1,5 @@
-//! Decides what `mapped-faults` is: one member fails, requeues, refuses or loses requests, and the others do not.
+//! Decides what `mapped-faults` is: one member fails, requeues, refuses or loses requests, and the
+//! others do not.
 
 use blkmq_core::time::Nanos;
 

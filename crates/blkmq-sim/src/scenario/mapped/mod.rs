@@ -1,6 +1,6 @@
-//! Decides what `mapped` is: stripes, linear disks and disks on both, over one to four drives that differ in
-//! their limits and caches; one queue is frozen, quiesced and changed meanwhile. [`faults`] and [`power_cut`]
-//! add what their names say.
+//! Decides what `mapped` is: stripes, linear disks and disks on both, over one to four drives that
+//! differ in their limits and caches. One queue is frozen, quiesced and changed meanwhile.
+//! [`faults`] and [`power_cut`] add the events that they are named for.
 
 pub(super) mod faults;
 pub(super) mod power_cut;
@@ -48,7 +48,7 @@ fn over_drives(rng: &mut Rng) -> Setup {
         drive.cache = limits.cache;
         setup.more_drives.push((limits, drive));
     }
-    // Also where its disk begins on a drive, a physical block does.
+    // A physical block begins where a disk begins on its drive.
     setup.disk_blocks = vec![DISK / setup.block(); 2];
     setup.read_only = vec![false; 2];
     setup.mapped = Some(mapped(setup.drives().count() as u32, rng));
@@ -72,8 +72,9 @@ fn drive_limits(rng: &mut Rng) -> Limits {
     }
 }
 
-/// A stripe over the first disks of all drives; a linear disk over ranges of the second ones; one on both of these; and a stripe over
-/// both disks of the last drive. The last two overlap with the first two.
+/// A stripe over the first disks of all drives, a linear disk over ranges of the second ones, one
+/// on both of these, and a stripe over both disks of the last drive. The last two overlap with the
+/// first two.
 fn mapped(drives: u32, rng: &mut Rng) -> Mapped {
     let block = rng.pick(&[4096, 8192]);
     let chunk = |rng: &mut Rng| MapKind::Striped {

@@ -1,5 +1,5 @@
-//! Decides how long a modelled device takes for a read: a typical time, and how single reads deviate from it.
-//! `poll` runs it in virtual time, `blkmq bench poll` on a real reactor.
+//! Decides how long a modelled device takes for a read: a typical time, and how single reads
+//! deviate from it. `poll` runs it in virtual time, `blkmq bench poll` on a real reactor.
 
 use std::fmt;
 
@@ -21,11 +21,12 @@ pub struct ModelledDevice {
 pub enum Shape {
     /// Not at all.
     Fixed,
-    /// Around the typical time, as with flash: a bell of ± 15 %, and one in 200 takes three times as long.
+    /// Around the typical time, as with flash: a bell curve of ± 15 %, and one in 200 takes three
+    /// times as long.
     Spread,
     /// Three in ten take twice as long.
     Bimodal,
-    /// For [`STEP_EVERY`] reads the typical time, for as many three times that, and so on.
+    /// [`STEP_EVERY`] reads with the typical time, as many with three times that, and so on.
     Step,
     /// As `Spread`, and every other read is one of 64 KiB, which takes 30 µs longer.
     Mixed,
@@ -83,7 +84,7 @@ fn spread(typical: u64, rng: &mut Rng) -> u64 {
     if rng.chance(Ppm(5_000)) {
         return 3 * typical;
     }
-    // Three evenly distributed numbers make a bell.
+    // The sum of three evenly distributed numbers is nearly a bell curve.
     let part = typical * 15 / 100;
     let sum: u64 = (0..3).map(|_| rng.from_to(0, 2 * part)).sum();
     typical - part + sum / 3

@@ -73,7 +73,8 @@ fn a_step_in_either_direction_is_forgotten_after_64_reads() {
                 stepping.overslept_later_ppm <= 50_000,
                 "{us} µs {host:?}: {stepping:?}"
             );
-            // Half of the reads take as long as those of each device that keeps its time; the time goes by 1 : 3.
+            // Half of the reads take as long as those of each of two fixed devices, so the times
+            // have the ratio 1 : 3.
             let [low, high] = [us, 3 * us].map(|us| at_depth_1(us, Shape::Fixed, Side::Ours, host).cpu_ppm);
             let expected = (low + 3 * high) / 4;
             assert!(
@@ -97,7 +98,7 @@ fn half_of_the_mean_drifts_to_twice_the_lateness() {
         200_000,
         1,
     );
-    // Sleepers are 18 µs late on average.
+    // Sleeping threads wake 18 µs late on average.
     assert!((34_000..=39_000).contains(&before.seen_mean.0), "{before:?}");
     let ours = at_depth_1(5, Shape::Fixed, Side::Ours, Host::Virtual);
     assert!(ours.seen_mean.0 < 6_000, "{ours:?}");

@@ -1,4 +1,5 @@
-//! Decides how a test holds `blkmq serve`: started, ready, asked to end, and never left behind.
+//! Decides how a test handles `blkmq serve`: it is started, ready, asked to end, and never left
+//! running.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Serves the disks, each as after `--disk`, on a unix socket in `scratch`, and waits until it is ready.
+    /// Serves the disks, given as after `--disk`, on a unix socket in `scratch`, and waits until it
+    /// is ready.
     pub(crate) fn serve(scratch: &Scratch, disks: &[&str]) -> Daemon {
         let nbd = format!("unix:{}", scratch.word("nbd.sock"));
         let mut words = Vec::new();
@@ -28,7 +30,7 @@ impl Daemon {
         Daemon::start(&words)
     }
 
-    /// Runs `blkmq serve` with these words and waits until it is ready.
+    /// Runs `blkmq serve` with these arguments and waits until it is ready.
     pub(crate) fn start(words: &[&str]) -> Daemon {
         Daemon::spawn(serve_command(words))
     }
@@ -38,7 +40,7 @@ impl Daemon {
         Daemon::spawn_with_log(command, Stdio::piped())
     }
 
-    /// The same with its standard error elsewhere: of that, nothing is heard here.
+    /// The same with its standard error elsewhere, so that [`Self::said`] does not have it.
     pub(crate) fn spawn_with_log(mut command: Command, log: Stdio) -> Daemon {
         let shown = format!("{command:?}");
         let child = command
@@ -132,7 +134,7 @@ impl Daemon {
         kill_process(pid, signal).expect("our own child can be signalled");
     }
 
-    /// Ends it as a power supply would: at once, in the middle of whatever it does.
+    /// Kills it at once, during whatever it does, as a power cut would.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("our own child can be killed");
         self.child.wait().expect("our own child can be waited for");
@@ -144,7 +146,7 @@ impl Daemon {
         ended.unwrap_or_else(|| panic!("the daemon still runs after {limit:?}; it said:\n{}", self.said()))
     }
 
-    /// Asks it to end (SIGTERM) and demands success.
+    /// Asks it to end (SIGTERM) and checks that it succeeds.
     pub(crate) fn stop(mut self) {
         self.signal(Signal::TERM);
         let status = self.ended_within(STOP_TIME);
@@ -155,7 +157,7 @@ impl Daemon {
         );
     }
 
-    /// Collects what a pipe brings, line by line, on a thread of its own.
+    /// Collects the lines of a pipe on a thread of its own.
     fn listen(&self, pipe: impl std::io::Read + Send + 'static) {
         let said = Arc::clone(&self.said);
         std::thread::spawn(move || {
@@ -167,7 +169,7 @@ impl Daemon {
         });
     }
 
-    /// Waits for a line; false if the time is up or the daemon has ended.
+    /// Waits for a line; returns false if the time is up or the daemon has ended.
     pub(crate) fn wait_for(&mut self, limit: Duration, wanted: impl Fn(&str) -> bool) -> bool {
         let end = Instant::now() + limit;
         while Instant::now() < end {
@@ -181,7 +183,7 @@ impl Daemon {
                 return true;
             }
             if !self.is_running() {
-                // Its last words may still be on their way through the pipe.
+                // Its last output may still be in the pipe.
                 std::thread::sleep(Duration::from_millis(100));
                 return false;
             }
@@ -193,7 +195,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Both fail where it has ended already, which is as good.
+        // Both fail if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -205,7 +207,7 @@ impl Drop for Daemon {
     }
 }
 
-/// `blkmq serve` with these words, not yet started.
+/// `blkmq serve` with these arguments, not yet started.
 pub(crate) fn serve_command(words: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.arg("serve").args(words).stdin(Stdio::null());

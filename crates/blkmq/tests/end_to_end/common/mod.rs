@@ -1,4 +1,5 @@
-//! Decides what all end-to-end tests share: a daemon that is never left behind, a scratch directory, tools, a small NBD client.
+//! Decides what all end-to-end tests share: a daemon that is never left running, a scratch
+//! directory, tools, a small NBD client.
 
 pub(crate) mod daemon;
 pub(crate) mod nbd;

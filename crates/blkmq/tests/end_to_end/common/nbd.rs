@@ -1,6 +1,8 @@
-//! Decides how the tests speak NBD themselves: a small blocking client that shares no code with the server.
+//! Decides how the tests use NBD themselves: with a small blocking client that shares no code with
+//! the server.
 //!
-//! It knows simple replies only. Its pieces are public, so that a test can also say things that no client should.
+//! It knows only simple replies. Its parts are public, so that a test can also violate the
+//! protocol.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +23,7 @@ pub(crate) enum Command {
     Write = 1,
     Flush = 3,
     WriteZeroes = 6,
-    /// Of our own.
+    /// Our own extension.
     Fence = 0x6266,
 }
 
@@ -35,7 +37,7 @@ impl Client {
     /// Connects, and gives the session a name.
     ///
     /// # Errors
-    /// If the server cannot be reached, refuses the export, or the name.
+    /// If the server cannot be reached, or refuses the export or the name.
     pub(crate) fn connect_as(socket: &Path, export: &str, client: u128, number: u64) -> Result<Client> {
         let mut stream = greeted(socket)?;
         let name = [&client.to_be_bytes()[..], &number.to_be_bytes()].concat();
@@ -51,7 +53,7 @@ impl Client {
     /// Has another session of the same client fenced.
     ///
     /// # Errors
-    /// What the server answered, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn fence(&mut self, number: u64) -> Result<()> {
         let cookie = self.send(Command::Fence, 0, number, 0, &[])?;
         self.expect_reply(cookie)
@@ -86,7 +88,7 @@ impl Client {
     }
 
     /// # Errors
-    /// What the server answered, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn read(&mut self, offset: u64, bytes: usize) -> Result<Vec<u8>> {
         let cookie = self.send(Command::Read, 0, offset, bytes as u32, &[])?;
         self.expect_reply(cookie)?;
@@ -96,21 +98,21 @@ impl Client {
     }
 
     /// # Errors
-    /// What the server answered, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         let cookie = self.send(Command::Write, 0, offset, data.len() as u32, data)?;
         self.expect_reply(cookie)
     }
 
     /// # Errors
-    /// What the server answered, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn write_through(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         let cookie = self.send(Command::Write, FLAG_FUA, offset, data.len() as u32, data)?;
         self.expect_reply(cookie)
     }
 
     /// # Errors
-    /// What the server answered, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn flush(&mut self) -> Result<()> {
         let cookie = self.send(Command::Flush, 0, 0, 0, &[])?;
         self.expect_reply(cookie)
@@ -119,7 +121,7 @@ impl Client {
     /// Sends a request and does not wait for its reply.
     ///
     /// # Errors
-    /// If the server is gone.
+    /// If the server disconnected.
     pub(crate) fn send(
         &mut self,
         command: Command,
@@ -136,10 +138,10 @@ impl Client {
         Ok(cookie)
     }
 
-    /// Waits for the next reply, whosever it is, and returns its cookie.
+    /// Waits for the next reply, to any request, and returns its cookie.
     ///
     /// # Errors
-    /// What the server answered, or that it is gone.
+    /// The server's error, or that it disconnected.
     pub(crate) fn reply(&mut self) -> Result<u64> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
@@ -151,7 +153,7 @@ impl Client {
         }
         match be32(&reply[4..]) {
             0 => Ok(be64(&reply[8..])),
-            // NBD's error numbers are Linux's.
+            // NBD's error numbers are those of Linux.
             number => Err(Error::from_raw_os_error(number as i32)),
         }
     }
@@ -167,19 +169,19 @@ impl Client {
         ))
     }
 
-    /// The bare connection, to break the rules with.
+    /// The socket itself, for violations of the protocol.
     pub(crate) fn stream(&mut self) -> &mut UnixStream {
         &mut self.stream
     }
 }
 
-/// Connects and exchanges greetings; what follows is the option phase.
+/// Connects and exchanges greetings; the option phase follows.
 ///
 /// # Errors
-/// If the server cannot be reached or greets wrongly.
+/// If the server cannot be reached or its greeting is wrong.
 pub(crate) fn greeted(socket: &Path) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(socket)?;
-    // A server that says nothing fails the test instead of hanging it.
+    // A server that does not answer must fail the test instead of hanging it.
     stream.set_read_timeout(Some(ANSWER_TIME))?;
     stream.set_write_timeout(Some(ANSWER_TIME))?;
     let mut greeting = [0; 18];
@@ -200,7 +202,7 @@ pub(crate) fn option(number: u32, payload: &[u8]) -> Vec<u8> {
     message
 }
 
-/// The payload of `NBD_OPT_GO` that asks for nothing beyond the export's name.
+/// The payload of `NBD_OPT_GO` that requests nothing beyond the export's name.
 pub(crate) fn go_payload(export: &str) -> Vec<u8> {
     let mut payload = (export.len() as u32).to_be_bytes().to_vec();
     payload.extend(export.as_bytes());
@@ -208,10 +210,10 @@ pub(crate) fn go_payload(export: &str) -> Vec<u8> {
     payload
 }
 
-/// The next reply to an option: its type and its payload.
+/// Receives the next reply to an option: its type and its payload.
 ///
 /// # Errors
-/// If the server is gone or its reply is malformed.
+/// If the server disconnected or its reply is malformed.
 pub(crate) fn read_option_reply(stream: &mut UnixStream) -> Result<(u32, Vec<u8>)> {
     let mut header = [0; 20];
     stream.read_exact(&mut header)?;
@@ -243,7 +245,7 @@ fn be64(bytes: &[u8]) -> u64 {
 }
 
 pub(crate) const OPT_GO: u32 = 7;
-/// Of our own, and the number of its reply, too.
+/// Our own extension; its reply has the same number.
 const OPT_SESSION: u32 = 0x626c_6b71;
 pub(crate) const FLAG_FUA: u16 = 1;
 pub(crate) const REP_ACK: u32 = 1;
@@ -253,6 +255,6 @@ const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// Fixed newstyle, and no 124 zeroes after the old way of choosing an export.
+/// Fixed newstyle, and no 124 zeroes after the export's size and flags.
 const CLIENT_FLAGS: u32 = 3;
 pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);

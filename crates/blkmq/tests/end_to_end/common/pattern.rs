@@ -1,20 +1,22 @@
-//! Decides how a block tells where it belongs and when it was written, so that any mix-up or loss shows.
+//! Decides how the content of a block shows its place and when it was written, so that any mix-up
+//! or loss is detected.
 
-/// One sector of a block: everything a check needs stands in it, and the rest follows from that.
+/// A sector, the unit of a check: it contains its place and its generation.
 pub(crate) const SECTOR: usize = 512;
 pub(crate) const BLOCK: usize = 4096;
 
-/// The contents of block `number` in its `generation`; generation 0 is a block that was never written: zeroes.
+/// The content of block `number` in its `generation`; generation 0 is a block that was never
+/// written, with zeroes.
 pub(crate) fn block(number: u64, generation: u64) -> Vec<u8> {
     (0..BLOCK / SECTOR)
         .flat_map(|index| sector(number, index as u64, generation))
         .collect()
 }
 
-/// The generation of a sector that was read from `number`'s place.
+/// The generation of a sector that was read from block `number`.
 ///
 /// # Errors
-/// What is wrong, if it is a sector of another place, or of none.
+/// If it is a sector of another place, or of none.
 pub(crate) fn generation(number: u64, index: u64, found: &[u8]) -> Result<u64, String> {
     let word = |at: usize| u64::from_le_bytes(found[at..at + 8].try_into().expect("eight bytes"));
     let generation = if word(0) == MARK { word(24) } else { 0 };

@@ -1,4 +1,5 @@
-//! Decides how a test comes to certificates: an authority of its own, with the names of files that NBD clients look for in a directory.
+//! Decides how a test gets certificates: from an authority of its own, in directories with the file
+//! names that NBD clients expect.
 
 use std::fs;
 
@@ -9,7 +10,7 @@ use rcgen::{
 
 use super::Scratch;
 
-/// An authority, and the directory of those that it has given certificates to.
+/// An authority, and a directory with certificates that it has issued.
 pub(crate) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     directory: String,
@@ -40,22 +41,22 @@ impl Authority {
         directory
     }
 
-    /// Where a file of its directory is.
+    /// The path of a file in its directory.
     pub(crate) fn path(&self, file: &str) -> String {
         format!("{}/{file}", self.directory)
     }
 
-    /// Gives out a server's certificate for this machine.
+    /// Issues a server certificate for this machine.
     pub(crate) fn server(&self) {
         self.give(&self.directory, "server", "localhost", Validity::Today);
     }
 
-    /// Gives out a client's certificate.
+    /// Issues a client certificate.
     pub(crate) fn client(&self, name: &str) {
         self.give(&self.directory, "client", name, Validity::Today);
     }
 
-    /// Gives out `ROLE-cert.pem` and `ROLE-key.pem` in a directory.
+    /// Issues `ROLE-cert.pem` and `ROLE-key.pem` in a directory.
     pub(crate) fn give(&self, directory: &str, role: &str, name: &str, validity: Validity) {
         let names = match name {
             "localhost" => vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
@@ -78,7 +79,7 @@ impl Authority {
         fs::write(format!("{directory}/{role}-key.pem"), key.serialize_pem()).expect("a file");
     }
 
-    /// The flags of a server that demands certificates.
+    /// The flags of a server that requires certificates.
     pub(crate) fn flags(&self) -> Vec<String> {
         let pairs = [
             ("--tls", "require".to_owned()),
@@ -93,7 +94,7 @@ impl Authority {
     }
 }
 
-/// When a certificate is good.
+/// When a certificate is valid.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Validity {
     Today,

@@ -1,19 +1,21 @@
-//! Decides where a test keeps its files and sockets: a directory of its own, gone when the test has passed.
+//! Decides where a test keeps its files and sockets: in its own directory, which is removed when
+//! the test passes.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory that only one test uses. It stays for inspection when the test fails.
+/// A directory that only one test uses. It is kept for inspection when the test fails.
 pub(crate) struct Scratch {
     dir: PathBuf,
 }
 
 impl Scratch {
-    /// The path is short, because a unix socket's may have 107 bytes at most.
+    /// Makes a directory with a short path, because the path of a unix socket has at most 107
+    /// bytes.
     pub(crate) fn new() -> Scratch {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Relaxed: only the number's being unique matters.
+        // Relaxed: the numbers must only differ.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("blkmq-e2e-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("the scratch directory can be made");
@@ -24,7 +26,7 @@ impl Scratch {
         self.dir.join(name)
     }
 
-    /// The path as a word of a command line.
+    /// The path as an argument of a command.
     pub(crate) fn word(&self, name: &str) -> String {
         self.path(name)
             .to_str()
@@ -32,14 +34,15 @@ impl Scratch {
             .to_owned()
     }
 
-    /// Makes a sparse image of `bytes` and returns its path as a word of a command line.
+    /// Makes a sparse image of `bytes` and returns its path as an argument.
     pub(crate) fn image(&self, name: &str, bytes: u64) -> String {
         let file = File::create(self.path(name)).expect("an image can be made");
         file.set_len(bytes).expect("an image can be sized");
         self.word(name)
     }
 
-    /// Makes an image of `bytes` of noise that compresses badly and repeats nowhere, with a hole in its middle third.
+    /// Makes an image of `bytes` of incompressible data without repetitions, with a hole in its
+    /// middle third.
     pub(crate) fn noisy_image(&self, name: &str, bytes: u64, seed: u64) -> String {
         let word = self.image(name, bytes);
         let third = bytes / 3 / 4096 * 4096;

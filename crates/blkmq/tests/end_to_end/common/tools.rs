@@ -1,4 +1,5 @@
-//! Decides how other people's programs are run: with a limit on their time, their output kept, a missing one skipped aloud.
+//! Decides how programs of other projects are run: with a time limit, with their output kept, and
+//! with a message if one is missing.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -7,7 +8,8 @@ use std::time::Duration;
 
 use super::daemon::wait_within;
 
-/// Ends the test early, aloud, unless every tool is installed: `let Some(tools) = tools(&["fio"]) else { return };`.
+/// Says whether every tool is installed, with a message if one is not: `if !installed(&["fio"]) {
+/// return; }`.
 pub(crate) fn installed(names: &[&str]) -> bool {
     let missing: Vec<&str> = names
         .iter()
@@ -23,14 +25,14 @@ pub(crate) fn installed(names: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// What a tool said, and whether it was content.
+/// A tool's output, and whether it succeeded.
 pub(crate) struct Said {
     pub(crate) success: bool,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// Runs the tool and demands success.
+/// Runs the tool and checks that it succeeds.
 pub(crate) fn run(name: &str, words: &[&str]) -> Said {
     let said = try_run(name, words);
     assert!(
@@ -43,7 +45,7 @@ pub(crate) fn run(name: &str, words: &[&str]) -> Said {
     said
 }
 
-/// Runs the tool and returns what it said, however it ended.
+/// Runs the tool and returns its output, whatever its result.
 pub(crate) fn try_run(name: &str, words: &[impl AsRef<OsStr>]) -> Said {
     let path = find(name).unwrap_or_else(|| panic!("{name} is not installed: the test did not ask first"));
     let output = output_within(Command::new(path).args(words), TOOL_TIME);
@@ -54,7 +56,8 @@ pub(crate) fn try_run(name: &str, words: &[impl AsRef<OsStr>]) -> Said {
     }
 }
 
-/// The output of a command that must end within `limit`; it is killed, and the test fails, if it does not.
+/// The output of a command that must end within `limit`; otherwise it is killed, and the test
+/// fails.
 pub(crate) fn output_within(command: &mut Command, limit: Duration) -> Output {
     let shown = format!("{command:?}");
     let mut child = command
@@ -82,7 +85,7 @@ pub(crate) fn output_within(command: &mut Command, limit: Duration) -> Output {
     }
 }
 
-/// Reads a pipe to its end on a thread of its own, so that a talkative tool never blocks.
+/// Reads a pipe to its end on a thread of its own, so that a tool with much output never blocks.
 fn read_aside(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
@@ -94,12 +97,12 @@ fn read_aside(mut pipe: impl std::io::Read + Send + 'static) -> std::thread::Joi
 fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = std::env::split_paths(&path);
-    // Where Debian keeps mkfs and its kin, which a user's PATH often leaves out.
+    // The directories of mkfs and the like on Debian, which a user's PATH often omits.
     let system = ["/usr/sbin", "/sbin"].into_iter().map(PathBuf::from);
     own.chain(system)
         .map(|dir| dir.join(name))
         .find(|file| file.is_file())
 }
 
-/// Generous: the machine may be busy with other tests.
+/// Long, because the machine may be busy with other tests.
 const TOOL_TIME: Duration = Duration::from_secs(120);

@@ -1,6 +1,8 @@
-//! Decides that what a daemon dumps starts the same daemon, whatever it began with and however it was changed meanwhile.
+//! Decides that the configuration which a daemon dumps starts the same daemon, whatever it began
+//! with and however it was changed.
 //!
-//! `BLKMQ_DUMPS=1000 cargo test -p blkmq --release --test end_to_end control::dumps` is the long form.
+//! `BLKMQ_DUMPS=1000 cargo test -p blkmq --release --test end_to_end control::dumps` is the long
+//! form.
 
 use blkmq::control::client::Client as Control;
 use serde_json::{Value, json};
@@ -49,7 +51,7 @@ fn a_random_daemons_dump_starts_the_same_daemon() {
     assert!(refused > 0, "none of the changes was one that cannot be");
 }
 
-/// A daemon that is drawn.
+/// A random daemon.
 struct Case {
     scratch: Scratch,
     dice: Dice,
@@ -71,7 +73,7 @@ impl Case {
         for number in 0..FILES {
             scratch.image(&format!("f{number}.raw"), 1 << 20);
         }
-        // The disk that all begin with has its queue to itself.
+        // The disk that every daemon begins with is alone on its queue.
         first += "[disk.r0]\nram = \"1M\"\nqueue = \"r0\"\n";
         for number in 1..=dice.draw(4) {
             first += &format!("[disk.r{number}]\nram = \"2M\"\n");
@@ -148,7 +150,7 @@ impl Case {
     }
 }
 
-/// Keys with values as TOML and JSON write them alike.
+/// Keys with values that TOML and JSON write alike.
 type Keys = Vec<(&'static str, String)>;
 
 fn disk_keys(dice: &mut Dice) -> Keys {
@@ -203,7 +205,7 @@ fn dumped(control: &mut Control) -> String {
     answer["toml"].as_str().expect("a text").to_owned()
 }
 
-/// What there is, in no order.
+/// The daemon's objects, unordered.
 fn state(control: &mut Control) -> Vec<String> {
     let mut all = Vec::new();
     for list in ["disk.list", "queue.list", "group.list", "export.list"] {

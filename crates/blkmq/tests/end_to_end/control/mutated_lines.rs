@@ -1,7 +1,8 @@
-//! Decides that no line which a client of the control socket can write does more than be answered: requests that were damaged by chance, each
-//! followed by one that is not, to whose answer it must come.
+//! Decides that no line which a client of the control socket can send does more than get an answer:
+//! random mutations of requests, each followed by a valid request, which must be answered.
 //!
-//! `BLKMQ_LINES=1000000 cargo test -p blkmq --release --test end_to_end control::mutated` is the long form.
+//! `BLKMQ_LINES=1000000 cargo test -p blkmq --release --test end_to_end control::mutated` is the
+//! long form.
 
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -33,7 +34,8 @@ fn a_daemon_answers_damaged_requests_and_goes_on() {
                     .filter(|answer| answer.get("error").is_some())
                     .count() as u64
             }
-            // A trace begins when its request came through, and carries no answers any more.
+            // A trace begins if its request stayed valid; the connection then carries no more
+            // answers.
             None => {
                 client = connect(&stage);
                 traces += 1;
@@ -56,7 +58,8 @@ fn connect(stage: &Stage) -> BufReader<UnixStream> {
     BufReader::new(stream)
 }
 
-/// Sends a line, and a request that is whole. Returns the answers to the line; none if what comes is no answer, or the daemon hangs up.
+/// Sends a line and a valid request. Returns the answers to the line; none if the daemon sends
+/// something else or disconnects.
 fn ask(client: &mut BufReader<UnixStream>, line: &[u8], number: u64) -> Option<Vec<Value>> {
     let id = format!("whole {number}");
     let whole = json!({"jsonrpc": "2.0", "id": id, "method": "daemon.version"});
@@ -66,7 +69,7 @@ fn ask(client: &mut BufReader<UnixStream>, line: &[u8], number: u64) -> Option<V
     loop {
         let mut text = Vec::new();
         match client.read_until(b'\n', &mut text) {
-            // It was the trace that ended.
+            // The trace ended.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
             read => read.expect("the daemon answers in time"),
         };
@@ -79,7 +82,8 @@ fn ask(client: &mut BufReader<UnixStream>, line: &[u8], number: u64) -> Option<V
     }
 }
 
-/// What a line begins as: requests of all kinds that change nothing for good, even if they come through.
+/// The lines before mutation: requests of all kinds that change nothing permanently, even if they
+/// stay valid.
 fn requests() -> Vec<Vec<u8>> {
     let request = |method: &str, params: Value| {
         let request = json!({"jsonrpc": "2.0", "id": 7, "method": method, "params": params});
@@ -136,7 +140,7 @@ fn damage(line: &mut Vec<u8>, requests: &[Vec<u8>], chance: &mut Chance) {
     }
 }
 
-/// Numbers that look drawn, the same in each run.
+/// Pseudo-random numbers, the same in each run.
 struct Chance(u64);
 
 impl Chance {

@@ -1,6 +1,8 @@
-//! Decides that a daemon which is changed over and over keeps nothing of what was, and that its clients do not notice.
+//! Decides that a daemon which is changed repeatedly keeps nothing of earlier states, and that its
+//! clients do not notice.
 //!
-//! `BLKMQ_CHANGES=10000 cargo test -p blkmq --release --test end_to_end control::random` is the long form.
+//! `BLKMQ_CHANGES=10000 cargo test -p blkmq --release --test end_to_end control::random` is the
+//! long form.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -29,7 +31,7 @@ fn random_changes_beside_clients_leave_nothing_behind() {
                 std::thread::sleep(LOOK_TIME);
             }
         });
-        // Also if this thread panics, so that the other one ends.
+        // Set even if this thread panics, so that the other one ends.
         let _end = End(&is_over);
         let mut changer = Changer::new(&stage);
         for number in 0..changes {
@@ -70,7 +72,8 @@ fn random_changes_beside_clients_leave_nothing_behind() {
     stage.daemon.stop();
 }
 
-/// A daemon with a disk for NBD clients, one for a guest, and images for disks that come and go.
+/// A daemon with a disk for NBD clients, one for a guest, and images for disks that are added and
+/// removed.
 fn stage() -> Stage {
     let scratch = Scratch::new();
     let guest = format!("name=guest,file={}", scratch.image("guest.raw", 1 << 20));
@@ -81,7 +84,7 @@ fn stage() -> Stage {
     Stage::of(scratch, &["--disk", &guest, "--vhost-user", &address])
 }
 
-/// Sets the flag when it goes.
+/// Sets the flag when it is dropped.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -90,11 +93,11 @@ impl Drop for End<'_> {
     }
 }
 
-/// Who changes the daemon.
+/// The changes that are made to the daemon.
 struct Changer<'a> {
     stage: &'a Stage,
     control: Control,
-    /// The configuration that the daemon had at its start.
+    /// The daemon's configuration at its start.
     first: String,
     dice: Dice,
 }
@@ -111,7 +114,7 @@ impl<'a> Changer<'a> {
         }
     }
 
-    /// Makes one change of some kind, which may be refused.
+    /// Makes one random change, which may be refused.
     fn change(&mut self) -> anyhow::Result<Value> {
         let kind = self.dice.draw(9);
         let (file, ram) = (
@@ -147,7 +150,8 @@ impl<'a> Changer<'a> {
         }
     }
 
-    /// That of the start, with some more disks and groups, half of the time with one that cannot be.
+    /// The initial configuration with some more disks and groups, half of the time with an invalid
+    /// one.
     fn configuration(&mut self) -> String {
         let mut text = self.first.clone();
         for number in 0..FILES {
@@ -173,7 +177,7 @@ impl<'a> Changer<'a> {
         text
     }
 
-    /// Has the daemon be as it was at its start.
+    /// Restores the initial state of the daemon.
     fn undo(mut self) {
         let whole = json!({"toml": self.first});
         self.control
@@ -195,7 +199,7 @@ fn costs(daemon: &Daemon) -> Costs {
         let dir = format!("/proc/{}/{what}", daemon.id());
         std::fs::read_dir(dir).expect("our own child's").flatten()
     };
-    // The kernel's workers for a ring come and go.
+    // The kernel starts and ends a ring's workers as it likes.
     let is_own = |task: &std::fs::DirEntry| {
         std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| !name.starts_with("iou-"))
     };
@@ -208,7 +212,7 @@ fn costs(daemon: &Daemon) -> Costs {
 
 const SCHEDS: [&str; 4] = ["bfq", "kyber", "mq-deadline", "cfq"];
 const GROUPS: [&str; 3] = ["/x", "/y/z", "bad"];
-/// Images of disks that come and go.
+/// Images of disks that are added and removed.
 const FILES: u64 = 4;
-/// A guest looks again so often.
+/// How often a guest polls.
 const LOOK_TIME: Duration = Duration::from_micros(200);

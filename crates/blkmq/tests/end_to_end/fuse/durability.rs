@@ -1,5 +1,5 @@
-//! Decides whether what a file's user has made durable survives a power cut, and whether he hears of what was lost: on a filesystem that
-//! forgets.
+//! Decides whether data that a file's user has made durable survives a power cut, and whether the
+//! user is told of losses: on a filesystem that loses unsynced data.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -11,7 +11,7 @@ use rustix::fs::OFlags;
 use super::{STEP, Stage, aligned, may_mount};
 use crate::common::Scratch;
 
-/// A disk on a filesystem that forgets, which is unmounted when the disk is.
+/// A disk on a filesystem that loses unsynced data, which is unmounted after the disk.
 struct Forgetful {
     stage: Stage,
     medium: Mount,

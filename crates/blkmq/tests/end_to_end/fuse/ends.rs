@@ -1,4 +1,5 @@
-//! Decides whether a mount ends as it should: unmounted by whomever, with users and without, after a kill, and when the disk goes.
+//! Decides whether a mount ends in order: unmounted by any process, with users and without, after a
+//! kill, and when the disk is removed.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,7 +23,7 @@ fn a_new_daemon_mounts_over_what_a_killed_one_has_left() {
     held.sync_all().unwrap();
     stage.daemon.take().expect("it serves").kill();
     let gone = Some(Errno::NOTCONN.raw_os_error());
-    // Who asks while the kernel tidies up is told that his request was given up.
+    // The first request may be aborted while the kernel cleans up.
     let _ = std::fs::metadata(stage.path());
     let looked = std::fs::metadata(stage.path()).expect_err("nobody serves it");
     assert_eq!(looked.raw_os_error(), gone);

@@ -1,4 +1,5 @@
-//! Decides whether file systems live on a loop device over a disk: made, used, given up, and found whole.
+//! Decides whether file systems on a loop device over a disk can be made, used, unmounted, and are
+//! found intact.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +12,8 @@ use crate::common::tools::{installed, run, try_run};
 pub(super) struct Loop(pub(super) String);
 
 impl Loop {
-    /// Has one go past the page cache to a file; none, aloud, where there is none to be had.
+    /// Attaches a loop device with direct I/O to a file; none, with a message, if that is not
+    /// possible.
     pub(super) fn over(path: &str) -> Option<Self> {
         let words = ["--find", "--show", "--direct-io=on", path];
         let said = try_run("losetup", &words);
@@ -28,12 +30,12 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // What fails is seen by what stays behind; a second panic would end all tests.
+        // A failure shows by what is left; a second panic would end all tests.
         let _ = try_run("losetup", &["--detach", &self.0]);
     }
 }
 
-/// Something that is mounted, until this is dropped.
+/// A mounted file system, until this is dropped.
 pub(super) struct Mounted(pub(super) String);
 
 impl Drop for Mounted {
@@ -74,7 +76,7 @@ pub(crate) fn a_file_system_lives_on(stage: Stage, make: &[&str], check: &[&str]
     (0..40)
         .step_by(3)
         .for_each(|number| std::fs::remove_file(format!("{at}/file{number}")).unwrap());
-    // What is free goes back to the drive; a loop device that cannot says so.
+    // Free space is discarded; a loop device that cannot discard reports that.
     let trimmed = try_run("fstrim", &[&at]);
     assert!(trimmed.success, "{}", trimmed.stderr);
     drop(mounted);

@@ -1,5 +1,6 @@
-//! Decides whether a file system on a loop device over a disk can be written back while memory is short: the daemon, and who writes more
-//! than there is memory for, share a small control group.
+//! Decides whether a file system on a loop device over a disk can be written back while memory is
+//! short: the daemon, and a program that writes more than fits in memory, share a small control
+//! group.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +14,7 @@ use crate::common::tools::{installed, output_within, run};
 struct Small(PathBuf);
 
 impl Small {
-    /// Makes one; none, aloud, where that cannot be done.
+    /// Makes a control group; none, with a message, if that is not possible.
     fn make(bytes: u64) -> Option<Self> {
         let name = format!("blkmq-fuse-{}", std::process::id());
         for (root, limit) in [
@@ -51,13 +52,13 @@ impl Drop for Small {
     }
 }
 
-/// A mount that is aborted if the test fails: what the kernel still waits for, and so whoever has it open, ends then.
+/// A mount that is aborted if the test fails, which ends what the kernel waits for.
 struct Aborted(PathBuf);
 
 impl Drop for Aborted {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Busy, but what was under way has ended.
+            // It is busy, but its requests have ended.
             let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::FORCE);
         }
     }
@@ -80,7 +81,8 @@ fn what_does_not_fit_into_memory_is_written_back_all_the_same() {
     std::fs::create_dir(&at).expect("a directory can be made");
     run("mount", &[&device.0, &at]);
     let mounted = Mounted(at.clone());
-    // Dropped before the file system is unmounted, which may wait for what hangs.
+    // Dropped before the file system is unmounted, because unmounting may wait for requests that
+    // hang.
     let aborted = Aborted(stage.path());
     group.add(stage.daemon().id());
     let noise = stage.scratch.noisy_image("noise", WRITTEN, 3);

@@ -1,5 +1,6 @@
-//! Decides whether all of this holds where requests come over io_uring, too: the tests of the parent run once more with the kernel's switch
-//! on; and what is said where it is off, or where mounts are to be handed over.
+//! Decides whether all of this holds if requests come over io_uring, too: the parent's tests run
+//! once more with the kernel's setting enabled. Also tests the messages if it is disabled, or if
+//! mounts must be handed over.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,14 +12,15 @@ use crate::common::daemon::serve_command;
 use crate::common::tools::output_within;
 use crate::common::{Daemon, Scratch};
 
-/// The kernel's switch, as it was when this is dropped. It is the host's, so one test at a time has it.
+/// The kernel's setting, which is restored when this is dropped. It applies to the host, so one
+/// test at a time has it.
 struct Switch {
     before: String,
     _held: File,
 }
 
 impl Switch {
-    /// None, aloud, where there is none, or this user may not turn it.
+    /// None, with a message, if there is no such setting, or this user may not change it.
     fn turn(to: &str) -> Option<Self> {
         if !may_mount() {
             return None;
@@ -48,7 +50,7 @@ impl Drop for Switch {
     }
 }
 
-/// What the tests of the parent give to `--fuse-io-uring`.
+/// The argument that the parent's tests pass to `--fuse-io-uring`.
 pub(super) fn transport() -> &'static str {
     match std::env::var_os(OVER_RINGS) {
         Some(_) => "on",
@@ -161,6 +163,6 @@ fn who_has_it_open_when_the_daemon_ends_gets_enotconn_and_what_was_begun_ends() 
 const ENOTCONN: i32 = rustix::io::Errno::NOTCONN.raw_os_error();
 const ECONNABORTED: i32 = rustix::io::Errno::CONNABORTED.raw_os_error();
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-/// Set where the tests of the parent are to have rings.
+/// Set if the parent's tests must use rings.
 const OVER_RINGS: &str = "BLKMQ_TEST_FUSE_OVER_RINGS";
 const TIME: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Decides whether groups have their shares of a drive through files as through other doors.
+//! Decides whether groups have their shares of a drive through files as through other front doors.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ fn two_groups_share_a_slow_drive_by_their_weights() {
         daemon: None,
         scratch: Scratch::new(),
     };
-    // About 4000 reads a second, for both together.
+    // About 4000 reads a second for both disks together.
     let drive = "null=1G,queue=q,sched=bfq,latency=1ms,parallel=4";
     let disk = |name: &str| format!("name={name},{drive},group=/{name}");
     let place = stage.scratch.word("{disk}");
@@ -43,7 +43,7 @@ fn two_groups_share_a_slow_drive_by_their_weights() {
     stage.stop();
 }
 
-/// Reads both disks by many threads each; returns how many reads of each ended in that time.
+/// Reads each disk with many threads; returns how many reads of each ended in that time.
 fn read_for(stage: &Stage, time: Duration) -> [u64; 2] {
     let (is_over, done) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
     std::thread::scope(|scope| {
@@ -52,7 +52,7 @@ fn read_for(stage: &Stage, time: Duration) -> [u64; 2] {
                 let (file, is_over) = (stage.open_at(&stage.scratch.path(name)), &is_over);
                 scope.spawn(move || {
                     let mut read = Box::new(Aligned([0; BLOCK]));
-                    // Far from each other, so that nothing is merged.
+                    // Far apart, so that nothing is merged.
                     let mut at = number;
                     while !is_over.load(Ordering::Relaxed) {
                         at = (at * 7919 + 1) % BLOCKS;
@@ -73,5 +73,5 @@ fn read_for(stage: &Stage, time: Duration) -> [u64; 2] {
 }
 
 const THREADS: u64 = 16;
-/// Of a disk.
+/// Blocks of a disk.
 const BLOCKS: u64 = 1 << 18;

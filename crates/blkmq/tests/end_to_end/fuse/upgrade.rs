@@ -1,5 +1,6 @@
-//! Decides whether those who have a disk open as a file go on when another daemon takes over: under load that checks every byte, and with
-//! a file system on a loop device; and that the running daemon goes on when the other one cannot, or ends at any step.
+//! Decides whether programs that have a disk open as a file continue when another daemon takes
+//! over: under load that checks every byte, and with a file system on a loop device. Also that the
+//! running daemon continues if the other one cannot take over, or ends at any step.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -18,12 +19,13 @@ use crate::common::tools::{installed, output_within, run};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::refusals::{STEPS, pretend};
 
-/// Threads that write, read and check without a pause, each in blocks of its own. An error, and a byte that is wrong, panic.
+/// Threads that write, read and check without a pause, each in its own blocks. An error or a wrong
+/// byte panics.
 struct Load {
     is_over: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
     slowest_ns: Arc<AtomicU64>,
-    /// Each returns how often it has written its blocks.
+    /// Each returns how many times it has written its blocks.
     threads: Vec<JoinHandle<u64>>,
 }
 
@@ -44,7 +46,7 @@ impl Load {
         }
     }
 
-    /// How long the slowest request took since the last call.
+    /// Returns the time of the slowest request since the last call.
     fn take_slowest(&self) -> Duration {
         Duration::from_nanos(self.slowest_ns.swap(0, Ordering::Relaxed))
     }
@@ -58,7 +60,8 @@ impl Load {
         }
     }
 
-    /// Ends it. Returns how many requests there were, and how often each has written its blocks.
+    /// Ends the load. Returns how many requests there were, and how many times each thread has
+    /// written its blocks.
     fn stop(self) -> (u64, Vec<u64>) {
         self.is_over.store(true, Ordering::Relaxed);
         let threads = self.threads.into_iter();
@@ -97,7 +100,7 @@ fn write_and_check(
 }
 
 impl Stage {
-    /// A daemon that can be upgraded; none, aloud, where nothing can be mounted.
+    /// A daemon that can be upgraded; none, with a message, if nothing can be mounted.
     fn to_upgrade() -> Option<Self> {
         let scratch = Scratch::new();
         if !may_mount() {
@@ -133,7 +136,7 @@ impl Stage {
         Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// Has another daemon take over; the one before has ended well when this returns.
+    /// Has another daemon take over; the previous one has ended with success when this returns.
     fn upgrade(&mut self) {
         let new = self.start("--take-over");
         let mut old = self.daemon.replace(new).expect("it serves");
@@ -141,7 +144,7 @@ impl Stage {
         assert!(status.success(), "{status}:\n{}", old.said());
     }
 
-    /// What a daemon says that is to fail to take over.
+    /// The output of a daemon that must fail to take over.
     fn fail_to_upgrade(&self, words: &[String]) -> String {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let output = output_within(&mut serve_command(&words), TIME);
@@ -170,7 +173,7 @@ fn load_goes_on_over_upgrades_without_an_error_and_the_mount_is_the_same() {
     assert_eq!(std::fs::metadata(stage.path()).unwrap().dev(), mount);
     let image = stage.scratch.path("vm1.raw");
     let path = stage.path();
-    // Those who had it open have closed it: nothing is left behind by any of the daemons.
+    // All users have closed the file, so the daemons must leave nothing behind.
     let said = stage.daemon().said();
     stage.daemon.take().expect("it serves").stop();
     assert!(!said.contains("unmounted while open"), "{said}");
@@ -263,7 +266,7 @@ fn who_has_it_open_over_an_upgrade_still_keeps_it_from_being_unmounted_and_it_ca
     unmount(stage.path(), UnmountFlags::empty()).unwrap();
     let is_said = |line: &str| line.contains("unmounted, and not served any more");
     assert!(stage.daemon().wait_for(TIME, is_said));
-    // The next one finds a file that it can mount over.
+    // The next daemon finds a file that it can mount over.
     stage.upgrade();
     let file = stage.open();
     file.write_all_at(&aligned_of(1, 1).0, STEP).unwrap();

@@ -1,4 +1,5 @@
-//! Decides how the tests hold a Ceph cluster that `cargo xtask ceph` has started: its images, and its OSD, which they stop and kill.
+//! Decides how the tests use a Ceph cluster that `cargo xtask ceph` has started: its images, and
+//! its OSD, which they stop and kill.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,23 +10,23 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::tools::{Said, output_within, run};
 
-/// The cluster, for one test at a time: one that stops the OSD would disturb the others.
+/// The cluster, for one test at a time, because a test that stops the OSD would disturb others.
 pub(super) struct Ceph {
     directory: PathBuf,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// An image, removed with this value.
+/// An image; dropping it removes it.
 pub(super) struct Image<'a> {
     ceph: &'a Ceph,
     pub(super) name: &'static str,
 }
 
-/// An OSD that does nothing until this is dropped.
+/// A stopped OSD; dropping this continues it.
 pub(super) struct Stopped(Pid);
 
 impl Ceph {
-    /// The cluster that the environment names. Without one the test is skipped, aloud.
+    /// The cluster that the environment names. Without one the test is skipped with a message.
     pub(super) fn find() -> Option<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
         let Some(directory) = std::env::var_os("BLKMQ_CEPH") else {
@@ -34,12 +35,12 @@ impl Ceph {
         };
         Some(Self {
             directory: directory.into(),
-            // Another test has failed meanwhile: this one makes its own images.
+            // The lock is poisoned if another test has failed; this one makes its own images.
             _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner),
         })
     }
 
-    /// Makes an image of `size`, with `more` words for `rbd create`.
+    /// Makes an image of `size`, with `more` arguments for `rbd create`.
     pub(super) fn image_with(&self, name: &'static str, size: &str, more: &[&str]) -> Image<'_> {
         self.rbd(&[&["create", "--size", size, name], more].concat());
         Image { ceph: self, name }
@@ -54,22 +55,22 @@ impl Ceph {
         format!("name={name},rbd=rbd/{image},id=blkmq,conf={}{keys}", self.conf())
     }
 
-    /// Runs `rbd` with these words and demands success.
+    /// Runs `rbd` with these arguments and checks that it succeeds.
     pub(super) fn rbd(&self, words: &[&str]) -> Said {
         run("rbd", &[&["-c", &self.conf()], words].concat())
     }
 
-    /// Says whether what the OSD has taken in outlives it.
+    /// Says whether the OSD's store survives it.
     pub(super) fn outlives_its_osd(&self) -> bool {
         self.directory.join("osd/block").exists()
     }
 
-    /// Says whether users have to show a key.
+    /// Says whether clients have to show a key.
     pub(super) fn has_keys(&self) -> bool {
         self.directory.join("blkmq.keyring").exists()
     }
 
-    /// Has the OSD answer nothing.
+    /// Stops the OSD, so that it answers nothing.
     pub(super) fn stop_osd(&self) -> Stopped {
         let pid = self.osd();
         kill_process(pid, Signal::STOP).expect("it runs");
@@ -81,12 +82,12 @@ impl Ceph {
         self.rbd(&["export", "--no-progress", image, file]);
     }
 
-    /// Ends the OSD as a power supply would, and starts it again.
+    /// Kills the OSD, as a power cut would, and starts it again.
     pub(super) fn kill_and_start_osd(&self, pause: Duration) {
         kill_process(self.osd(), Signal::KILL).expect("it runs");
         std::thread::sleep(pause);
         let mut command = Command::new("ceph-osd");
-        // Its output is nobody's: it stays when this test has ended.
+        // Its output is discarded, because it runs on after the test.
         command
             .args(["-i", "0", "-c", &self.conf()])
             .stdout(std::process::Stdio::null());
@@ -137,7 +138,7 @@ impl Drop for Stopped {
     }
 }
 
-/// Where the library lies that the driver loads, if it is installed.
+/// The path of the library that the driver loads, if it is installed.
 pub(super) fn library() -> Option<PathBuf> {
     let triple = format!("/usr/lib/{}-linux-gnu/librbd.so.1", std::env::consts::ARCH);
     std::fs::canonicalize(Path::new(&triple)).ok()

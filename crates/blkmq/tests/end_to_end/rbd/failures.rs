@@ -1,5 +1,6 @@
-//! Decides what becomes of requests when the cluster hangs or dies: they wait, or end with an error if that is asked for; nothing that
-//! was acknowledged is lost, other disks go on, and so does the end of the daemon.
+//! Decides what happens to requests when the cluster hangs or dies: they wait, or end with an error
+//! if configured. No acknowledged data is lost, other disks continue, and so does the daemon's
+//! shutdown.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ fn while_the_osd_is_stopped_requests_wait_and_other_disks_of_the_same_thread_do_
         other.read(0, BLOCK).expect("a read of the other disk");
         longest = longest.max(start.elapsed());
     }
-    // A thread that waits for the OSD waits for as long as that is stopped.
+    // A thread that waited for the OSD would wait until it is continued.
     assert!(
         longest < Duration::from_secs(1),
         "a read of another disk took {longest:?}"
@@ -94,7 +95,7 @@ fn with_a_timeout_requests_fail_while_the_osd_is_stopped_and_succeed_again() {
 fn an_osd_that_is_killed_under_load_loses_nothing_that_was_acknowledged() {
     let Some(ceph) = Ceph::find() else { return };
     if !ceph.outlives_its_osd() {
-        // The other cluster of `cargo xtask ceph --test` runs it.
+        // The other cluster of `cargo xtask ceph --test` runs this test.
         eprintln!("what this OSD has is gone with it: nothing to test here");
         return;
     }
@@ -130,7 +131,7 @@ fn an_osd_that_is_killed_under_load_loses_nothing_that_was_acknowledged() {
     daemon.stop();
 }
 
-/// Writes one block after the other of a writer's own. Returns the generation that each has at the end.
+/// Writes the blocks of one writer, one at a time. Returns the last generation of each.
 fn write_until(is_over: &AtomicBool, socket: &std::path::Path, writer: u64) -> Vec<u64> {
     let mut client = Client::connect(socket, "x").expect("it is served");
     let mut generations = vec![0; BLOCKS as usize];
@@ -159,7 +160,7 @@ fn the_end_of_the_daemon_does_not_wait_for_a_cluster_that_hangs() {
     let mut daemon = Daemon::start(&["--disk", &disk, "--nbd", &nbd]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "x").expect("it is served");
     let stopped = ceph.stop_osd();
-    // A read of what was never written would need no answer.
+    // A read of data that was never written would not need an answer of the cluster.
     let data = block(0, 1);
     client
         .send(Command::Write, 0, 0, BLOCK as u32, &data)
@@ -172,7 +173,7 @@ fn the_end_of_the_daemon_does_not_wait_for_a_cluster_that_hangs() {
     wait_for_no_watchers(&ceph, image.name);
 }
 
-/// Waits until the cluster has forgotten a daemon that did not say goodbye.
+/// Waits until the cluster has forgotten a daemon that was killed.
 pub(super) fn wait_for_no_watchers(ceph: &Ceph, image: &str) {
     let end = Instant::now() + LONG;
     while !ceph.rbd(&["status", image]).stdout.contains("Watchers: none") {

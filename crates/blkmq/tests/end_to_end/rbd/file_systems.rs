@@ -1,5 +1,5 @@
-//! Decides whether file systems on images in a cluster are whole: copied there and back by other people's tools, and mounted, used and
-//! given up, with what Ceph itself exports as the witness.
+//! Decides whether file systems on images in a cluster are intact: copied there and back by tools
+//! of other projects, and mounted, used and unmounted, compared with what Ceph itself exports.
 
 use super::cluster::Ceph;
 use crate::common::tools::{installed, run};

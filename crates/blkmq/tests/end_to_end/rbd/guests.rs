@@ -1,5 +1,5 @@
-//! Decides whether virtual machines have disks in a cluster like any others: every operation, growth under a guest, and load that goes
-//! on when the OSD or the daemon is stopped and killed.
+//! Decides whether virtual machines can use disks in a cluster like any others: every operation,
+//! growth under a guest, and load that continues when the OSD or the daemon is stopped or killed.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ use crate::common::{Daemon, Scratch};
 use crate::vhost_user::client::Client as Guest;
 use crate::vhost_user::{Driver, RECORD_BYTES, Ring, attached, blk_cases, send_record};
 
-/// A daemon with an image behind both doors.
+/// A daemon with an image behind both front doors.
 struct Stage<'a> {
     scratch: Scratch,
     ceph: &'a Ceph,
@@ -45,7 +45,7 @@ impl<'a> Stage<'a> {
         Nbd::connect(&self.scratch.path("nbd.sock"), "vm").expect("it is served")
     }
 
-    /// Looks into what Ceph has for what a driver has written last.
+    /// Compares Ceph's image with what a driver wrote last.
     fn verify(&self, driver: &Driver) {
         self.ceph
             .export(self.image.name, &self.scratch.word("exported.raw"));
@@ -98,7 +98,8 @@ fn the_size_of_an_object_is_what_guests_are_told_is_best_and_can_be_discarded() 
     assert_eq!((blocks * optimal, 512 * discard), (1 << 20, 1 << 20));
     drop(guest);
     if installed(&["nbdinfo"]) {
-        // NBD's preferred block is the smallest that costs no more than its part, which is not an object.
+        // NBD's preferred block is the smallest that is not slower for its size, which is smaller
+        // than an object.
         let info = run("nbdinfo", &["--json", &daemon.uri("vm")]).stdout;
         let info: serde_json::Value = serde_json::from_str(&info).expect("JSON");
         assert_eq!(info["exports"][0]["block_size_preferred"], 4096, "{info}");
@@ -117,7 +118,7 @@ fn a_guest_is_told_that_its_image_has_grown_and_writes_at_the_new_end() {
     guest.send(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
     guest.start();
     let mut there = stage.nbd();
-    // Beyond the end, as yet.
+    // Still beyond the end.
     let last = 2 * DISK_BYTES - BLOCK as u64;
     guest.request(0, OUT, last / 512);
     guest.offer(&[0]);
@@ -130,7 +131,8 @@ fn a_guest_is_told_that_its_image_has_grown_and_writes_at_the_new_end() {
     guest.offer(&[0, 3]);
     assert_eq!((guest.used(2), guest.status(3)), (vec![0, 3], 0));
     assert_eq!(guest.ask(GET_STATUS, &[]), 0);
-    // Who was there by NBD has the old end, and no error before it; who comes has the new one.
+    // An NBD client that was connected has the old end, and no error before it; a new client has
+    // the new end.
     assert!(there.read(DISK_BYTES - BLOCK as u64, BLOCK).is_ok() && there.read(last, BLOCK).is_err());
     let mut newcomer = stage.nbd();
     assert_eq!(newcomer.size(), 2 * DISK_BYTES);
@@ -151,7 +153,7 @@ fn a_guest_goes_on_under_load_when_the_osd_was_stopped_or_killed() {
     for _ in 0..2 {
         driver.load_until(Instant::now() + Duration::from_millis(500));
         let stopped = ceph.stop_osd();
-        // What the OSD had answered before may still come.
+        // Answers of the OSD from before may still arrive.
         driver.load_until(Instant::now() + Duration::from_millis(500));
         let before = driver.ended();
         driver.load_until(Instant::now() + Duration::from_secs(2));
@@ -211,7 +213,7 @@ fn load_until_something_ends(driver: &mut Driver) {
 }
 
 const DISK_BYTES: u64 = 16 << 20;
-/// Each costs the time after which the cluster forgets a daemon.
+/// Each takes the time after which the cluster forgets a daemon.
 const KILLS: usize = 2;
 const OUT: u32 = 1;
 const GET_CONFIG: u32 = 24;

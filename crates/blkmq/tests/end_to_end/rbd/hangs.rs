@@ -1,5 +1,5 @@
-//! Decides whether a cluster that hangs is felt by disks that are not in it: not by their requests, nor by questions about what is
-//! stored on them, however many its own clients ask.
+//! Decides whether disks outside of a cluster notice that it hangs: neither their requests nor
+//! requests for their block status may be delayed, however many of these its own clients send.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -28,7 +28,8 @@ fn questions_about_allocation_are_answered_beside_a_cluster_that_hangs() {
     let mut hanging: Vec<_> = images.iter().map(|image| asks(&socket, image.name)).collect();
     let mut other = asks(&socket, "local");
     let stopped = ceph.stop_osd();
-    // What is stored is told when this has ended. The read that a question costs is of another object, known to be absent.
+    // Block status is looked up after these writes have ended. The read that a lookup causes is of
+    // another object, which is known not to exist.
     for writer in &mut writers {
         let data = block(0, 1);
         let sent = writer.send(Command::Write, 0, 4 << 20, BLOCK as u32, &data);
@@ -40,7 +41,7 @@ fn questions_about_allocation_are_answered_beside_a_cluster_that_hangs() {
             client.write_all(&question(cookie, 8 << 20)).expect("it is sent");
         }
     }
-    // Those are asked by now.
+    // By now they have been sent to the cluster.
     std::thread::sleep(Duration::from_millis(500));
     let start = Instant::now();
     for cookie in 0..QUESTIONS {
@@ -56,7 +57,7 @@ fn questions_about_allocation_are_answered_beside_a_cluster_that_hangs() {
         start.elapsed()
     );
     assert!(threads.1 > 0, "nobody waits for the cluster: no test");
-    // One for the pool, one for each image, and those that had no part in it.
+    // One for the pool, one for each image, and those that are not involved.
     assert!(
         threads.0 <= 3 && threads.1 <= images.len(),
         "{threads:?} threads for lookups and for calls"
@@ -70,7 +71,7 @@ fn questions_about_allocation_are_answered_beside_a_cluster_that_hangs() {
     daemon.stop();
 }
 
-/// How many threads look allocation up, and how many call what may block.
+/// How many threads look up block status, and how many make calls that may block.
 fn threads(daemon: &Daemon) -> (usize, usize) {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.id())).expect("our own child");
     let names: Vec<String> = tasks

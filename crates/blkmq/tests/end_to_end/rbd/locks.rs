@@ -1,5 +1,5 @@
-//! Decides whether an image ever has two writers: while one daemon has its lock another one is refused or waits, and one whose lock was
-//! taken, because it seemed dead, writes nothing any more.
+//! Decides that an image never has two writers: while one daemon has its lock, another one is
+//! refused or waits, and one whose lock was taken, because it seemed dead, writes nothing any more.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn a_second_daemon_is_refused_and_a_reader_is_not() {
         .write(0, &block(0, 1))
         .expect("the first one has its lock as before");
     daemon.stop();
-    // Let go of at once at an orderly end.
+    // An orderly end releases the lock at once.
     Daemon::serve(&scratch, &[&ceph.disk("x", image.name, ",lock_wait=0")]).stop();
 }
 

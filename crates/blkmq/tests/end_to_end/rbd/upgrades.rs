@@ -1,5 +1,5 @@
-//! Decides what another daemon may take over of disks in a cluster: those that are read alone. One that is written has its lock from this
-//! process, and the other daemon is refused before anybody notices.
+//! Decides which disks in a cluster another daemon may take over: read-only ones. This process has
+//! the lock of a writable one, and the other daemon is refused before any client notices.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn a_disk_that_is_written_is_not_handed_over_and_its_clients_go_on() {
     let words = words(&scratch, &disk, "--take-over");
     for _ in 0..2 {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        // It does not wait for the lock.
+        // It must not wait for the lock.
         let output = output_within(&mut serve_command(&words), SOON);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "it took over: {said}");

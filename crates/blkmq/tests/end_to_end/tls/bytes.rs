@@ -1,4 +1,5 @@
-//! Decides that bytes before, beside and inside a TLS connection that should not be there cost their sender alone.
+//! Decides that unexpected bytes before, beside and inside a TLS connection affect only their
+//! sender.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -94,7 +95,7 @@ fn a_record_that_was_changed_ends_its_connection_alone() {
     let stage = Secured::new(&["name=a,ram=8M"]);
     let image = stage.scratch.noisy_image("there.raw", 8 << 20, 3);
     let mut daemon = stage.start(&[]);
-    // In the middle: changes one byte of the client's, far behind the handshake.
+    // A relay that changes one byte of the client's, long after the handshake.
     let between = stage.scratch.path("between.sock");
     let listener = std::os::unix::net::UnixListener::bind(&between).expect("a socket");
     let server = stage.scratch.path("nbd.sock");

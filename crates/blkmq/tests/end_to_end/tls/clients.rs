@@ -1,4 +1,5 @@
-//! Decides whether other people's clients copy, write and compare faithfully by TLS: libnbd's, QEMU's, nbdkit's.
+//! Decides whether clients of other projects copy, write and compare correctly with TLS: libnbd's,
+//! QEMU's, nbdkit's.
 
 use std::process::Command;
 use std::time::Duration;
@@ -92,7 +93,7 @@ fn qemu_img_converts_by_tls_both_ways_and_finds_images_equal_and_different() {
         try_run("qemu-img", &words).success
     };
     assert!(compare(&disk, &file(&there)) && compare(&file(&back), &disk));
-    // The check of the check.
+    // Checks that the comparison detects a difference.
     run("qemu-io", &["-f", "raw", "-c", "write -P 1 5M 512", &back]);
     assert!(!compare(&file(&back), &disk) && !compare(&disk, &file(&back)));
     daemon.stop();
@@ -129,14 +130,14 @@ fn nbdkit_as_a_client_serves_on_what_it_gets_by_tls() {
     let same = std::fs::read(&image).expect("an image") == std::fs::read(&back).expect("its copy");
     assert!(same, "the copy differs");
     drop(kit);
-    // Without a certificate it gets nothing.
+    // Without a certificate it is refused.
     let nobody = stage.authority.directory(&stage.scratch, "nobody");
     let mut kit = Command::new("nbdkit");
     kit.args(["-U", "-"])
         .args(words(&nobody))
         .args(["--run", "nbdinfo \"$uri\""]);
     assert!(!output_within(&mut kit, Duration::from_secs(20)).status.success());
-    // As above, but for the certificate: that it is refused is not for another reason.
+    // The same with a certificate succeeds, so the refusal has no other reason.
     let mut kit = Command::new("nbdkit");
     kit.args(["-U", "-"])
         .args(words(&stage.scratch.word("pki")))

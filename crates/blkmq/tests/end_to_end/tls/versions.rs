@@ -1,5 +1,6 @@
-//! Decides which versions of TLS, which ciphers and which groups of keys are spoken: openssl offers each alone, behind a forwarder that
-//! says what NBD says before TLS. `--nocapture` prints the list.
+//! Decides which versions of TLS, which ciphers and which key exchange groups are accepted: openssl
+//! offers each alone, through a forwarder that does NBD's negotiation before TLS. `--nocapture`
+//! prints the list.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -19,7 +20,7 @@ fn tls_1_3_is_spoken_with_its_usual_ciphers_and_nothing_older() {
     let stage = Secured::new(&["name=a,ram=8M"]);
     let daemon = stage.start(&[]);
     let address = forward(stage.scratch.path("nbd.sock"));
-    // At this level openssl offers what it would hold back by itself.
+    // At this level openssl also offers what it considers insecure.
     let old = "DEFAULT:@SECLEVEL=0";
     for (offer, is_taken) in [
         (&["-tls1", "-cipher", old][..], false),
@@ -47,14 +48,15 @@ fn tls_1_3_is_spoken_with_its_usual_ciphers_and_nothing_older() {
             if taken { "spoken" } else { "refused" }
         );
         assert_eq!(taken, is_taken, "{offer:?}:\n{said}");
-        // The server refuses, and not openssl before it has asked.
+        // The server must refuse, not openssl before it has sent anything.
         assert!(taken || said.contains("alert"), "{offer:?}:\n{said}");
     }
     run("nbdinfo", &[&stage.own_uri("a")]);
     daemon.stop();
 }
 
-/// Has openssl shake hands with these words. Says whether it came to that, and what it said.
+/// Runs openssl's client with these arguments. Returns whether the handshake succeeded, and its
+/// output.
 fn offer_alone(address: &str, stage: &Secured, words: &[&str]) -> (bool, String) {
     let path = |file: &str| stage.authority.path(file);
     let mut command = Command::new("openssl");
@@ -70,7 +72,7 @@ fn offer_alone(address: &str, stage: &Secured, words: &[&str]) -> (bool, String)
     (is_taken, said)
 }
 
-/// Has whoever connects to the address that it returns begin with TLS at an NBD server.
+/// Starts a forwarder to an NBD server, and returns its address: a client of it begins with TLS.
 fn forward(server: PathBuf) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
@@ -82,7 +84,7 @@ fn forward(server: PathBuf) -> String {
     address
 }
 
-/// A connection that has been told that TLS follows.
+/// A connection on which the server expects TLS next.
 fn started(server: &Path) -> UnixStream {
     let mut stream = nbd::greeted(server).expect("a greeting");
     std::io::Write::write_all(&mut stream, &option(super::bytes::STARTTLS, &[])).expect("it listens");

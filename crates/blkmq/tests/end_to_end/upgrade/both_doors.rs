@@ -1,5 +1,6 @@
-//! Decides whether clients of both front doors go on over the same upgrades: drivers by vhost-user with a split and with a packed ring,
-//! and NBD clients, on disks that share a queue with `bfq` and one without, in groups with weights.
+//! Decides whether clients of both front doors continue over the same upgrades: vhost-user drivers
+//! with a split and with a packed ring, and NBD clients, on disks that share a queue with `bfq` and
+//! on one without, in groups with weights.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -63,7 +64,7 @@ fn drivers_and_nbd_clients_of_one_daemon_go_on_over_upgrades() {
     );
 }
 
-/// Four disks: of each front door one with `bfq`, whose drive they share, and one without a scheduler.
+/// Four disks: for each front door one with `bfq`, on a shared drive, and one without a scheduler.
 fn stage() -> Stage {
     let scratch = Scratch::new();
     let disks = [
@@ -86,7 +87,8 @@ fn stage() -> Stage {
     stage
 }
 
-/// Loads a driver's ring. It sleeps between looks, as a guest does: two drivers that spin would have both processors.
+/// Loads a driver's ring. It sleeps between polls, as a guest does; two drivers that spin would use
+/// both processors.
 fn drive(driver: &mut Driver, gap: &LongestGap, is_over: &AtomicBool) {
     let mut last = Instant::now();
     while !is_over.load(Ordering::Relaxed) {
@@ -97,7 +99,8 @@ fn drive(driver: &mut Driver, gap: &LongestGap, is_over: &AtomicBool) {
     }
 }
 
-/// Says what clients saw. The long form demands the goal, on a quiet machine and of a release build.
+/// Reports what clients saw. The long form asserts the goal, on a quiet machine and with a release
+/// build.
 fn report(upgrades: usize, of_nbd: u64, of_drivers: [u64; 2], mut pauses: Vec<Duration>) {
     pauses.sort_unstable();
     let at = |per_cent: usize| pauses[(pauses.len() * per_cent).div_ceil(100) - 1];

@@ -1,4 +1,5 @@
-//! Decides what becomes of requests that wait for a cap when another daemon takes over: they are done at once, and paid for there.
+//! Decides what happens to requests that wait for a cap when another daemon takes over: they are
+//! done at once, and charged there.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,8 @@ fn many_requests_that_wait_for_a_cap_do_not_hold_up_an_upgrade_and_are_paid_for_
         HEADS.iter().for_each(|head| assert_eq!(guest.status(*head), 0));
     }
     let drained = start.elapsed();
-    // What has passed at once is paid for, here too: the next one waits as long as all that was before it is worth.
+    // Requests that passed at once are charged here as well: the next one waits until all requests
+    // before it are paid for.
     client.write(0, &block(0, 2)).expect("a write");
     let before = NBD_REQUESTS + GUESTS * HEADS.len() as u64;
     let due = Duration::from_secs(before) / CAP_IOPS;
@@ -62,7 +64,7 @@ fn many_requests_that_wait_for_a_cap_do_not_hold_up_an_upgrade_and_are_paid_for_
     }
 }
 
-/// Disks for an NBD client and guests in one group with a cap, and one that has none.
+/// Disks for an NBD client and guests in one group with a cap, and a disk without one.
 fn capped_stage() -> Stage {
     let scratch = Scratch::new();
     let image = scratch.image("capped.raw", DISK_BYTES);
@@ -89,7 +91,7 @@ fn write(client: &mut Client, number: u64) -> u64 {
     sent.expect("a write is sent")
 }
 
-/// A driver that has begun five writes.
+/// A driver that has submitted five writes.
 fn guest(stage: &Stage, number: u64) -> vhost_user::Client {
     let guest = vhost_user::Client::connect(&stage.scratch.path(&format!("vm{number}.sock")));
     guest.start();
@@ -100,9 +102,9 @@ fn guest(stage: &Stage, number: u64) -> vhost_user::Client {
     guest
 }
 
-/// 67 requests: at this rate they would take longer than an upgrade waits.
+/// 67 requests, which take longer at this rate than an upgrade waits.
 const CAP_IOPS: u32 = 20;
 const NBD_REQUESTS: u64 = 32;
 const GUESTS: u64 = 7;
-/// Of a guest's requests, each with three descriptors.
+/// The requests of a guest, each with three descriptors.
 const HEADS: [u16; 5] = [0, 3, 6, 9, 12];

@@ -1,4 +1,5 @@
-//! Clients that are in the middle of something when another daemon takes over.
+//! Decides that clients continue which are in the middle of an operation when another daemon takes
+//! over.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -14,11 +15,11 @@ fn a_client_that_negotiates_goes_on() {
     let stage = Stage::new();
     let daemon = stage.start();
     let mut silent = greeted(&stage.socket()).expect("a greeting");
-    // An option of which the name is half there.
+    // An option with half of its name.
     let mut half = greeted(&stage.socket()).expect("a greeting");
     let go = option(OPT_GO, &go_payload("vm1"));
     half.write_all(&go[..go.len() - 4]).expect("half an option");
-    // One that is refused, of whose data the daemon throws the rest away.
+    // An option that is refused, the rest of whose data the daemon skips.
     let mut skipped = greeted(&stage.socket()).expect("a greeting");
     let unknown = option(0x7fff, &[7; 9000]);
     skipped.write_all(&unknown[..5000]).expect("half an option");
@@ -49,7 +50,7 @@ fn a_write_of_which_half_has_come_is_done_by_the_other_daemon() {
     let data: Vec<u8> = (0..BLOCKS).flat_map(|number| block(number, 1)).collect();
     let mut message = request(Command::Write as u16, 0, 77, 0, data.len() as u32);
     message.extend(&data);
-    // Cut in the header, early and late in the payload, over three daemons.
+    // Cut in the header, and early and late in the payload, over three daemons.
     let (mut daemon, mut sent) = (daemon, 0);
     for cut in [11, 28 + 5000, 28 + data.len() - 1, message.len()] {
         client
@@ -117,7 +118,7 @@ fn a_named_session_can_be_fenced_over_the_other_daemon() {
     daemon.stop();
 }
 
-/// For what was sent to have been taken.
+/// Time for the daemon to receive what was sent.
 const SETTLE: Duration = Duration::from_millis(200);
 /// 1 MiB.
 const BLOCKS: u64 = 256;

@@ -1,5 +1,6 @@
-//! Decides whether what was acknowledged as durable survives a power cut that follows upgrades, or kills of a daemon with guests: on a
-//! filesystem that forgets. What one daemon has written and not flushed, the next one's flush has to make durable.
+//! Decides whether data that was acknowledged as durable survives a power cut after upgrades, or
+//! after kills of a daemon with guests: on a filesystem that loses unsynced data. The next daemon's
+//! flush must make durable what the previous one wrote and did not flush.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,8 @@ fn what_nbd_clients_have_flushed_survives_upgrades_and_a_power_cut() {
                 upgrade.join().expect("it takes over")
             });
         }
-        // A sync that fails in the last daemon loses what the others have written, too: no flush may succeed any more.
+        // A sync that fails in the last daemon also loses what the others have written, so no flush
+        // may succeed any more.
         let allowed = medium.fail_a_sync(round);
         run(&mut load, &mut history, allowed).unwrap_or_else(|trouble| panic!("round {round}: {trouble}"));
         daemon.kill();
@@ -119,7 +121,7 @@ fn a_flush_alone_after_an_upgrade_makes_durable_what_the_daemon_before_has_writt
         write(&mut client, 1);
         let daemon = stage.upgrade(daemon);
         client.flush().expect("a flush");
-        // Of these nothing needs to be there, and most of it is not.
+        // None of these need be there, and most are not.
         write(&mut client, 2);
         daemon.kill();
         dropped += medium.cut_the_power(round);
@@ -174,16 +176,17 @@ fn upgrade_under_load(stage: &Stage, daemon: Daemon, driver: &mut Driver) -> Dae
     })
 }
 
-/// An image on a filesystem that forgets. By the round it is used past the page cache or through it, and is slow.
+/// An image on a filesystem that loses unsynced data. The round decides whether it is used with
+/// direct I/O, and how slow it is.
 struct Medium {
     mount: Mount,
     is_direct: bool,
-    /// Dropped last: the mount is in it.
+    /// Dropped last, because it contains the mount.
     scratch: Scratch,
 }
 
 impl Medium {
-    /// None, said aloud, where there is no FUSE.
+    /// None, with a message, without FUSE.
     fn new(round: u64, bytes: usize) -> Option<Self> {
         let scratch = Scratch::new();
         let dir = scratch.path("mnt");
@@ -224,7 +227,7 @@ impl Medium {
         stage
     }
 
-    /// In every third round. Returns what clients may see from now on.
+    /// Fails a sync in every third round. Returns what clients may see from now on.
     fn fail_a_sync(&self, round: u64) -> Allowed {
         let fails = round % 3 == 2;
         if fails {
@@ -240,7 +243,7 @@ impl Medium {
         }
     }
 
-    /// Returns how many changes were lost.
+    /// Cuts the power. Returns how many changes were lost.
     fn cut_the_power(&self, seed: u64) -> u64 {
         let closed = self.mount.wait_closed(CLOSED_TIME);
         closed.expect("the daemon that was killed has let go");

@@ -1,4 +1,5 @@
-//! Clients that write, read and check without a pause, each on blocks of its own, with several requests on their way at a time.
+//! Decides the load during upgrades: clients that write, read and check without a pause, each on
+//! its own blocks, with several requests under way.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::common::nbd::{Client, Command};
 use crate::common::pattern::{BLOCK, block};
 
-/// The clients. A request that fails, a connection that is lost, and a byte that is wrong, panic.
+/// The clients. A failed request, a lost connection or a wrong byte panics.
 pub(crate) struct Load {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<Written>>,
@@ -28,23 +29,23 @@ struct Shared {
 #[derive(Debug, Default)]
 pub(crate) struct LongestGap(AtomicU64);
 
-/// What a client has written last.
+/// What a client wrote last.
 struct Written {
     first: u64,
-    /// The blocks before this one are of this generation, the others of the one before.
+    /// The blocks before this one have this generation, the others the previous one.
     until: u64,
     generation: u64,
 }
 
 impl LongestGap {
-    /// An answer has come; `last` is when the one before came.
+    /// Records an answer; `last` is the time of the previous one.
     pub(crate) fn answered(&self, last: &mut Instant) {
         let now = Instant::now();
         let gap = now.duration_since(std::mem::replace(last, now));
         self.0.fetch_max(gap.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// The longest one since the last call.
+    /// Returns the longest gap since the last call.
     pub(crate) fn take(&self) -> Duration {
         Duration::from_nanos(self.0.swap(0, Ordering::Relaxed))
     }
@@ -70,12 +71,12 @@ impl Load {
         self.shared.slowest_ns.store(0, Ordering::Relaxed);
     }
 
-    /// How long the slowest batch of requests took since then.
+    /// Returns how long the slowest batch of requests took.
     pub(crate) fn slowest(&self) -> Duration {
         Duration::from_nanos(self.shared.slowest_ns.load(Ordering::Relaxed))
     }
 
-    /// The longest time that one of the clients was without an answer since the last call.
+    /// Returns the longest time that a client was without an answer since the last call.
     pub(crate) fn take_longest_gap(&self) -> Duration {
         self.shared.gap.take()
     }
@@ -91,7 +92,8 @@ impl Load {
         self.end().0
     }
 
-    /// Ends the load, and looks into the image for what was written last. Returns how many requests there were.
+    /// Ends the load, and checks the image against what was written last. Returns how many requests
+    /// there were.
     pub(crate) fn stop_and_verify(self, image: &Path) -> u64 {
         let (requests, written) = self.end();
         let image = std::fs::read(image).expect("the image");

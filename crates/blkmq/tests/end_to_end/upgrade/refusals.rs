@@ -1,4 +1,5 @@
-//! Daemons that cannot take over, and some that end in the middle of it: the running one goes on.
+//! Decides that the running daemon continues if another one cannot take over, or ends during the
+//! take-over.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -45,7 +46,7 @@ fn a_daemon_with_another_configuration_does_not_take_over_and_says_why() {
             .expect("the running daemon goes on");
         read_back(&stage.socket(), 0, generation);
     }
-    // An address without which its clients are nowhere.
+    // The new daemon lacks an address that clients use.
     let mut words = stage.words("--take-over");
     words[3] = format!("unix:{}", stage.scratch.word("elsewhere.sock"));
     let said = stage.fail_to_upgrade(&words);
@@ -88,7 +89,7 @@ fn garbage_at_the_upgrade_socket_costs_nobody_anything() {
         let mut stream = UnixStream::connect(stage.upgrade_path()).expect("it listens");
         stream.write_all(garbage).expect("it takes some bytes");
         let mut answer = Vec::new();
-        // It says why and closes; what it has not read makes that a reset.
+        // It states the reason and closes; because of data that it has not read, that is a reset.
         let _ = stream.read_to_end(&mut answer);
         assert!(!answer.is_empty(), "it says why");
     }
@@ -101,7 +102,8 @@ fn a_daemon_that_ends_at_any_step_leaves_the_clients_to_the_running_one() {
     let stage = Stage::new();
     let daemon = stage.start();
     let load = Load::start(&stage.socket(), "vm1", CLIENTS);
-    // By turns with and without a pause: clients may not have seen that they went on before they are to stop again.
+    // Alternately with and without a pause: clients may not have noticed that they continue before
+    // they must stop again.
     for round in 0..3 * (STEPS + 1) {
         drop(pretend(&stage.upgrade_path(), round % (STEPS + 1)));
         if round % 2 == 0 {
@@ -116,7 +118,7 @@ fn a_daemon_that_ends_at_any_step_leaves_the_clients_to_the_running_one() {
 
 #[test]
 fn a_daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_one() {
-    // How long an upgrade takes here: some are killed a little later, too.
+    // The duration of an upgrade here: some daemons are killed a little later, too.
     let first = Stage::new();
     let daemon = first.start();
     let start = Instant::now();
@@ -143,7 +145,7 @@ fn a_daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_o
             left += 1;
             stage = Some((of_round, daemon, load));
         } else {
-            // It had taken over before it was killed: with it, its clients have lost their daemon.
+            // It had taken over before it was killed, so its clients have lost their daemon.
             taken += 1;
             load.give_up();
         }
@@ -156,7 +158,7 @@ fn a_daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_o
     }
 }
 
-/// Speaks as a daemon that takes over, up to a step.
+/// Acts as a daemon that takes over, up to a step.
 pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
     let mut channel = greeted(path);
     if step == 0 {
@@ -168,7 +170,7 @@ pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
         block_size: 512,
         read_only: false,
     };
-    // Its block size is as the filesystem has it.
+    // The filesystem decides the block size.
     for block_size in [512, 4096] {
         let disk = Disk {
             block_size,
@@ -203,7 +205,7 @@ pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
     channel
 }
 
-/// A connection to the upgrade socket over which locks and sockets have come.
+/// A connection to the upgrade socket that has received the locks and sockets.
 pub(super) fn greeted(path: &Path) -> Channel {
     let mut channel = Channel::new(UnixStream::connect(path).expect("it listens")).expect("our own user");
     channel
@@ -217,5 +219,5 @@ pub(super) fn greeted(path: &Path) -> Channel {
 }
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// The last step: it was told to go.
+/// The last step: the other daemon was told to end.
 pub(crate) const STEPS: usize = 6;

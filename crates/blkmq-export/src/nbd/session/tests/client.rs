@@ -1,4 +1,4 @@
-//! The client's handshake against our own server, and against worse ones.
+//! Tests the client's handshake with our own server, and with defective ones.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
 use crate::nbd::session::{Event, Session};
 
-/// Runs a handshake against our own server to its end.
+/// Runs a handshake with our own server to its end.
 fn meet(wanted: Wanted, exports: Vec<Export>) -> (Progress, Session) {
     let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
     let table = Arc::new(ExportTable::new(exports).unwrap());

@@ -1,4 +1,4 @@
-//! How a session gets a name, and who may fence which.
+//! Tests how a session gets a name, and which sessions may fence which.
 
 use blkmq_nbd::client::{Handshake, Progress, Wanted};
 use blkmq_nbd::codec::handshake::SessionName;

@@ -1,4 +1,4 @@
-//! Every violation has one answer: an error for the request, or the end for the connection.
+//! Tests the answer to each violation: an error for the request, or the end of the connection.
 
 use CommandFlags as F;
 use HeaderStyle::{Extended, Simple, Structured};
@@ -28,7 +28,8 @@ fn plain() -> Export {
     export
 }
 
-/// A request that must be refused: command, flags, offset, length; then the fault and the error told.
+/// A request that must be refused: command, flags, offset, length; then the fault and the error in
+/// the reply.
 type Case = (HeaderStyle, Command, F, u64, u64, Fault, ErrorCode);
 
 fn check(export: fn() -> Export, cases: &[Case]) {
@@ -42,7 +43,7 @@ fn check(export: fn() -> Export, cases: &[Case]) {
         let told = refused(&wire.send(&bytes));
         assert_eq!((told.fault, told.error), (fault, error), "{case:?}");
         assert_eq!(wire.reply(), (42, error.to_wire()), "{case:?}");
-        // The stream is still in step, and nothing is held.
+        // The stream is still in step, and no request is left.
         request(&wire.send(&command(style, Command::READ, F::NONE, 0, 512)));
         assert_eq!(wire.session.replies().requests(), 1);
     }

@@ -1,4 +1,4 @@
-//! A client made of bytes, for the session's tests.
+//! Decides how the session's tests play a client: with bytes.
 
 mod client;
 mod fence;
@@ -34,9 +34,9 @@ fn disk() -> Export {
 /// Both ends of a connection without a socket.
 struct Wire {
     session: Session,
-    /// What the server wrote and the test did not look at.
+    /// Bytes that the server wrote and the test has not read.
     out: Vec<u8>,
-    /// What the server did not consume.
+    /// Bytes that the server has not consumed.
     unread: Vec<u8>,
 }
 
@@ -55,14 +55,14 @@ impl Wire {
         }
     }
 
-    /// After the client's flags.
+    /// The state after the client's flags.
     fn greeted(exports: impl IntoIterator<Item = Export>) -> Wire {
         let mut wire = Wire::new(exports, Limits::default());
         assert_eq!(wire.send(&flags(ClientFlags::KNOWN)), [Event::NeedMore]);
         wire
     }
 
-    /// After `export` was selected with `style` and the allocation context, where that is possible.
+    /// The state after `export` was selected with `style` and, if possible, the allocation context.
     fn selected_with(export: Export, style: HeaderStyle, limits: Limits) -> Wire {
         let mut wire = Wire::new([export.clone()], limits);
         wire.send(&flags(ClientFlags::KNOWN));
@@ -96,7 +96,8 @@ impl Wire {
         assert_eq!(self.answers().last().map(|(kind, _)| *kind), Some(ReplyKind::ACK));
     }
 
-    /// Sends bytes; the events until no more come (payload of accepted writes is taken off the stream).
+    /// Sends bytes, and returns the events until there are no more (payload of accepted writes is
+    /// skipped).
     fn send(&mut self, bytes: &[u8]) -> Vec<Event> {
         self.unread.extend_from_slice(bytes);
         let mut events = Vec::new();
@@ -121,7 +122,7 @@ impl Wire {
         }
     }
 
-    /// The option replies written since the last look.
+    /// The option replies written since the last call.
     fn answers(&mut self) -> Vec<(ReplyKind, Vec<u8>)> {
         let (mut answers, out) = (Vec::new(), std::mem::take(&mut self.out));
         let mut rest = &out[..];
@@ -134,7 +135,7 @@ impl Wire {
         answers
     }
 
-    /// The one reply written since the last look: its cookie and error (zero for success).
+    /// The one reply written since the last call: its cookie and error (zero for success).
     fn reply(&mut self) -> (u64, u32) {
         let out = std::mem::take(&mut self.out);
         let (head, bytes) = ReplyHead::parse(self.session.style(), &out)

@@ -1,4 +1,4 @@
-//! What a client may ask before it selects an export, and what it is told.
+//! Tests what a client may request before it selects an export, and the answers.
 
 use blkmq_nbd::codec::TransmissionFlags;
 use blkmq_nbd::codec::option_reply::{

@@ -1,9 +1,10 @@
-//! The same bytes mean the same, however the network cuts them; and no bytes at all do harm.
+//! Tests that the same bytes have the same effect however the network divides them, and that no
+//! bytes do harm.
 
 use super::*;
 use proptest::prelude::*;
 
-/// What came of a stream: events and bytes written, however the stream was cut.
+/// The events and the output that a stream causes, however it was divided.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     events: Vec<Event>,
@@ -11,8 +12,8 @@ struct Outcome {
     ended: bool,
 }
 
-/// Feeds `stream` in pieces of the given sizes (repeated), replying to every request at once. Checks on the way that
-/// the session asks for no more than its limits allow.
+/// Feeds `stream` in pieces of the given sizes (repeated), and replies to every request at once.
+/// Also checks that the session requests no more than its limits allow.
 fn run(stream: &[u8], pieces: &[usize], limits: &Limits) -> Outcome {
     let table = Arc::new(ExportTable::new([disk()]).unwrap());
     let mut written = Vec::new();
@@ -97,7 +98,7 @@ fn reply(session: &mut Session, request: &Request, out: &mut Vec<u8>) {
     assert_eq!((replies.requests(), replies.memory_bytes()), (0, 0));
 }
 
-/// A stream of a client that mostly keeps to the protocol.
+/// A stream of a client that mostly follows the protocol.
 fn stream() -> impl Strategy<Value = Vec<u8>> {
     let an_option = prop_oneof![
         Just(option(OptionCode::LIST, &[])),
@@ -136,7 +137,8 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
             bytes.extend(option(code, &[]));
             bytes.extend(option(OptionCode::GO, &info("vm1", &[])));
             for (code, flags, block, blocks, odd) in requests {
-                // Known flags mostly; now and then one too many, a range too far, a length too odd.
+                // Mostly known flags; sometimes an unknown one, a range beyond the end, or an odd
+                // length.
                 let flags = if flags < 6 { 0 } else { flags & 1 };
                 let length = blocks * 512 + u64::from(odd && blocks == 3);
                 if code != Command::DISC.0 || leave {

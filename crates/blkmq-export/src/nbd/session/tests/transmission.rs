@@ -1,4 +1,4 @@
-//! What becomes of requests that keep to the protocol, and of their replies.
+//! Tests requests that follow the protocol, and their replies.
 
 use blkmq_nbd::codec::ChunkFlags;
 use blkmq_nbd::codec::reply::{ChunkHead, ChunkKind};
