@@ -308,3 +308,4 @@ const MACHINE_PATHS: [&str; 3] = [
     concat!("/ho", "me/"),
 ];
 /// Crates whose purpose needs `unsafe`; elsewhere it is only in files named `sys.rs`.
+const UNSAFE_CRATES: [&str; 2] = ["crates/blkmq-sync/", "crates/blkmq-fio/"];
