@@ -1,4 +1,5 @@
-//! Peers that do not keep to the protocol, or that would take more than their share of time and memory.
+//! Tests of peers that violate the protocol, or that would use more than their share of time and
+//! memory.
 
 use rustls::AlertDescription;
 
@@ -211,7 +212,7 @@ fn a_handshake_that_fails_leaves_an_alert() {
 #[test]
 fn a_handshake_message_that_does_not_fit_is_refused() {
     let mut server = Files::new().server().accept().unwrap();
-    // A client's hello of 16 MiB, as far as there is room for it.
+    // A ClientHello of 16 MiB, as far as there is room for it.
     let mut message = vec![1, 0xff, 0xff, 0xff];
     message.resize(1 << 14, 0);
     let outcome = (0..8).try_for_each(|_| {
@@ -243,10 +244,82 @@ fn no_bytes_make_a_stream_panic() {
                 *byte ^= 1 << random.below(8);
             }
         }
-        // What comes of it is of no interest here.
+        // The result does not matter here.
         let _ = open_all(&mut client, &records);
         let mut shaking = Files::shared().server().accept().unwrap();
         receive(&mut shaking, &records);
         let _ = shaking.shake_hands();
     }
+}
+
+#[test]
+fn a_turn_follows_so_many_key_updates() {
+    let (mut client, mut reference) = client_and_reference();
+    let mut records = Vec::new();
+    for _ in 0..300 {
+        reference.0.refresh_traffic_keys().unwrap();
+        records.extend(reference.seal(b"x"));
+    }
+    receive(&mut client, &records);
+    let mut opened = Vec::new();
+    while opened.iter().sum::<usize>() < 300 {
+        let mut count = 0;
+        client.begin_turn();
+        while client.open(&mut [0; 9]).unwrap() == Opened::Bytes(1) {
+            count += 1;
+        }
+        opened.push(count);
+    }
+    assert_eq!(opened.len(), 4, "{opened:?}");
+}
+
+#[test]
+fn a_message_that_may_not_come_is_refused_before_all_of_it_is_there() {
+    for content in [&[20, 0, 0, 32][..], &[4, 0, 0, 9], &[24, 0, 0, 2]] {
+        let (mut client, mut server) = ready();
+        seal_any(&mut client, ContentType::Handshake, content);
+        assert!(open_all(&mut server, &taken(&mut client)).is_err(), "{content:?}");
+    }
+}
+
+#[test]
+fn a_record_by_another_version_is_as_good_as_changed() {
+    for at in [1, 2] {
+        let (mut client, mut reference) = client_and_reference();
+        let mut records = reference.seal(b"data");
+        records[at] ^= 2;
+        assert_eq!(open_all(&mut client, &records), Err(Error::DecryptError));
+    }
+}
+
+#[test]
+fn numbers_of_records_end_before_they_begin_again() {
+    let set = |stream: &mut Stream, opened, sealed| {
+        let State::Ready(records) = &mut stream.state else {
+            panic!("not ready");
+        };
+        records.limit_sealed(u64::MAX);
+        records.set_sequences(opened, sealed);
+    };
+    let (mut client, mut server) = ready();
+    set(&mut client, 0, u64::MAX - 3);
+    set(&mut server, u64::MAX - 3, 0);
+    for _ in 0..4 {
+        // The third one is sealed with the next key.
+        assert_eq!(pass(&mut client, &mut server, b"data"), b"data");
+    }
+    set(&mut server, u64::MAX, 0);
+    client.seal(&[IoSlice::new(b"data")]).unwrap();
+    let opened = open_all(&mut server, &taken(&mut client));
+    assert!(matches!(opened, Err(Error::General(_))), "{opened:?}");
+}
+
+#[test]
+fn nothing_is_opened_after_data_could_not_be_sealed() {
+    let (mut client, mut server) = ready();
+    client.close();
+    assert!(client.seal(&[IoSlice::new(b"data")]).is_err());
+    server.seal(&[IoSlice::new(b"data")]).unwrap();
+    assert!(client.open(&mut [0; 9]).is_err());
+    assert!(open_all(&mut client, &taken(&mut server)).is_err());
 }
