@@ -1,4 +1,5 @@
-//! Streams against each other, and against the library's own connections, which are the reference.
+//! Streams are tested against each other, and against the library's own connections, which are the
+//! reference.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -111,7 +112,7 @@ fn a_record_larger_than_the_destination_is_taken_in_parts() {
         assert!(count <= 1000);
         opened.extend_from_slice(&into[..count]);
         assert_eq!(client.has_received(), opened.len() < data.len());
-        // Nothing that is left is written over.
+        // `room` must not overwrite the rest.
         client.room();
     }
     assert_eq!(opened, data);
@@ -213,7 +214,7 @@ fn each_cipher_is_opened_and_sealed_as_the_reference_does() {
     }
 }
 
-/// Bytes by a seed.
+/// A generator of numbers with a seed.
 struct Random(u64);
 
 impl Random {
@@ -231,7 +232,7 @@ fn noise(count: usize) -> Vec<u8> {
     (0..count).map(|_| random.below(256) as u8).collect()
 }
 
-/// An authority, and what it has signed, in a directory of their own.
+/// A directory with the files of an authority, and of the certificates that it has signed.
 struct Files(PathBuf);
 
 impl Files {
@@ -257,7 +258,7 @@ impl Files {
         Self(directory)
     }
 
-    /// The same ones for all who ask.
+    /// The same files for all callers.
     fn shared() -> &'static Self {
         static SHARED: std::sync::OnceLock<Files> = std::sync::OnceLock::new();
         SHARED.get_or_init(Self::new)
@@ -333,13 +334,13 @@ fn server_and_reference(config: Arc<ClientConfig>) -> (Stream, Reference) {
 struct Reference(Connection);
 
 impl Reference {
-    /// Has it take records. Returns the data in them.
+    /// Delivers records to the connection. Returns the data in them.
     fn deliver(&mut self, mut records: &[u8]) -> Result<Vec<u8>, Error> {
         let mut data = Vec::new();
         while !records.is_empty() {
             self.0.read_tls(&mut records).unwrap();
             self.0.process_new_packets()?;
-            // It is an error if nothing is there, and what is there has been appended.
+            // It returns an error at the end of the data, after it has appended the data.
             let _ = self.0.reader().read_to_end(&mut data);
         }
         Ok(data)
@@ -359,7 +360,7 @@ impl Reference {
     }
 }
 
-/// What waits to be sent.
+/// Takes the records that wait to be sent.
 fn taken(stream: &mut Stream) -> Vec<u8> {
     let mut records = Vec::new();
     let all = |bytes: &[u8]| {
@@ -370,16 +371,16 @@ fn taken(stream: &mut Stream) -> Vec<u8> {
     records
 }
 
-/// Has a stream receive bytes for which there is room.
+/// Delivers bytes to a stream, as many as it has room for.
 fn receive(stream: &mut Stream, bytes: &[u8]) {
     let room = stream.room();
-    // Where there is none, the stream is to say so.
+    // The stream has to report an error itself if there is too little room.
     let count = bytes.len().min(room.len());
     room[..count].copy_from_slice(&bytes[..count]);
     stream.received(count);
 }
 
-/// Has a stream receive bytes, and takes all the data in them.
+/// Delivers bytes to a stream, and returns all the data in them.
 fn open_all(stream: &mut Stream, mut bytes: &[u8]) -> Result<Vec<u8>, Error> {
     let (mut into, mut data) = (vec![0; 5000], Vec::new());
     loop {
@@ -397,7 +398,7 @@ fn open_all(stream: &mut Stream, mut bytes: &[u8]) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Has one stream send data to another.
+/// Sends data from one stream to another.
 fn pass(from: &mut Stream, to: &mut Stream, data: &[u8]) -> Vec<u8> {
     let (mut sealed, mut opened) = (0, Vec::new());
     while sealed < data.len() {
