@@ -75,6 +75,9 @@ fn main() {
     for (name, operations) in OPERATIONS {
         write("operations", name, operations);
     }
+    for (name, operations) in TLS_RECORDS {
+        write("tls_records", name, operations);
+    }
     for (name, saved) in connections() {
         let bytes = saved.bytes();
         write("handover_messages", name, &[&[1], &bytes[..]].concat());
@@ -267,6 +270,30 @@ const OPERATIONS: [(&str, &[u8]); 5] = [
         4, 1, 15, 0,
         0, 0, 0, 0, 0, 1, 1, 0, 4, 15, 255, 15, 26, 5, 0x10, 0, 0, 0, 0, 7, 1, 0, 0x14, 6, 0, 0, 5, 0x15,
     ]),
+];
+
+/// Side, cipher suite and pieces, then operations: see `blkmq_fuzz::tls_records`.
+#[rustfmt::skip]
+const TLS_RECORDS: [(&str, &[u8]); 10] = [
+    // Data of several lengths with padding, in small pieces; the stream answers.
+    ("data", &[0, 9, 0, 0, 1, 1, 1, 0, 2, 40, 3, 11, 2, 0, 50, 12, 0x50, 0, 13, 20, 0, 0x40, 1, 11, 9, 255, 255]),
+    // Key updates, whole and in two records, some of which ask for ours; a flood of them at the end.
+    ("key-updates", &[1, 255, 2, 9, 0, 4, 1, 2, 9, 0, 4, 4, 2, 9, 1, 11, 9, 0, 255, 12, 0, 30, 4, 9, 2, 7, 0, 11, 9, 0, 9, 12, 0, 9, 15, 36]),
+    // Tickets for a client in one record and in two; then data in the middle of one.
+    ("tickets", &[6, 255, 3, 22, 6, 4, 0, 0, 2, 1, 1, 3, 22, 3, 4, 0, 0, 3, 22, 3, 2, 1, 1, 2, 9, 0, 3, 22, 5, 4, 0, 0, 2, 1, 2, 9, 0]),
+    // A close, and data behind it; the stream goes on and closes, too.
+    ("close", &[4, 60, 2, 9, 0, 5, 1, 0, 2, 9, 0, 11, 9, 1, 0, 12, 0, 99, 15, 0]),
+    ("alerts", &[5, 60, 5, 1, 90, 2, 9, 0, 5, 2, 40, 2, 9, 0]),
+    // As many empty records as are borne, twice, and more.
+    ("empty", &[2, 200, 14, 32, 2, 1, 0, 14, 32, 2, 1, 0, 14, 33]),
+    // A bit of the content and one of the header are changed.
+    ("changed", &[0, 60, 2, 9, 0, 2, 9, 0, 6, 1, 0, 8, 3, 2, 9, 0, 6, 2, 0, 1, 8]),
+    // The second record twice.
+    ("repeated", &[1, 60, 2, 9, 0, 2, 9, 0, 8, 1, 2, 9, 0, 7, 2, 3]),
+    // Content of 16385 bytes.
+    ("too-long", &[2, 255, 0, 0x40, 0, 2, 9, 0, 0, 0x40, 1]),
+    // A change of ciphers in the clear, which has no place here.
+    ("raw", &[8, 3, 20, 3, 3, 0, 1, 1]),
 ];
 
 fn write(target: &str, name: &str, bytes: &[u8]) {

@@ -1,5 +1,6 @@
-//! Decides how a client proves who it is, and which server it believes: one whose certificate an authority of its file has given
-//! to the name that was dialed. TLS 1.3 alone.
+//! Decides how a client proves its identity, and which server it trusts: a server with a
+//! certificate for the dialed name from an authority in the client's file. TLS 1.3 is the only
+//! version.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,17 +17,17 @@ use crate::stream::Stream;
 /// The files of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// The authorities that are trusted: a PEM file.
+    /// The trusted authorities: a PEM file.
     pub ca: Option<PathBuf>,
-    /// The client's certificate, and its key: PEM files. None where servers ask for none.
+    /// The client's certificate: a PEM file. `None` for servers that ask for no certificate.
     pub certificate: Option<PathBuf>,
-    /// The certificate's key.
+    /// The key of the certificate: a PEM file.
     pub key: Option<PathBuf>,
 }
 
 impl ClientFiles {
-    /// The files of a directory, as other NBD clients name them: `ca-cert.pem`, and, if they are there, `client-cert.pem` and
-    /// `client-key.pem`.
+    /// The files of a directory, by the names that other NBD clients use: `ca-cert.pem`, and, if
+    /// they exist, `client-cert.pem` and `client-key.pem`.
     pub fn in_directory(directory: &std::path::Path) -> Self {
         let there = |name: &str| Some(directory.join(name)).filter(|path| path.exists());
         Self {
@@ -45,11 +46,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Reads the files; the server must prove that it is `host`, a DNS name or an address. Blocks for as long as the filesystem
-    /// takes.
+    /// Reads the files. The server must prove that it is `host`, a DNS name or an address. Blocks
+    /// for as long as the filesystem takes.
     ///
     /// # Errors
-    /// The file that cannot be used, and why; or what is missing.
+    /// The file that cannot be used, and the reason; or the setting that is missing.
     pub fn load(paths: &ClientFiles, host: &str) -> Result<Self, FileError> {
         let Some(ca) = &paths.ca else {
             return Err(files::content(
@@ -75,7 +76,7 @@ impl Client {
             }
         };
         config.resumption = Resumption::disabled();
-        // For `records`.
+        // `records` needs the keys.
         config.enable_secret_extraction = true;
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
             files::content(
@@ -89,7 +90,8 @@ impl Client {
         })
     }
 
-    /// Begins a handshake. None if the settings do not allow one, which loading them has ruled out.
+    /// Begins a handshake. Returns `None` if the library rejects the settings, which `load` has
+    /// ruled out.
     pub fn connect(&self) -> Option<Stream> {
         let connection = UnbufferedClientConnection::new(Arc::clone(&self.config), self.name.clone());
         Some(Stream::new(Handshake::Client(connection.ok()?)))

@@ -1,4 +1,4 @@
-//! Decides what PEM files of certificates and keys must hold, and what is said of one that does not.
+//! Decides what PEM files of certificates and keys must hold, and the error for each other content.
 
 use std::path::{Path, PathBuf};
 
@@ -7,38 +7,38 @@ use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::parse_x509_certificate;
 
-/// Why a file of a certificate or a key cannot be used.
+/// The reason why a file of a certificate or a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: cannot be read: {source}", path.display())]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// It does not hold what it should.
+    /// The file does not hold what it must.
     #[error("{}: {problem}", path.display())]
     Content {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong, and what there should be.
+        /// The defect, and the content that is needed.
         problem: String,
     },
-    /// Files do not fit together.
+    /// The certificate and the key do not belong together.
     #[error("{} and {}: {problem}", certificate.display(), key.display())]
     Pair {
-        /// The certificate's.
+        /// The file of the certificate.
         certificate: PathBuf,
-        /// The key's.
+        /// The file of the key.
         key: PathBuf,
-        /// What is wrong.
+        /// The defect.
         problem: String,
     },
 }
 
-/// Reads the certificates of a file; at least one.
+/// Reads the certificates of a file. There is at least one.
 pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let text = read(path)?;
     let found: Result<Vec<_>, PemError> = CertificateDer::pem_slice_iter(&text).collect();
@@ -52,7 +52,7 @@ pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(found)
 }
 
-/// Reads certificates that are presented to the peer: the first one must be valid today.
+/// Reads certificates that are presented to the peer. The first one must be valid now.
 pub(crate) fn own_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let found = certificates(path)?;
     let (_, first) = parse_x509_certificate(&found[0])
@@ -68,7 +68,7 @@ pub(crate) fn own_certificates(path: &Path) -> Result<Vec<CertificateDer<'static
     Ok(found)
 }
 
-/// Reads a key: PKCS#8, SEC1 or PKCS#1.
+/// Reads a key in the format PKCS#8, SEC1 or PKCS#1.
 pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
     let text = read(path)?;
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| match error {
@@ -80,7 +80,7 @@ pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
     })
 }
 
-/// Reads authorities that are trusted.
+/// Reads the certificates of the authorities that are trusted.
 pub(crate) fn authorities(path: &Path) -> Result<RootCertStore, FileError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(path)? {
@@ -90,7 +90,7 @@ pub(crate) fn authorities(path: &Path) -> Result<RootCertStore, FileError> {
     Ok(store)
 }
 
-/// What does not fit together.
+/// The error for a certificate and a key that the library rejects.
 pub(crate) fn pair(certificate: &Path, key: &Path, error: &rustls::Error) -> FileError {
     let problem = match error {
         rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),

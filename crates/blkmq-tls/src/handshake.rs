@@ -1,5 +1,6 @@
-//! Decides nothing of its own: the library shakes hands, over records that `stream` has received, and its answers go to the outbox. What
-//! comes of a handshake is `records`, which has the keys, and what the peer is called.
+//! Decides which received records the library gets during a handshake, and appends its answers to
+//! the outbox. `stream` has received the records. The result of a handshake is `records`, which has
+//! the keys, and the names of the peer.
 
 use rustls::Error;
 use rustls::client::UnbufferedClientConnection;
@@ -10,18 +11,19 @@ use crate::names;
 use crate::outbox::Outbox;
 use crate::records::{Keys, Records};
 
-/// A handshake under way.
+/// A handshake that is not over.
 pub(crate) enum Handshake {
     Client(UnbufferedClientConnection),
     Server(UnbufferedServerConnection),
 }
 
 impl Handshake {
-    /// Has the library look at records, and appends what it answers. Says how many bytes at the front it needs no more; the others are
-    /// to be there at the next call, with what follows them.
+    /// Gives records to the library, and appends its answers. Returns how many bytes at the front
+    /// the library no longer needs. The next call has to present the other bytes again, with those
+    /// that follow them.
     ///
     /// # Errors
-    /// Why the peer cannot be talked with; what it is to be told was appended.
+    /// The handshake has failed. The alert for the peer was appended.
     pub(crate) fn look_at(&mut self, input: &mut [u8], out: &mut Outbox) -> Result<usize, Error> {
         let mut start = 0;
         loop {
@@ -48,10 +50,10 @@ impl Handshake {
         }
     }
 
-    /// Goes on with what came of it, once it is over: records, and the peer's names.
+    /// Returns the result of a handshake that is over: records, and the peer's names.
     ///
     /// # Errors
-    /// The library does not give its keys away, which the settings allow.
+    /// The library does not give its keys away, although the settings allow it.
     pub(crate) fn finish(self) -> Result<(Records, Vec<String>), Error> {
         let chain = match &self {
             Self::Client(tls) => tls.peer_certificates(),
@@ -71,8 +73,8 @@ impl Handshake {
         Ok((Records::new(keys, secrets)?, names.unwrap_or_default()))
     }
 
-    /// Appends what the peer is to be told after an error, and nothing else: as long as something waits, the library looks at no
-    /// record.
+    /// Appends the alert after an error, and nothing else: the library reads no record while it has
+    /// something to send.
     fn append_alert(&mut self, out: &mut Outbox) {
         loop {
             let (_, progress) = match self {
@@ -88,9 +90,9 @@ impl Handshake {
 }
 
 enum Progress {
-    /// There may be more to do with the same records.
+    /// The library may have more to do with the same records.
     Step,
-    /// The library waits for more.
+    /// The library waits for more records.
     Through,
 }
 
@@ -105,7 +107,7 @@ fn one_step<Data>(
             Ok(Progress::Step)
         }
         ConnectionState::BlockedHandshake | ConnectionState::WriteTraffic(_) => Ok(Progress::Through),
-        // Data is not looked at before the handshake is over, and there is no early data.
+        // The library gets no data before the handshake is over, and there is no early data.
         state => Err(Error::General(format!("{state:?} in a handshake"))),
     });
     (status.discard, progress)

@@ -1,15 +1,16 @@
-//! Decides what TLS is here: which files hold certificates and keys, who a peer is by its certificate, which peer may see what, and how
-//! bytes become records. The NBD front door and the NBD driver use it; no socket is touched, no thread started.
+//! Decides how NBD uses TLS: which files hold certificates and keys, which names a certificate
+//! gives a peer, which peer may see which disk, and how bytes become records. The NBD front door
+//! and the NBD driver use this crate. It touches no socket and starts no thread.
 //!
 //! | part | decides |
 //! |---|---|
-//! | [`settings`] | what is asked of clients at an address, and which of its disks each of them may see |
-//! | [`files`] | what PEM files must hold, and what is said of those that do not |
-//! | [`names`] | what a peer is called by its certificate |
-//! | [`server`], [`client`] | the two sides: certificates, who is trusted, TLS 1.3 alone |
-//! | [`stream`] | plain bytes to records and back: buffers, and how much at a time |
-//! | `handshake` | which records the library is shown until there are keys |
-//! | `records` | how records are opened and sealed by these keys |
+//! | [`settings`] | what clients of an address must present, and which of its disks each of them may see |
+//! | [`files`] | what PEM files must hold, and the errors for other contents |
+//! | [`names`] | which names a peer has by its certificate |
+//! | [`server`], [`client`] | the two sides: their certificates, whom they trust, and TLS 1.3 as the only version |
+//! | [`stream`] | how plain bytes become records and records plain bytes: the buffers, and the limits of one turn |
+//! | `handshake` | which records the library gets until there are keys |
+//! | `records` | how records are opened and sealed with these keys |
 //! | `outbox` | where records wait for the socket |
 
 pub mod client;
@@ -33,7 +34,8 @@ use std::sync::Arc;
 use rustls::crypto::CryptoProvider;
 use rustls::{CipherSuite, SupportedCipherSuite};
 
-/// Where the arithmetic is done. AES with 128 bits first, which is as safe as need be and costs less than with 256.
+/// The library's cryptography. AES with 128 bits comes first: it is safe enough and costs less than
+/// AES with 256 bits.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = rustls::crypto::ring::default_provider();
     let is_last = |suite: &SupportedCipherSuite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256;

@@ -1,12 +1,13 @@
-//! Decides what a peer is called by its certificate: the DNS names, addresses, mail addresses and URIs of its subject alternative
-//! names, and the common name of its subject. The certificate has been verified before it is asked.
+//! Decides which names a peer has by its certificate: the DNS names, addresses, mail addresses and
+//! URIs of its subject alternative names, and the common name of its subject. The certificate has
+//! been verified before.
 
 use std::net::IpAddr;
 
 use x509_parser::extensions::GeneralName;
 use x509_parser::parse_x509_certificate;
 
-/// The names in a certificate (DER), at most 64; none if it cannot be understood.
+/// The names in a certificate (DER), at most 64; none if the certificate cannot be parsed.
 pub fn of(certificate: &[u8]) -> Vec<String> {
     let Ok((_, certificate)) = parse_x509_certificate(certificate) else {
         return Vec::new();

@@ -1,28 +1,29 @@
-//! Decides where records wait until a socket takes them: in one buffer, which is used again and again. `handshake` and `records` add
-//! to it, `stream` has it sent.
+//! Decides where records wait until a socket takes them: in one buffer, which is reused.
+//! `handshake` and `records` append to it, and `stream` sends it.
 
 /// Records that wait to be sent, in order.
 #[derive(Default)]
 pub(crate) struct Outbox {
     bytes: Vec<u8>,
-    /// What waits: `bytes[start..end]`.
+    /// The records that wait are in `bytes[start..end]`.
     start: usize,
     end: usize,
 }
 
 impl Outbox {
-    /// What waits.
+    /// The records that wait.
     pub(crate) fn waiting(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// Takes note that the first `count` bytes of what waits were sent.
+    /// Removes the first `count` bytes that wait: they were sent.
     pub(crate) fn sent(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end, "more sent than waited");
     }
 
-    /// Room for `count` bytes behind those that wait, for the caller to fill: it holds anything. They wait once they are `appended`.
+    /// Room for `count` bytes behind those that wait. Its content is unspecified: the caller fills
+    /// it, and then calls `appended`.
     pub(crate) fn room(&mut self, count: usize) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -37,7 +38,7 @@ impl Outbox {
         &mut self.bytes[self.end..self.end + count]
     }
 
-    /// Takes note that the first `count` bytes of the room hold what is to be sent.
+    /// Adds the first `count` bytes of the room to those that wait.
     pub(crate) fn appended(&mut self, count: usize) {
         self.end += count;
         debug_assert!(

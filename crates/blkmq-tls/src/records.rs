@@ -1,8 +1,9 @@
-//! Decides how records are opened and sealed once a handshake is over, as RFC 8446 has it: records (section 5), what may come in them
-//! besides data (4.6), and how a connection ends (6). The library makes the keys and opens records, `ring` seals them; `stream` has the buffers.
+//! Decides how records are opened and sealed after a handshake, by RFC 8446: records (section 5),
+//! the messages in them besides data (section 4.6), and the end of a connection (section 6). The
+//! library derives the keys and opens records, `ring` seals them, and `stream` has the buffers.
 //!
-//! A record is opened where it was received. One that is sent is sealed where its content was copied to, which is where it waits for
-//! the socket.
+//! A record is opened in the buffer that it was received into. The content of a record to be sent
+//! is copied once, into the outbox, and sealed there.
 //!
 //! ```text
 //!  | type, version, length | content | type of content | tag |
@@ -29,31 +30,35 @@ pub(crate) struct Records {
     suite: &'static Tls13CipherSuite,
     opener: Opener,
     sealer: Sealer,
-    /// Records that one key may seal.
+    /// How many records one key may seal.
     sealed_max: u64,
-    /// The beginning of a message of the handshake protocol that is not all there.
+    /// The first bytes of a message of the handshake protocol that is not complete.
     message: Vec<u8>,
-    /// The peer has asked for a new key of ours. It gets one before the next data, however often it has asked.
+    /// The peer has asked for a new key of ours. It gets one before the next data, no matter how
+    /// often it has asked.
     owes_key_update: bool,
-    /// Records without data that may still come before the next with some.
+    /// How many more records without data may come before the next record with data.
     fruitless_left: u8,
-    /// The peer has been told that this is the end.
+    /// An alert that ends the connection was sent to the peer.
     is_closed: bool,
 }
 
-/// Where keys come from, first and later.
+/// The part of the library that derives the keys.
 pub(crate) enum Keys {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
 }
 
-/// What a record held.
+/// The content of a record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// Data, in these bytes of the record.
     Data(Range<usize>),
     /// Nothing for the caller.
     Nothing,
+    /// Nothing for the caller, and a new key opens the next record. Its derivation takes as long as
+    /// the opening of many small records.
+    NewKey,
     /// The peer sends no more.
     Close,
 }
@@ -74,16 +79,22 @@ impl Records {
         })
     }
 
-    /// The length of the record that begins so, with its header; none while the header is not all there.
+    /// The length of the record that begins with these bytes, with its header; `None` if the header
+    /// is not complete.
     ///
     /// # Errors
-    /// Such a record does not come after a handshake.
+    /// No such record may come after a handshake.
     pub(crate) fn length_of(bytes: &[u8]) -> Result<Option<usize>, Error> {
-        let Some(&[kind, _, _, high, low]) = bytes.first_chunk::<HEADER>() else {
+        let Some(&[kind, major, minor, high, low]) = bytes.first_chunk::<HEADER>() else {
             return Ok(None);
         };
         if ContentType::from(kind) != ContentType::ApplicationData {
             return Err(unexpected(ContentType::from(kind)));
+        }
+        // The header is authenticated, but the library authenticates this version in place of the
+        // one that was received.
+        if [major, minor] != VERSION {
+            return Err(Error::DecryptError);
         }
         match usize::from(u16::from_be_bytes([high, low])) {
             sealed if sealed > SEALED_MAX => Err(Error::PeerSentOversizedRecord),
@@ -91,10 +102,10 @@ impl Records {
         }
     }
 
-    /// Opens a record, all of which is there, in its place.
+    /// Opens a complete record in its place.
     ///
     /// # Errors
-    /// The peer does not keep to the protocol, or has said that it cannot go on, or somebody has changed the record.
+    /// The peer violates the protocol or has sent an alert, or the record was changed on its way.
     pub(crate) fn open(&mut self, record: &mut [u8]) -> Result<Content, Error> {
         let sealed = &mut record[HEADER..];
         let place = sealed.as_ptr();
@@ -126,47 +137,63 @@ impl Records {
         }
     }
 
-    /// Takes the messages of the handshake protocol that are all there.
+    /// Processes the messages of the handshake protocol that are complete.
     fn take_messages(&mut self) -> Result<Content, Error> {
-        let mut at = 0;
+        let (mut at, mut content) = (0, Content::Nothing);
         while let Some(&[kind, high, middle, low]) = self.message[at..].first_chunk::<MESSAGE_HEADER>() {
             let from = at + MESSAGE_HEADER;
             let to = from + u32::from_be_bytes([0, high, middle, low]) as usize;
-            if to - at > MESSAGES_MAX {
-                return Err(InvalidMessage::HandshakePayloadTooLarge.into());
-            }
+            self.check_message(kind.into(), to - from)?;
             if to > self.message.len() {
                 break;
             }
-            match (HandshakeType::from(kind), &self.message[from..to], &self.keys) {
-                (HandshakeType::KeyUpdate, &[wants_ours @ (0 | 1)], _) => {
-                    if to < self.message.len() {
-                        return Err(PeerMisbehaved::KeyEpochWithPendingFragment.into());
-                    }
-                    self.owes_key_update |= wants_ours == 1;
-                    self.opener = Opener::new(self.suite, self.keys.update_receiving()?)?;
+            if HandshakeType::from(kind) == HandshakeType::KeyUpdate {
+                if to < self.message.len() {
+                    return Err(PeerMisbehaved::KeyEpochWithPendingFragment.into());
                 }
-                (HandshakeType::KeyUpdate, ..) => return Err(InvalidMessage::InvalidKeyUpdate.into()),
-                // No session is resumed: there is no use for a ticket.
-                (HandshakeType::NewSessionTicket, _, Keys::Client(_)) => {}
-                (kind, ..) => {
-                    return Err(Error::InappropriateHandshakeMessage {
-                        expect_types: vec![HandshakeType::KeyUpdate],
-                        got_type: kind,
-                    });
-                }
+                self.follow_key_update(self.message[from])?;
+                content = Content::NewKey;
             }
+            // Any other message is a ticket. No session is resumed, so the ticket is dropped.
             at = to;
         }
         self.message.drain(..at);
-        Ok(Content::Nothing)
+        Ok(content)
     }
 
-    /// Appends data, in as many records as it needs; `fill` is called for each of them in turn, to copy the next bytes to where they are
-    /// sealed.
+    /// Checks a message by its header, before the rest of the message is stored.
+    fn check_message(&self, kind: HandshakeType, length: usize) -> Result<(), Error> {
+        if MESSAGE_HEADER + length > MESSAGES_MAX {
+            return Err(InvalidMessage::HandshakePayloadTooLarge.into());
+        }
+        match (kind, &self.keys) {
+            (HandshakeType::KeyUpdate, _) if length == 1 => Ok(()),
+            (HandshakeType::KeyUpdate, _) => Err(InvalidMessage::InvalidKeyUpdate.into()),
+            (HandshakeType::NewSessionTicket, Keys::Client(_)) => Ok(()),
+            _ => Err(Error::InappropriateHandshakeMessage {
+                expect_types: vec![HandshakeType::KeyUpdate],
+                got_type: kind,
+            }),
+        }
+    }
+
+    /// Opens the following records with the peer's next key.
+    fn follow_key_update(&mut self, request: u8) -> Result<(), Error> {
+        match request {
+            UPDATE_NOT_REQUESTED => {}
+            UPDATE_REQUESTED => self.owes_key_update = true,
+            _ => return Err(InvalidMessage::InvalidKeyUpdate.into()),
+        }
+        self.opener = Opener::new(self.suite, self.keys.update_receiving()?)?;
+        Ok(())
+    }
+
+    /// Appends data, in as many records as it needs. `fill` is called for each record in turn, and
+    /// copies the next bytes to the place where they are sealed.
     ///
     /// # Errors
-    /// There is no further key, or the end was announced. Records appended before the error are not all of the data.
+    /// There is no further key, or the connection was closed. The records appended before the error
+    /// hold a part of the data.
     pub(crate) fn seal(
         &mut self,
         mut bytes: usize,
@@ -188,7 +215,7 @@ impl Records {
         Ok(())
     }
 
-    /// Appends word of a new key, by the old one, which is used no more then.
+    /// Appends a key update, sealed with the old key, and replaces that key.
     fn update_sending(&mut self, out: &mut Outbox) -> Result<(), Error> {
         let message = [u8::from(HandshakeType::KeyUpdate), 0, 0, 1, UPDATE_NOT_REQUESTED];
         let fill = |room: &mut [u8]| room.copy_from_slice(&message);
@@ -199,12 +226,12 @@ impl Records {
         Ok(())
     }
 
-    /// Appends word that nothing more comes.
+    /// Appends the alert that nothing more will be sent.
     pub(crate) fn close(&mut self, out: &mut Outbox) {
         self.tell(AlertDescription::CloseNotify, out);
     }
 
-    /// Appends what the peer is told about an error.
+    /// Appends the alert for an error.
     pub(crate) fn tell_error(&mut self, error: &Error, out: &mut Outbox) {
         match error {
             Error::DecryptError => self.tell(AlertDescription::BadRecordMac, out),
@@ -259,7 +286,7 @@ impl Keys {
             SupportedCipherSuite::Tls13(suite) => Ok(suite),
             #[allow(
                 unreachable_patterns,
-                reason = "there are more of them if a crate turns TLS 1.2 on"
+                reason = "there is another variant if a crate enables TLS 1.2"
             )]
             _ => Err(Error::General("not TLS 1.3".to_owned())),
         }
@@ -280,10 +307,10 @@ impl Keys {
     }
 }
 
-/// A key for what is received.
+/// A key for received records.
 struct Opener {
     decrypter: Box<dyn MessageDecrypter>,
-    /// Records that were opened by it.
+    /// How many records the key has opened.
     sequence: u64,
 }
 
@@ -299,21 +326,26 @@ impl Opener {
         })
     }
 
-    /// Opens what follows a record's header, and takes off the padding.
+    /// Opens the part of a record behind its header, and removes the padding.
     fn open<'a>(&mut self, sealed: &'a mut [u8]) -> Result<cipher::InboundPlainMessage<'a>, Error> {
+        // A number must not be used twice (RFC 8446, section 5.3). No peer can send 2^64 records by
+        // one key.
+        let next = self.sequence.checked_add(1);
+        let next = next.ok_or_else(|| Error::General("a key has opened too many records".to_owned()))?;
         let kind = ContentType::ApplicationData;
         let message = InboundOpaqueMessage::new(kind, ProtocolVersion::TLSv1_2, sealed);
         let opened = self.decrypter.decrypt(message, self.sequence)?;
-        self.sequence += 1;
+        self.sequence = next;
         Ok(opened)
     }
 }
 
-/// A key for what is sent. No number is used twice: it goes up with each record, and there is a new key long before it ends.
+/// A key for sent records. No number is used twice: the number increases with each record, and
+/// `Records` replaces the key before the numbers end.
 struct Sealer {
     key: LessSafeKey,
     iv: Iv,
-    /// Records that were sealed by it.
+    /// How many records the key has sealed.
     sequence: u64,
 }
 
@@ -328,7 +360,7 @@ impl Sealer {
         })
     }
 
-    /// Appends a record of `bytes` that `fill` copies.
+    /// Appends a record with `bytes` bytes of content, which `fill` copies.
     #[inline]
     fn seal(
         &mut self,
@@ -367,36 +399,44 @@ fn parts(
     }
 }
 
-/// Of a record (RFC 8446, 5.1).
+/// Bytes of a record's header (RFC 8446, section 5.1).
 pub(crate) const HEADER: usize = 5;
-/// Behind what was sealed: 16 bytes with each of the ciphers.
+/// The version in the header of each sealed record (section 5.2).
+const VERSION: [u8; 2] = [3, 3];
+/// Bytes of the tag behind the sealed content: 16 with each of the ciphers.
 const TAG: usize = 16;
-/// Content of a record at most (5.1).
+/// The most bytes of content of a record (section 5.1).
 const CONTENT_MAX: usize = 1 << 14;
-/// What follows a header at most (5.2).
+/// The most bytes behind a header (section 5.2).
 const SEALED_MAX: usize = CONTENT_MAX + 256;
-/// Of a message of the handshake protocol (4).
+/// Bytes of the header of a message of the handshake protocol (section 4).
 const MESSAGE_HEADER: usize = 4;
-/// Messages that are not all there, in bytes: as many as the library allows.
+/// The most bytes of messages that are not complete: the limit of the library.
 const MESSAGES_MAX: usize = 0xffff;
-/// Key updates, tickets and empty records one after the other, as many as the library allows.
+/// The most key updates, tickets and empty records in a row: the limit of the library.
 const FRUITLESS_MAX: u8 = 32;
-/// Of a key update (4.6.3).
+/// The content of a key update (section 4.6.3).
 const UPDATE_NOT_REQUESTED: u8 = 0;
-/// Of an alert (6).
+const UPDATE_REQUESTED: u8 = 1;
+/// The level of an alert (section 6).
 const LEVEL_WARNING: u8 = 1;
 const LEVEL_FATAL: u8 = 2;
 
 #[cfg(test)]
 impl Records {
-    /// Appends a record as no peer should send it.
+    /// Appends a record that no peer should send.
     pub(crate) fn seal_any(&mut self, kind: ContentType, content: &[u8], out: &mut Outbox) {
         let fill = |room: &mut [u8]| room.copy_from_slice(content);
         self.sealer.seal(kind, content.len(), fill, out).unwrap();
     }
 
-    /// Has a key seal no more than so many records.
+    /// Sets how many records one key may seal.
     pub(crate) fn limit_sealed(&mut self, sealed_max: u64) {
         self.sealed_max = sealed_max;
+    }
+
+    /// Sets the numbers of the next records that are opened and sealed.
+    pub(crate) fn set_sequences(&mut self, opened: u64, sealed: u64) {
+        (self.opener.sequence, self.sealer.sequence) = (opened, sealed);
     }
 }

@@ -1,4 +1,5 @@
-//! Decides how a server proves who it is, and whom it lets in. TLS 1.3 alone: nothing is renegotiated, no session is resumed.
+//! Decides how a server proves its identity, and which clients it accepts. TLS 1.3 is the only
+//! version: nothing is renegotiated, and no session is resumed.
 
 use std::sync::Arc;
 
@@ -11,15 +12,17 @@ use crate::provider;
 use crate::settings::{Mode, Settings};
 use crate::stream::Stream;
 
-/// What the handshakes of an address have in common: certificate, key and who is trusted, as the files were when it was loaded.
+/// What the handshakes of an address have in common: the certificate, the key and the trusted
+/// authorities, as the files were when they were loaded.
 #[derive(Clone, Debug)]
 pub struct Server(Arc<ServerConfig>);
 
 impl Server {
-    /// Reads the files that the settings name; none without TLS. Blocks for as long as the filesystem takes.
+    /// Reads the files that the settings name. Returns `None` for settings without TLS. Blocks for
+    /// as long as the filesystem takes.
     ///
     /// # Errors
-    /// The file that cannot be used, and why.
+    /// The file that cannot be used, and the reason.
     pub fn load(settings: &Settings) -> Result<Option<Self>, FileError> {
         let (Some(certificate), Some(key)) = (&settings.certificate, &settings.key) else {
             return Ok(None);
@@ -44,16 +47,18 @@ impl Server {
         let mut config = builder
             .with_single_cert(chain, secret)
             .map_err(|error| files::pair(certificate, key, &error))?;
-        // A connection lives for days: what resuming one saves is not worth a ticket.
+        // A connection lasts for days, so the resumption of a session would save too little to
+        // justify a ticket.
         config.send_tls13_tickets = 0;
         config.ignore_client_order = true;
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // For `records`.
+        // `records` needs the keys.
         config.enable_secret_extraction = true;
         Ok(Some(Self(Arc::new(config))))
     }
 
-    /// Begins a handshake with a client. None if the settings do not allow one, which loading them has ruled out.
+    /// Begins a handshake with a client. Returns `None` if the library rejects the settings, which
+    /// `load` has ruled out.
     pub fn accept(&self) -> Option<Stream> {
         let connection = UnbufferedServerConnection::new(Arc::clone(&self.0)).ok()?;
         Some(Stream::new(Handshake::Server(connection)))

@@ -1,5 +1,5 @@
-//! Decides what is asked of clients at an address: TLS or not, with which files, and which of the disks a client may see by the
-//! names in its certificate.
+//! Decides what clients of an address must present: whether they use TLS, with which files, and
+//! which of the disks a client may see by the names in its certificate.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,33 +8,35 @@ use std::str::FromStr;
 /// Whether clients use TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// There is none.
+    /// No client uses TLS.
     #[default]
     Off,
-    /// Those who ask for it.
+    /// Clients that ask for TLS use it.
     Allow,
-    /// All.
+    /// All clients use TLS.
     Require,
 }
 
-/// What is asked of clients at an address. The default: nothing, and no TLS.
+/// What clients of an address must present. The default is nothing, without TLS.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Whether clients use TLS.
     pub mode: Mode,
-    /// The server's certificate and what leads to its authority: a PEM file.
+    /// The server's certificate and the chain to its authority: a PEM file.
     pub certificate: Option<PathBuf>,
     /// The certificate's key: a PEM file.
     pub key: Option<PathBuf>,
-    /// The authorities of clients' certificates: a PEM file. With it, every client must have a certificate.
+    /// The authorities of clients' certificates: a PEM file. With it, every client must have a
+    /// certificate.
     pub ca: Option<PathBuf>,
-    /// Who may come, by the names of certificates; nobody named for everybody whom an authority knows.
+    /// The clients that may connect, by the names of their certificates. If it is empty, every
+    /// client with a certificate of an authority may connect.
     pub clients: Vec<Allowed>,
-    /// Clients of other hosts may come without TLS.
+    /// Clients of other hosts may connect without TLS.
     pub allow_insecure: bool,
 }
 
-/// No TLS, and nothing asked.
+/// The settings without TLS, by which clients must present nothing.
 pub static OFF: Settings = Settings {
     mode: Mode::Off,
     certificate: None,
@@ -44,20 +46,20 @@ pub static OFF: Settings = Settings {
     allow_insecure: false,
 };
 
-/// A client that may come.
+/// A client that may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
     /// A name of its certificate.
     pub name: String,
-    /// The disks that it may see; none for all of the address.
+    /// The disks that it may see. `None` stands for all disks of the address.
     pub disks: Option<Vec<String>>,
 }
 
 impl Settings {
-    /// Checks what one setting says against the others.
+    /// Checks that the settings do not contradict each other.
     ///
     /// # Errors
-    /// The first contradiction, and what to write.
+    /// The first contradiction, and the setting that resolves it.
     pub fn check(&self) -> Result<(), SettingsError> {
         let wrong = |what: &str| Err(SettingsError(what.to_owned()));
         let has_files = self.certificate.is_some() || self.key.is_some() || self.ca.is_some();
@@ -77,12 +79,12 @@ impl Settings {
         Ok(())
     }
 
-    /// Says whether who comes is known to be who it says, and nobody else reads along.
+    /// Says whether all connections are encrypted and authenticated.
     pub fn is_secure(&self) -> bool {
         self.mode == Mode::Require
     }
 
-    /// Says whether a client with these names may see a disk.
+    /// Says whether a client with these names may see the disk.
     pub fn may_see(&self, names: &[String], disk: &str) -> bool {
         let sees = |allowed: &Allowed| {
             let disks = allowed.disks.as_ref();
@@ -121,7 +123,7 @@ impl fmt::Display for Mode {
 impl FromStr for Allowed {
     type Err = SettingsError;
 
-    /// Reads `NAME` or `NAME=DISK+DISK`.
+    /// Parses `NAME` or `NAME=DISK+DISK`.
     fn from_str(text: &str) -> Result<Self, SettingsError> {
         let (name, disks) = match text.rsplit_once('=') {
             Some((name, disks)) => (
@@ -142,7 +144,7 @@ impl FromStr for Allowed {
     }
 }
 
-/// A setting that cannot be taken: what is wrong with it and what is allowed.
+/// A setting that is rejected: its defect, and the values that are allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SettingsError(pub String);

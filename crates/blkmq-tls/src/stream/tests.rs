@@ -1,4 +1,5 @@
-//! Streams against each other, and against the library's own connections, which are the reference.
+//! Streams are tested against each other, and against the library's own connections, which are the
+//! reference.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -6,10 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::{AlertDescription, ClientConfig, ClientConnection, Connection, ContentType, ServerConnection};
+use rustls::{ClientConfig, ClientConnection, Connection, ContentType, ServerConnection};
 
 use super::*;
 use crate::{Client, ClientFiles, Mode, Server, Settings, files};
+
+mod hostile;
 
 #[test]
 fn a_stream_and_a_stream_learn_each_others_names_and_pass_data_both_ways() {
@@ -109,7 +112,7 @@ fn a_record_larger_than_the_destination_is_taken_in_parts() {
         assert!(count <= 1000);
         opened.extend_from_slice(&into[..count]);
         assert_eq!(client.has_received(), opened.len() < data.len());
-        // Nothing that is left is written over.
+        // `room` must not overwrite the rest.
         client.room();
     }
     assert_eq!(opened, data);
@@ -185,253 +188,6 @@ fn the_reference_takes_a_close_and_its_own_is_taken() {
 }
 
 #[test]
-fn an_alert_follows_data_that_waits() {
-    let (mut client, mut reference) = client_and_reference();
-    let data = noise(50_000);
-    client.seal(&[IoSlice::new(&data)]).unwrap();
-    let mut broken = reference.seal(b"a byte of it is changed");
-    broken[9] ^= 1;
-    assert_eq!(open_all(&mut client, &broken), Err(Error::DecryptError));
-    assert!(client.open(&mut [0]).is_err(), "there is no way on");
-    assert!(client.seal(&[IoSlice::new(b"x")]).is_err());
-    client.close();
-    let records = taken(&mut client);
-    let (before, alert) = records.split_at(records.len() - 24);
-    assert_eq!(reference.deliver(before).unwrap(), data);
-    let told = reference.deliver(alert);
-    assert_eq!(told, Err(Error::AlertReceived(AlertDescription::BadRecordMac)));
-}
-
-#[test]
-fn what_does_not_belong_in_records_is_refused_and_said_why() {
-    use AlertDescription as Told;
-    let handshake = ContentType::Handshake;
-    let alert = ContentType::Alert;
-    let cases: [(&str, ContentType, &[u8], Option<Told>); 13] = [
-        ("an empty alert", alert, &[], Some(Told::DecodeError)),
-        ("half an alert", alert, &[2], Some(Told::DecodeError)),
-        ("two alerts", alert, &[1, 0, 1, 0], Some(Told::DecodeError)),
-        ("an error", alert, &[2, 40], None),
-        ("an empty message", handshake, &[], Some(Told::DecodeError)),
-        (
-            "a finished",
-            handshake,
-            &[20, 0, 0, 0],
-            Some(Told::UnexpectedMessage),
-        ),
-        (
-            "a ticket for a server",
-            handshake,
-            &[4, 0, 0, 0],
-            Some(Told::UnexpectedMessage),
-        ),
-        (
-            "an update to 2",
-            handshake,
-            &[24, 0, 0, 1, 2],
-            Some(Told::IllegalParameter),
-        ),
-        (
-            "an update of 2",
-            handshake,
-            &[24, 0, 0, 2, 0, 0],
-            Some(Told::IllegalParameter),
-        ),
-        (
-            "something behind an update",
-            handshake,
-            &[24, 0, 0, 1, 0, 4],
-            Some(Told::UnexpectedMessage),
-        ),
-        (
-            "a long message",
-            handshake,
-            &[4, 1, 0, 0],
-            Some(Told::DecodeError),
-        ),
-        (
-            "a heartbeat",
-            ContentType::Heartbeat,
-            &[1],
-            Some(Told::UnexpectedMessage),
-        ),
-        (
-            "a change of ciphers",
-            ContentType::ChangeCipherSpec,
-            &[1],
-            Some(Told::UnexpectedMessage),
-        ),
-    ];
-    for (what, kind, content, told) in cases {
-        let (mut client, mut server) = ready();
-        seal_any(&mut client, kind, content);
-        assert!(open_all(&mut server, &taken(&mut client)).is_err(), "{what}");
-        assert!(server.open(&mut [0]).is_err(), "{what}");
-        let answer = open_all(&mut client, &taken(&mut server));
-        let expected = told.map_or(Ok(Vec::new()), |told| Err(Error::AlertReceived(told)));
-        assert_eq!(answer, expected, "{what}");
-    }
-}
-
-#[test]
-fn records_that_cannot_be_are_refused_by_their_header() {
-    let cases: [(&[u8], AlertDescription); 3] = [
-        (&[23, 3, 3, 0x41, 1], AlertDescription::RecordOverflow),
-        (&[20, 3, 3, 0, 1, 1], AlertDescription::UnexpectedMessage),
-        (b"GET / HTTP/1.1", AlertDescription::UnexpectedMessage),
-    ];
-    for (bytes, told) in cases {
-        let (mut client, mut server) = ready();
-        assert!(open_all(&mut server, bytes).is_err(), "{bytes:?}");
-        let answer = open_all(&mut client, &taken(&mut server));
-        assert_eq!(answer, Err(Error::AlertReceived(told)), "{bytes:?}");
-    }
-}
-
-#[test]
-fn a_client_passes_over_tickets_in_pieces_and_lets_no_data_between_them() {
-    let mut ticket = noise(204);
-    ticket[..4].copy_from_slice(&[4, 0, 0, 200]);
-    let (mut client, mut server) = ready();
-    for piece in ticket.chunks(50) {
-        seal_any(&mut server, ContentType::Handshake, piece);
-    }
-    server.seal(&[IoSlice::new(b"data")]).unwrap();
-    assert_eq!(open_all(&mut client, &taken(&mut server)).unwrap(), b"data");
-    seal_any(&mut server, ContentType::Handshake, &ticket[..100]);
-    server.seal(&[IoSlice::new(b"data")]).unwrap();
-    assert!(open_all(&mut client, &taken(&mut server)).is_err());
-}
-
-#[test]
-fn records_without_data_are_borne_for_a_while() {
-    for (kind, content) in [
-        (ContentType::ApplicationData, &[][..]),
-        (ContentType::Alert, &[1, 90]),
-        (ContentType::Handshake, &[4, 0, 0, 0]),
-    ] {
-        let (mut client, mut server) = ready();
-        for _ in 0..3 {
-            (0..32).for_each(|_| seal_any(&mut server, kind, content));
-            server.seal(&[IoSlice::new(b"x")]).unwrap();
-            assert_eq!(open_all(&mut client, &taken(&mut server)).unwrap(), b"x");
-        }
-        (0..33).for_each(|_| seal_any(&mut server, kind, content));
-        assert!(open_all(&mut client, &taken(&mut server)).is_err(), "{kind:?}");
-    }
-}
-
-#[test]
-fn a_turn_looks_at_so_many_small_records() {
-    let (mut client, mut server) = ready();
-    let mut opened = 0;
-    client.begin_turn();
-    for _ in 0..3 {
-        (0..2500).for_each(|_| seal_any(&mut server, ContentType::ApplicationData, b"x"));
-        receive(&mut client, &taken(&mut server));
-        while client.open(&mut [0; 9]).unwrap() == Opened::Bytes(1) {
-            opened += 1;
-        }
-        let before = opened;
-        assert_eq!(client.open(&mut [0; 9]).unwrap(), Opened::Enough);
-        client.begin_turn();
-        while client.open(&mut [0; 9]).unwrap() == Opened::Bytes(1) {
-            opened += 1;
-        }
-        assert!((200..2400).contains(&(opened - before)), "{opened} and {before}");
-    }
-    assert_eq!(opened, 7500);
-}
-
-#[test]
-fn what_waits_to_be_sent_has_a_limit() {
-    let (mut client, mut server) = ready();
-    let data = noise(UNSENT_MAX + 1000);
-    let first = client.seal(&[IoSlice::new(&data)]).unwrap();
-    assert_eq!(first, UNSENT_MAX);
-    assert_eq!(client.seal(&[IoSlice::new(&data)]).unwrap(), 0);
-    // The socket takes a part.
-    let mut sent = Vec::new();
-    let blocked = client.send(|records| {
-        if !sent.is_empty() {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        sent.extend_from_slice(&records[..100_000]);
-        Ok(100_000)
-    });
-    assert_eq!(blocked.unwrap_err().kind(), io::ErrorKind::WouldBlock);
-    let second = client.seal(&[IoSlice::new(&data[first..])]).unwrap();
-    assert_eq!(second, 1000);
-    sent.extend(taken(&mut client));
-    assert_eq!(open_all(&mut server, &sent).unwrap(), data);
-}
-
-#[test]
-fn a_handshake_that_fails_leaves_an_alert() {
-    let (ours, others) = (Files::new(), Files::new());
-    let (mut client, mut server) = (
-        ours.client().connect().unwrap(),
-        others.server().accept().unwrap(),
-    );
-    client.shake_hands().unwrap();
-    receive(&mut server, &taken(&mut client));
-    server.shake_hands().unwrap();
-    receive(&mut client, &taken(&mut server));
-    assert!(matches!(client.shake_hands(), Err(Error::InvalidCertificate(_))));
-    assert!(client.seal(&[IoSlice::new(b"x")]).is_err() && client.open(&mut [0]).is_err());
-    receive(&mut server, &taken(&mut client));
-    assert!(matches!(server.shake_hands(), Err(Error::AlertReceived(_))));
-
-    let mut server = ours.server().accept().unwrap();
-    receive(&mut server, b"GET / HTTP/1.1\r\n\r\n");
-    assert!(server.shake_hands().is_err());
-    assert_eq!(taken(&mut server).len(), 7, "an alert in the clear");
-}
-
-#[test]
-fn a_handshake_message_that_does_not_fit_is_refused() {
-    let mut server = Files::new().server().accept().unwrap();
-    // A client's hello of 16 MiB, as far as there is room for it.
-    let mut message = vec![1, 0xff, 0xff, 0xff];
-    message.resize(1 << 14, 0);
-    let outcome = (0..8).try_for_each(|_| {
-        receive(&mut server, &[22, 3, 3, 0x40, 0]);
-        receive(&mut server, &message);
-        server.shake_hands()
-    });
-    assert!(outcome.is_err());
-}
-
-#[test]
-fn no_bytes_make_a_stream_panic() {
-    for seed in 0..300 {
-        let mut random = Random(seed);
-        let (mut client, mut server) = ready();
-        for _ in 0..random.below(40) {
-            let kinds = [20, 21, 22, 22, 22, 23, 24, 0];
-            let mut content: Vec<u8> = (0..random.below(40)).map(|_| random.below(26) as u8).collect();
-            if random.below(2) == 0 && content.len() > 4 {
-                let length = content.len() as u8 - 4;
-                content[..4].copy_from_slice(&[[4, 24][random.below(2)], 0, 0, length]);
-            }
-            seal_any(&mut server, kinds[random.below(8)].into(), &content);
-        }
-        let mut records = taken(&mut server);
-        for _ in 0..random.below(3) {
-            let at = random.below(records.len().max(1));
-            if let Some(byte) = records.get_mut(at) {
-                *byte ^= 1 << random.below(8);
-            }
-        }
-        // What comes of it is of no interest here.
-        let _ = open_all(&mut client, &records);
-        let mut shaking = Files::shared().server().accept().unwrap();
-        receive(&mut shaking, &records);
-        let _ = shaking.shake_hands();
-    }
-}
-
-#[test]
 fn each_cipher_is_opened_and_sealed_as_the_reference_does() {
     for suite in rustls::crypto::ring::ALL_CIPHER_SUITES {
         let mut provider = rustls::crypto::ring::default_provider();
@@ -458,7 +214,7 @@ fn each_cipher_is_opened_and_sealed_as_the_reference_does() {
     }
 }
 
-/// Bytes by a seed.
+/// A generator of numbers with a seed.
 struct Random(u64);
 
 impl Random {
@@ -476,7 +232,7 @@ fn noise(count: usize) -> Vec<u8> {
     (0..count).map(|_| random.below(256) as u8).collect()
 }
 
-/// An authority, and what it has signed, in a directory of their own.
+/// A directory with the files of an authority, and of the certificates that it has signed.
 struct Files(PathBuf);
 
 impl Files {
@@ -502,7 +258,7 @@ impl Files {
         Self(directory)
     }
 
-    /// The same ones for all who ask.
+    /// The same files for all callers.
     fn shared() -> &'static Self {
         static SHARED: std::sync::OnceLock<Files> = std::sync::OnceLock::new();
         SHARED.get_or_init(Self::new)
@@ -578,13 +334,13 @@ fn server_and_reference(config: Arc<ClientConfig>) -> (Stream, Reference) {
 struct Reference(Connection);
 
 impl Reference {
-    /// Has it take records. Returns the data in them.
+    /// Delivers records to the connection. Returns the data in them.
     fn deliver(&mut self, mut records: &[u8]) -> Result<Vec<u8>, Error> {
         let mut data = Vec::new();
         while !records.is_empty() {
             self.0.read_tls(&mut records).unwrap();
             self.0.process_new_packets()?;
-            // It is an error if nothing is there, and what is there has been appended.
+            // It returns an error at the end of the data, after it has appended the data.
             let _ = self.0.reader().read_to_end(&mut data);
         }
         Ok(data)
@@ -604,7 +360,7 @@ impl Reference {
     }
 }
 
-/// What waits to be sent.
+/// Takes the records that wait to be sent.
 fn taken(stream: &mut Stream) -> Vec<u8> {
     let mut records = Vec::new();
     let all = |bytes: &[u8]| {
@@ -615,16 +371,16 @@ fn taken(stream: &mut Stream) -> Vec<u8> {
     records
 }
 
-/// Has a stream receive bytes for which there is room.
+/// Delivers bytes to a stream, as many as it has room for.
 fn receive(stream: &mut Stream, bytes: &[u8]) {
     let room = stream.room();
-    // Where there is none, the stream is to say so.
+    // The stream has to report an error itself if there is too little room.
     let count = bytes.len().min(room.len());
     room[..count].copy_from_slice(&bytes[..count]);
     stream.received(count);
 }
 
-/// Has a stream receive bytes, and takes all the data in them.
+/// Delivers bytes to a stream, and returns all the data in them.
 fn open_all(stream: &mut Stream, mut bytes: &[u8]) -> Result<Vec<u8>, Error> {
     let (mut into, mut data) = (vec![0; 5000], Vec::new());
     loop {
@@ -642,7 +398,7 @@ fn open_all(stream: &mut Stream, mut bytes: &[u8]) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Has one stream send data to another.
+/// Sends data from one stream to another.
 fn pass(from: &mut Stream, to: &mut Stream, data: &[u8]) -> Vec<u8> {
     let (mut sealed, mut opened) = (0, Vec::new());
     while sealed < data.len() {
