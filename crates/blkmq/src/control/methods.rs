@@ -230,6 +230,10 @@ pub(super) static METHODS: &[Method] = &[
                 disks: Vec<String>,
             }
             let Params { disks } = of(params)?;
+            if session.recording.is_some() {
+                let what = "this connection traces already: the trace ends with the connection";
+                return Err(anyhow::anyhow!(what).into());
+            }
             let recording = session
                 .recording
                 .insert(Recording::start(daemon.running.control(), disks)?);
