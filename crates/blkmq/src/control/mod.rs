@@ -12,6 +12,7 @@
 
 pub mod client;
 mod methods;
+mod names;
 mod protocol;
 mod report;
 mod server;

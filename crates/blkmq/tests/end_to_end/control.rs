@@ -3,6 +3,7 @@
 
 mod dumps;
 mod mutated_lines;
+mod names;
 mod random_changes;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -447,7 +448,7 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         ),
         (&["show", "disk", "vm2"], 1, "there are: vm1"),
         (&["add", "disk", "vm1", "ram=1M"], 1, "there is one already"),
-        (&["remove", "disk", "vm9"], 1, "there is no such table"),
+        (&["remove", "disk", "vm9"], 1, "`blkmq ctl list disks`"),
         (&["remove", "disk", "vm1"], 1, "no disk to serve"),
         (&["message", "vm1", "fail_path", "a"], 1, "has no paths"),
         (&["log", "debug"], 0, ""),
