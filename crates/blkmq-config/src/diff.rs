@@ -132,30 +132,41 @@ fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
 }
 
 fn check_daemon(old: &Config, new: &Config) -> Result<()> {
-    let pairs = [
-        ("reactors", old.reactors == new.reactors),
-        ("nbd_memory", old.nbd_memory == new.nbd_memory),
-        ("nbd_connections", old.nbd_connections == new.nbd_connections),
-        (
-            "nbd_handshake_deadline",
-            old.nbd_handshake_deadline == new.nbd_handshake_deadline,
-        ),
-        ("fuse_io_uring", old.fuse_io_uring == new.fuse_io_uring),
-        ("wait", old.wait == new.wait),
-        ("upgrade_socket", old.upgrade_socket == new.upgrade_socket),
-    ];
-    if (&old.control, &old.metrics) != (&new.control, &new.metrics) {
-        bail!(
-            "[control] and [metrics]: cannot be changed while the daemon runs; start one with the new configuration that takes over (--take-over)"
-        );
-    }
-    match pairs.iter().find(|(_, is_same)| !is_same) {
-        Some((key, _)) => bail!(
-            "[daemon] {key}: cannot be changed while the daemon runs; start one with the new configuration that takes over \
-             (--take-over)"
+    let mut pairs = fixed(old).into_iter().zip(fixed(new));
+    match pairs.find(|(was, is)| was != is) {
+        Some(((key, was), (_, is))) => bail!(
+            "{key}: cannot be changed while the daemon runs ({was} -> {is}): keep it as `blkmq ctl dump` prints it, which has \
+             the flags of the start too, or start a daemon with the new configuration that takes over (--take-over)"
         ),
         None => Ok(()),
     }
+}
+
+/// The keys that cannot be changed while the daemon runs, with their values.
+fn fixed(config: &Config) -> [(&'static str, String); 10] {
+    let switch = |is_on| if is_on { "on" } else { "off" };
+    [
+        ("[daemon] reactors", shown(&config.reactors)),
+        ("[daemon] nbd_memory", shown(&config.nbd_memory)),
+        ("[daemon] nbd_connections", shown(&config.nbd_connections)),
+        (
+            "[daemon] nbd_handshake_deadline",
+            shown(&config.nbd_handshake_deadline),
+        ),
+        ("[daemon] fuse_io_uring", shown(&config.fuse_io_uring.map(switch))),
+        ("[daemon] wait", config.wait.to_string()),
+        ("[daemon] upgrade_socket", shown(&config.upgrade_socket)),
+        ("[control] socket", shown(&config.control.socket)),
+        ("[control] readers", shown(&config.control.readers)),
+        ("[metrics] address", shown(&config.metrics)),
+    ]
+}
+
+/// A value of a key, for people.
+fn shown(value: &Option<impl fmt::Debug>) -> String {
+    value
+        .as_ref()
+        .map_or_else(|| "default".to_owned(), |value| format!("{value:?}"))
 }
 
 fn check_disks(old: &Config, new: &Config) -> Result<()> {
@@ -288,7 +299,18 @@ mod tests {
             (
                 "[daemon]\nreactors = 1",
                 "[daemon]\nreactors = 2",
-                "[daemon] reactors: cannot",
+                "[daemon] reactors: cannot be changed while the daemon runs (1 -> 2)",
+            ),
+            (
+                "[control]\nsocket = \"unix:/c\"",
+                "",
+                "[control] socket: cannot be changed while the daemon runs (\"unix:/c\" -> default)",
+            ),
+            ("", "[control]\nreaders = \"disk\"", "[control] readers: cannot"),
+            (
+                "[metrics]\naddress = \"unix:/m\"",
+                "[metrics]\naddress = \"unix:/n\"",
+                "[metrics] address: cannot",
             ),
             (
                 "[disk.b]\nram = \"1M\"",

@@ -53,3 +53,30 @@ fn an_address_is_named_by_the_relative_and_by_the_absolute_form_of_its_path() {
     );
     stage.daemon.stop();
 }
+
+#[test]
+fn a_file_without_the_control_socket_of_the_daemon_is_refused_by_the_key() {
+    let stage = Stage::new(&[]);
+    let (code, dumped) = stage.ctl(&["dump"]);
+    assert_eq!(code, 0, "{dumped}");
+    let file = stage.scratch.word("new.toml");
+    let apply = |text: &str| {
+        std::fs::write(&file, text).expect("the file can be written");
+        stage.ctl(&["apply", &file])
+    };
+    let socket = format!("socket = \"unix:{}\"", stage.scratch.word("control.sock"));
+    assert!(dumped.contains(&socket), "{dumped}");
+    let (code, said) = apply(&dumped.replace(&socket, ""));
+    let parts = [
+        "[control] socket: cannot be changed while the daemon runs",
+        "control.sock\" -> default",
+        "ctl dump",
+        "--take-over",
+    ];
+    assert!(
+        code == 1 && parts.iter().all(|part| said.contains(part)),
+        "{said}"
+    );
+    assert_eq!(apply(&dumped), (0, "nothing differs\n".to_owned()));
+    stage.daemon.stop();
+}
