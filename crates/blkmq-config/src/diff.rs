@@ -77,14 +77,20 @@ pub fn diff(old: &Config, new: &Config) -> Result<Vec<Change>> {
         changes.push(Change::ShutdownLimit);
     }
     exports_that_go(old, new, &mut changes);
-    let gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
+    let gone = old
+        .disks
+        .iter()
+        .filter(|disk| is_served(old, disk) && !is_served(new, disk));
     let (first, last): (Vec<&DiskSpec>, Vec<&DiskSpec>) =
         gone.partition(|disk| is_in_the_way(disk, old, new));
     let remove = |disk: &&DiskSpec| Change::RemoveDisk(disk.name.clone());
     changes.extend(first.iter().map(remove));
     let configured = new.groups.iter().filter(|group| !old.groups.contains(group));
     changes.extend(configured.map(|group| Change::Group(group.path.clone())));
-    let come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
+    let come = new
+        .disks
+        .iter()
+        .filter(|disk| is_served(new, disk) && !is_served(old, disk));
     changes.extend(come.map(|disk| Change::AddDisk(disk.name.clone())));
     changes.extend(last.iter().map(remove));
     let names = |config: &Config, path: &str| config.groups.iter().any(|group| group.path == path);
@@ -118,13 +124,24 @@ pub fn is_same_place(one: &ExportSpec, other: &ExportSpec) -> bool {
     one.door == other.door && one.address == other.address
 }
 
+/// Returns whether a configuration has a disk that is no path of another: paths are opened with
+/// that one.
+fn is_served(config: &Config, disk: &DiskSpec) -> bool {
+    find(config, &disk.name).is_some() && !config.is_path(&disk.name)
+}
+
 fn find<'a>(config: &'a Config, name: &str) -> Option<&'a DiskSpec> {
     config.disks.iter().find(|disk| disk.name == name)
 }
 
 /// Returns whether a disk has to be removed before another one can be added: it has that one's
-/// file.
+/// file, or becomes its path, or has it as a path.
 fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
+    let is_freed =
+        |path: &&str| old.is_path(path) && find(new, path).is_some_and(|disk| is_served(new, disk));
+    if new.is_path(&disk.name) || disk.below().iter().any(is_freed) {
+        return true;
+    }
     let path = |disk: &DiskSpec| Some(disk.source.driver()?.file()?.path.to_owned());
     let Some(file) = path(disk) else { return false };
     let mut come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
@@ -286,6 +303,21 @@ mod tests {
                 "[disk.x]\nfile = \"/f\"",
                 "[disk.y]\nfile = \"/g\"",
                 "add disk y; remove disk x",
+            ),
+            (
+                "",
+                "[disk.p]\nram = \"1M\"\n[disk.m]\nmultipath = \"p\"",
+                "add disk m",
+            ),
+            (
+                "[disk.p]\nram = \"1M\"",
+                "[disk.p]\nram = \"1M\"\n[disk.m]\nmultipath = \"p\"",
+                "remove disk p; add disk m",
+            ),
+            (
+                "[disk.p]\nram = \"1M\"\n[disk.m]\nmultipath = \"p\"",
+                "[disk.p]\nram = \"1M\"",
+                "remove disk m; add disk p",
             ),
         ] {
             let found = steps(&format!("{old}\n{A}"), &format!("{new}\n{A}")).unwrap();

@@ -254,7 +254,7 @@ impl Running {
     fn make(&self, state: &mut State, change: &Change, old: &Config, new: &Config) -> Result<()> {
         match change {
             Change::AddDisk(name) => self.add_disk(state, new, name),
-            Change::RemoveDisk(name) => self.remove_disk(state, new, name),
+            Change::RemoveDisk(name) => self.remove_disk(state, (old, new), name),
             Change::Group(path) => Ok(live::change_group(&self.control(), new, path)?),
             Change::Queues => self.set_queues(old, new),
             Change::AddExport(spec) => self.add_export(state, new, spec),
@@ -276,19 +276,19 @@ impl Running {
         live::add_disk(&self.control(), new, name)?;
         let offered = state
             .files
-            .add(new, name)
+            .add_all(new, name)
             .and_then(|()| self.offer(state, new, &self.engine.disks()));
         if offered.is_err() {
             // The error is what prevents the offer.
             let others = without(&self.engine.disks(), name);
             let _ = self.offer(state, new, &others);
             let _ = live::remove_disk(&self.control(), name, REMOVE_MAX);
-            let _ = state.files.remove(name);
+            let _ = state.files.remove(new, name);
         }
         offered
     }
 
-    fn remove_disk(&self, state: &mut State, new: &Config, name: &str) -> Result<()> {
+    fn remove_disk(&self, state: &mut State, (old, new): (&Config, &Config), name: &str) -> Result<()> {
         let others = without(&self.engine.disks(), name);
         if let Err(error) = self.offer(state, new, &others) {
             self.offer_again(state, &state.config.clone());
@@ -307,7 +307,7 @@ impl Running {
             return Err(error);
         }
         // The drive is closed: this is the last report of lost writes.
-        if let Err(error) = state.files.remove(name) {
+        if let Err(error) = state.files.remove(old, name) {
             tracing::error!("disk {name}: removed; {error:#}");
         }
         Ok(())

@@ -4,6 +4,7 @@
 mod dumps;
 mod mutated_lines;
 mod names;
+mod paths;
 mod random_changes;
 
 use std::io::{BufRead, BufReader, Read, Write};
