@@ -4,6 +4,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod descriptors;
+mod dry_run;
 mod last_sync;
 mod notify;
 mod placeholder;

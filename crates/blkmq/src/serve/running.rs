@@ -18,7 +18,7 @@ use blkmq_host::disk::{Disk, QueueId};
 use blkmq_host::engine::Engine;
 
 use super::last_sync::Files;
-use super::{read, served};
+use super::{dry_run, read, served};
 
 /// A daemon that serves, with what can be changed.
 pub(crate) struct Running {
@@ -128,7 +128,7 @@ impl Running {
     }
 
     /// Changes the daemon to the result of `edit` on its document. Returns the steps that were done
-    /// or, with `dry_run`, would be.
+    /// or, with `is_dry_run`, would be.
     ///
     /// # Errors
     /// Why nothing was changed: the fault in the document, what cannot be changed while it runs, or
@@ -136,7 +136,7 @@ impl Running {
     pub(crate) fn change(
         &self,
         edit: impl FnOnce(&mut Document) -> Result<()>,
-        dry_run: bool,
+        is_dry_run: bool,
     ) -> Result<Vec<String>> {
         let mut state = self.open_state()?;
         let mut document = state.document.clone();
@@ -144,9 +144,11 @@ impl Running {
         let new = checked(&document)?;
         let changes = diff(&state.config, &new)?;
         self.check_queues(&new)?;
+        dry_run::check_exports(&new)?;
         let told = |change: &Change| tell(change, &state.document, &document);
         let texts = changes.iter().map(told).collect();
-        if dry_run {
+        if is_dry_run {
+            dry_run::check_files(&changes, &state.config, &new)?;
             return Ok(texts);
         }
         self.make_all(&mut state, &changes, &new)?;

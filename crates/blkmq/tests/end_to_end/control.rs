@@ -1,6 +1,7 @@
 //! Decides whether a daemon can be asked and changed while it serves: each change whole or not at all, and no client of a disk
 //! notices any that is not its own.
 
+mod dry_runs;
 mod dumps;
 mod mutated_lines;
 mod names;
