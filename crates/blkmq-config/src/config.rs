@@ -2,13 +2,13 @@
 //! and from the configuration file into one form. `plan` turns it into drives and queues; nothing
 //! here opens a file but the configuration's own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use blkmq_core::poll::Wait;
 
-use crate::disk::DiskSpec;
+use crate::disk::{DiskSpec, Source};
 use crate::export::ExportSpec;
 use crate::group::GroupSpec;
 use crate::queue::QueueSettings;
@@ -79,10 +79,32 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The names of the disks that an export serves, in order: those that it names, or all that no
+    /// other disk has as a member or as a path.
+    pub fn disks_of<'a>(&'a self, export: &ExportSpec) -> Vec<&'a str> {
+        let below: BTreeSet<&str> = self.disks.iter().flat_map(DiskSpec::below).collect();
+        let is_served = |name: &&str| match &export.disks {
+            Some(named) => named.iter().any(|one| one == name),
+            None => !below.contains(name),
+        };
+        let names = self.disks.iter().map(|disk| disk.name.as_str());
+        names.filter(is_served).collect()
+    }
+
+    /// Returns whether a disk is a path of another one: it has no queue, and nobody is served with
+    /// it.
+    pub(crate) fn is_path(&self, name: &str) -> bool {
+        let mut multipath = self
+            .disks
+            .iter()
+            .filter(|disk| matches!(disk.source, Source::Multipath(_)));
+        multipath.any(|disk| disk.below().contains(&name))
+    }
+
     /// Checks the parts against each other.
     ///
     /// # Errors
-    /// The first contradiction: no disk, two disks of a name, an export of a disk that does not
+    /// The first contradiction: no disk, two disks of a name, a path that does not exist, an export of a disk that does not
     /// exist, settings for a queue without a disk.
     pub fn check(&self) -> Result<()> {
         if self.disks.is_empty() {
@@ -92,6 +114,19 @@ impl Config {
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             bail!("disk {}: the name is used twice: give each disk its own", pair[0]);
+        }
+        for disk in self
+            .disks
+            .iter()
+            .filter(|disk| matches!(disk.source, Source::Multipath(_)))
+        {
+            let mut paths = disk.below().into_iter();
+            if let Some(path) = paths.find(|path| names.binary_search(path).is_err()) {
+                bail!(
+                    "disk {}: path {path} rejected: there is no disk of that name: add [disk.{path}] or take it out",
+                    disk.name
+                );
+            }
         }
         for export in &self.exports {
             for disk in export.disks.iter().flatten() {
@@ -130,5 +165,32 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DISKS: &str = "[disk.a]\nram = \"1M\"\n[disk.b]\nram = \"1M\"\n[disk.c]\nram = \"1M\"\n\
+                         [disk.m]\nmultipath = \"a/b\"\n[disk.s]\nlinear = \"c\"\n";
+
+    #[test]
+    fn an_export_serves_the_disks_that_it_names_or_all_that_no_other_lies_on() {
+        for (disks, wanted) in [("", &["m", "s"][..]), ("disks = [\"s\", \"c\"]", &["c", "s"])] {
+            let text = format!("{DISKS}[[export]]\nnbd = \"unix:x\"\n{disks}");
+            let config = Config::from_toml(&text).unwrap();
+            assert_eq!(config.disks_of(&config.exports[0]), wanted, "{disks}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_no_disk_is_refused() {
+        let config = Config::from_toml(&DISKS.replace("[disk.b]", "[disk.z]")).unwrap();
+        let error = config.check().unwrap_err().to_string();
+        assert!(
+            error.contains("disk m: path b rejected: there is no disk of that name"),
+            "{error}"
+        );
     }
 }

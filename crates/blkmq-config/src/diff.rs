@@ -77,14 +77,20 @@ pub fn diff(old: &Config, new: &Config) -> Result<Vec<Change>> {
         changes.push(Change::ShutdownLimit);
     }
     exports_that_go(old, new, &mut changes);
-    let gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
+    let gone = old
+        .disks
+        .iter()
+        .filter(|disk| is_served(old, disk) && !is_served(new, disk));
     let (first, last): (Vec<&DiskSpec>, Vec<&DiskSpec>) =
         gone.partition(|disk| is_in_the_way(disk, old, new));
     let remove = |disk: &&DiskSpec| Change::RemoveDisk(disk.name.clone());
     changes.extend(first.iter().map(remove));
     let configured = new.groups.iter().filter(|group| !old.groups.contains(group));
     changes.extend(configured.map(|group| Change::Group(group.path.clone())));
-    let come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
+    let come = new
+        .disks
+        .iter()
+        .filter(|disk| is_served(new, disk) && !is_served(old, disk));
     changes.extend(come.map(|disk| Change::AddDisk(disk.name.clone())));
     changes.extend(last.iter().map(remove));
     let names = |config: &Config, path: &str| config.groups.iter().any(|group| group.path == path);
@@ -118,13 +124,24 @@ pub fn is_same_place(one: &ExportSpec, other: &ExportSpec) -> bool {
     one.door == other.door && one.address == other.address
 }
 
+/// Returns whether a configuration has a disk that is no path of another: paths are opened with
+/// that one.
+fn is_served(config: &Config, disk: &DiskSpec) -> bool {
+    find(config, &disk.name).is_some() && !config.is_path(&disk.name)
+}
+
 fn find<'a>(config: &'a Config, name: &str) -> Option<&'a DiskSpec> {
     config.disks.iter().find(|disk| disk.name == name)
 }
 
 /// Returns whether a disk has to be removed before another one can be added: it has that one's
-/// file.
+/// file, or becomes its path, or has it as a path.
 fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
+    let is_freed =
+        |path: &&str| old.is_path(path) && find(new, path).is_some_and(|disk| is_served(new, disk));
+    if new.is_path(&disk.name) || disk.below().iter().any(is_freed) {
+        return true;
+    }
     let path = |disk: &DiskSpec| Some(disk.source.driver()?.file()?.path.to_owned());
     let Some(file) = path(disk) else { return false };
     let mut come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
@@ -132,30 +149,41 @@ fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
 }
 
 fn check_daemon(old: &Config, new: &Config) -> Result<()> {
-    let pairs = [
-        ("reactors", old.reactors == new.reactors),
-        ("nbd_memory", old.nbd_memory == new.nbd_memory),
-        ("nbd_connections", old.nbd_connections == new.nbd_connections),
-        (
-            "nbd_handshake_deadline",
-            old.nbd_handshake_deadline == new.nbd_handshake_deadline,
-        ),
-        ("fuse_io_uring", old.fuse_io_uring == new.fuse_io_uring),
-        ("wait", old.wait == new.wait),
-        ("upgrade_socket", old.upgrade_socket == new.upgrade_socket),
-    ];
-    if (&old.control, &old.metrics) != (&new.control, &new.metrics) {
-        bail!(
-            "[control] and [metrics]: cannot be changed while the daemon runs; start one with the new configuration that takes over (--take-over)"
-        );
-    }
-    match pairs.iter().find(|(_, is_same)| !is_same) {
-        Some((key, _)) => bail!(
-            "[daemon] {key}: cannot be changed while the daemon runs; start one with the new configuration that takes over \
-             (--take-over)"
+    let mut pairs = fixed(old).into_iter().zip(fixed(new));
+    match pairs.find(|(was, is)| was != is) {
+        Some(((key, was), (_, is))) => bail!(
+            "{key}: cannot be changed while the daemon runs ({was} -> {is}): keep it as `blkmq ctl dump` prints it, which has \
+             the flags of the start too, or start a daemon with the new configuration that takes over (--take-over)"
         ),
         None => Ok(()),
     }
+}
+
+/// The keys that cannot be changed while the daemon runs, with their values.
+fn fixed(config: &Config) -> [(&'static str, String); 10] {
+    let switch = |is_on| if is_on { "on" } else { "off" };
+    [
+        ("[daemon] reactors", shown(&config.reactors)),
+        ("[daemon] nbd_memory", shown(&config.nbd_memory)),
+        ("[daemon] nbd_connections", shown(&config.nbd_connections)),
+        (
+            "[daemon] nbd_handshake_deadline",
+            shown(&config.nbd_handshake_deadline),
+        ),
+        ("[daemon] fuse_io_uring", shown(&config.fuse_io_uring.map(switch))),
+        ("[daemon] wait", config.wait.to_string()),
+        ("[daemon] upgrade_socket", shown(&config.upgrade_socket)),
+        ("[control] socket", shown(&config.control.socket)),
+        ("[control] readers", shown(&config.control.readers)),
+        ("[metrics] address", shown(&config.metrics)),
+    ]
+}
+
+/// A value of a key, for people.
+fn shown(value: &Option<impl fmt::Debug>) -> String {
+    value
+        .as_ref()
+        .map_or_else(|| "default".to_owned(), |value| format!("{value:?}"))
 }
 
 fn check_disks(old: &Config, new: &Config) -> Result<()> {
@@ -276,6 +304,21 @@ mod tests {
                 "[disk.y]\nfile = \"/g\"",
                 "add disk y; remove disk x",
             ),
+            (
+                "",
+                "[disk.p]\nram = \"1M\"\n[disk.m]\nmultipath = \"p\"",
+                "add disk m",
+            ),
+            (
+                "[disk.p]\nram = \"1M\"",
+                "[disk.p]\nram = \"1M\"\n[disk.m]\nmultipath = \"p\"",
+                "remove disk p; add disk m",
+            ),
+            (
+                "[disk.p]\nram = \"1M\"\n[disk.m]\nmultipath = \"p\"",
+                "[disk.p]\nram = \"1M\"",
+                "remove disk m; add disk p",
+            ),
         ] {
             let found = steps(&format!("{old}\n{A}"), &format!("{new}\n{A}")).unwrap();
             assert_eq!(found, wanted, "{old} -> {new}");
@@ -288,7 +331,18 @@ mod tests {
             (
                 "[daemon]\nreactors = 1",
                 "[daemon]\nreactors = 2",
-                "[daemon] reactors: cannot",
+                "[daemon] reactors: cannot be changed while the daemon runs (1 -> 2)",
+            ),
+            (
+                "[control]\nsocket = \"unix:/c\"",
+                "",
+                "[control] socket: cannot be changed while the daemon runs (\"unix:/c\" -> default)",
+            ),
+            ("", "[control]\nreaders = \"disk\"", "[control] readers: cannot"),
+            (
+                "[metrics]\naddress = \"unix:/m\"",
+                "[metrics]\naddress = \"unix:/n\"",
+                "[metrics] address: cannot",
             ),
             (
                 "[disk.b]\nram = \"1M\"",

@@ -86,6 +86,18 @@ impl Source {
 }
 
 impl DiskSpec {
+    /// The names of the disks that it is made of: its members, or its paths.
+    pub fn below(&self) -> Vec<&str> {
+        match &self.source {
+            Source::Driver(_) => Vec::new(),
+            Source::Multipath(source) => {
+                let paths = source.groups.iter().flatten();
+                paths.map(|path| path.name.as_str()).collect()
+            }
+            Source::Mapped(map) => map.members.iter().map(|member| &*member.disk).collect(),
+        }
+    }
+
     /// Parses `key=value,key=value`; `\,` is a comma in a value.
     ///
     /// # Errors

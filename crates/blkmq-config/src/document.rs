@@ -37,6 +37,8 @@ pub fn read_text(path: &Path) -> Result<String> {
 }
 
 const FILE_BYTES_MAX: u64 = 16 << 20;
+/// How many addresses a message lists.
+const LISTED_MAX: usize = 20;
 
 /// The kinds of tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,17 +185,18 @@ impl Document {
     /// # Errors
     /// There is none.
     pub fn remove(&mut self, kind: Kind, name: &str) -> Result<()> {
-        let missing = || anyhow::anyhow!("{} {name}: there is no such table", kind.name());
         match kind {
             Kind::Daemon | Kind::Control | Kind::Metrics => {
                 bail!("[{}] cannot be removed: set its keys", kind.name())
             }
             Kind::Export => {
-                let at = self.find_export(name).ok_or_else(missing)?;
+                let at = self.find_export(name);
+                let at = at.with_context(|| self.missing(kind, name))?;
                 self.exports().remove(at);
             }
             _ => {
-                self.tables(kind).remove(name).ok_or_else(missing)?;
+                let removed = self.tables(kind).remove(name);
+                removed.with_context(|| self.missing(kind, name))?;
             }
         }
         Ok(())
@@ -216,7 +219,7 @@ impl Document {
             return Ok(());
         }
         if self.get(kind, name).is_none() && !is_implied {
-            bail!("{} {name}: there is no such table", kind.name());
+            bail!("{}", self.missing(kind, name));
         }
         if kind == Kind::Group && self.get(kind, name).is_none() && !self.has_disk_in(name) {
             bail!("group {name}: no disk is in it, and it is not configured; add it, if a disk is to come");
@@ -271,12 +274,35 @@ impl Document {
         &self.0
     }
 
-    fn find_export(&self, address: &str) -> Option<usize> {
+    /// The addresses of all exports, in order.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        let exports = self.0.get("export").and_then(Value::as_array);
+        exports.into_iter().flatten().filter_map(address)
+    }
+
+    fn find_export(&self, name: &str) -> Option<usize> {
         let exports = self.0.get("export")?.as_array()?;
-        exports.iter().position(|export| {
-            let values = export.as_table().into_iter().flat_map(Table::values);
-            values.filter_map(Value::as_str).any(|value| value == address)
-        })
+        exports.iter().position(|export| address(export) == Some(name))
+    }
+
+    /// Says that there is no such table, and where to see those that there are.
+    fn missing(&self, kind: Kind, name: &str) -> String {
+        match kind {
+            Kind::Disk => {
+                format!("disk {name}: there is no such disk; `blkmq ctl list disks` prints all disks")
+            }
+            Kind::Export => {
+                let known: Vec<&str> = self.addresses().take(LISTED_MAX).collect();
+                format!(
+                    "export {name}: no export has this address; there are: {}; `blkmq ctl dump` prints all of them",
+                    known.join(", ")
+                )
+            }
+            _ => format!(
+                "{} {name}: nothing is configured of it; `blkmq ctl dump` prints what is configured",
+                kind.name()
+            ),
+        }
     }
 
     fn tables(&mut self, kind: Kind) -> &mut Table {
@@ -296,6 +322,12 @@ impl fmt::Display for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&toml::to_string(&self.0).map_err(|_| fmt::Error)?)
     }
+}
+
+/// The address of an export: its text that is no other key's.
+fn address(export: &Value) -> Option<&str> {
+    let mut keys = export.as_table()?.iter();
+    keys.find_map(|(key, value)| value.as_str().filter(|_| !file::is_export_key(key)))
 }
 
 fn empty() -> Value {
@@ -376,6 +408,26 @@ mod tests {
         document.remove(Kind::Group, "/a").unwrap();
         assert!(document.remove(Kind::Group, "/a").is_err());
         assert!(document.set(Kind::Disk, "b", weight("3")).is_err());
+        document
+            .set(
+                Kind::Export,
+                "unix:x",
+                [("tls_key".to_owned(), Some(typed("/key")))],
+            )
+            .unwrap();
+        for (kind, name, parts) in [
+            (Kind::Disk, "b", ["no such disk", "ctl list disks"]),
+            (Kind::Group, "/b", ["nothing is configured", "ctl dump"]),
+            (Kind::Export, "unix:y", ["there are: unix:x;", "ctl dump"]),
+            (Kind::Export, "/key", ["no export has this address", "ctl dump"]),
+        ] {
+            let error = document.remove(kind, name).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+            assert!(error.starts_with(&format!("{} {name}: ", kind.name())), "{error}");
+        }
+        document
+            .set(Kind::Export, "unix:x", [("tls_key".to_owned(), None)])
+            .unwrap();
         let disks = [("disks".to_owned(), Some(typed("[\"a\"]")))];
         document.set(Kind::Export, "unix:x", disks).unwrap();
         assert_eq!(

@@ -279,6 +279,24 @@ fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
     table.into_iter().map(pair).collect()
 }
 
+/// Returns whether a key of `[[export]]` is known here; the others are front doors.
+pub(crate) fn is_export_key(key: &str) -> bool {
+    EXPORT_KEYS.contains(&key)
+}
+
+/// The keys of [`Export`] but for the address.
+const EXPORT_KEYS: &[&str] = &[
+    "disks",
+    "connections",
+    "group_connections",
+    "tls",
+    "tls_certificate",
+    "tls_key",
+    "tls_ca",
+    "tls_clients",
+    "allow_insecure",
+];
+
 /// One key is unknown here: that of the front door. The daemon knows the front doors, and parses
 /// the address.
 fn export(export: Export) -> Result<ExportSpec> {
@@ -286,13 +304,13 @@ fn export(export: Export) -> Result<ExportSpec> {
     let (Some((door, address)), None) = (given.next(), given.next()) else {
         let keys: Vec<&str> = export.address.keys().map(String::as_str).collect();
         bail!(
-            "[[export]] with {} rejected: must have one address, such as nbd = \"unix:PATH\", and beside it no keys but disks, \
-             connections, group_connections, tls, tls_certificate, tls_key, tls_ca, tls_clients and allow_insecure",
+            "[[export]] with {} rejected: must have one address, such as nbd = \"unix:PATH\", and beside it no keys but {}",
             if keys.is_empty() {
                 "no address".to_owned()
             } else {
                 keys.join(", ")
-            }
+            },
+            EXPORT_KEYS.join(", ")
         );
     };
     let Value::String(address) = address else {

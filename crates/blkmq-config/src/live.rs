@@ -6,6 +6,7 @@ use std::any::Any;
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::Nanos;
+use blkmq_drivers::driver::OpenDisk;
 use blkmq_host::control::Control;
 use blkmq_host::disk::{Disk, MAPPED, QueueId};
 use blkmq_host::group_paths::{self, parent_of};
@@ -37,6 +38,19 @@ pub fn add_disk(control: &Control, config: &Config, name: &str) -> anyhow::Resul
         Ok(id) => join(control, config, id, spec, member),
         Err(_) => begin(control, config, queue, spec, member),
     }
+}
+
+/// Opens a disk that is in a file of this host, as [`add_disk`] would; `None` for other disks.
+///
+/// # Errors
+/// Why the disk cannot be served, with its name.
+pub fn open_file(spec: &DiskSpec) -> anyhow::Result<Option<Box<dyn OpenDisk>>> {
+    if spec.source.driver().and_then(|driver| driver.file()).is_none() {
+        return Ok(None);
+    }
+    let no_paths = &mut multipath::Paths::take_from(&mut Vec::new());
+    let (_, member) = plan::open(spec.clone(), GroupId(0), no_paths)?;
+    Ok(Some(member.opened))
 }
 
 /// Removes a disk, when its users have released it, at most `limit` later; its queue, if the disk

@@ -219,6 +219,7 @@ const EXPORTS: &[Column] = &[
     Column::number("open"),
     Column::number("max"),
     Column::number("refused"),
+    Column::text("state"),
 ];
 
 /// Queries or changes a running daemon.

@@ -4,6 +4,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod descriptors;
+mod dry_run;
 mod last_sync;
 mod notify;
 mod placeholder;
@@ -190,7 +191,7 @@ impl Daemon {
         let mut opened = Vec::new();
         for export in &config.exports {
             let address = read(export)?;
-            let all = address.open(&reached(&config, &plan, export), handover)?;
+            let all = address.open(&config.disks_of(export), handover)?;
             opened.push((all, address.to_string(), export.clone()));
         }
         let memory = config.nbd_memory.unwrap_or(common::BYTES_MAX);
@@ -456,20 +457,6 @@ fn check_exports(config: &Config) -> Result<()> {
         checked.with_context(|| format!("export {}", export.address))?;
     }
     Ok(())
-}
-
-/// The disks that an address is opened for, by name: those that are named, or all on which no other lies.
-fn reached<'a>(config: &'a Config, plan: &'a Plan, export: &'a ExportSpec) -> Vec<&'a str> {
-    let members = || plan.mapped.iter().flat_map(|mapped| &mapped.map.members);
-    let is_reached = |name: &String| match &export.disks {
-        Some(named) => named.contains(name),
-        None => !members().any(|member| member.disk == *name),
-    };
-    let names = config.disks.iter().map(|disk| &disk.name);
-    names
-        .filter(|name| is_reached(name))
-        .map(String::as_str)
-        .collect()
 }
 
 /// The disks that an address serves, in the order of the configuration: those that are named, or all on which no other lies.

@@ -43,6 +43,8 @@ pub struct AddressStats {
     pub refused: u64,
     /// Connections that had selected no disk and were displaced by others.
     pub displaced: u64,
+    /// What is served there is gone, although nobody has closed the address.
+    pub is_gone: bool,
 }
 
 /// The limits of an address.
@@ -78,6 +80,8 @@ struct Address {
     groups: u32,
     /// Nobody is admitted any more.
     is_closed: bool,
+    /// The mount or device is gone, which the address was opened for.
+    is_gone: bool,
     open: u32,
     /// Open connections that their reactors have not begun to serve.
     arriving: u32,
@@ -142,6 +146,7 @@ impl Connections {
             negotiating: address.open - address.selected.values().sum::<u32>(),
             refused: address.refused,
             displaced: address.displaced,
+            is_gone: address.is_gone,
         };
         let shown = |address: &&Address| !address.is_closed || address.open > 0;
         state.addresses.iter().filter(shown).map(stats).collect()
@@ -154,6 +159,7 @@ impl Connections {
             limits,
             groups,
             is_closed: false,
+            is_gone: false,
             open: 0,
             arriving: 0,
             selected: BTreeMap::new(),
@@ -397,6 +403,12 @@ impl Ticket {
     pub(crate) fn reselect(&mut self, group: Tenant) {
         let connections = Arc::clone(&self.connections);
         self.count_selected(&mut connections.lock(), group);
+    }
+
+    /// Records that the mount or device that this connection served is gone: its address stays, and
+    /// serves nobody.
+    pub(crate) fn end_address(&self) {
+        self.connections.lock().addresses[self.address as usize].is_gone = true;
     }
 
     fn count_selected(&mut self, state: &mut State, group: Tenant) {

@@ -177,13 +177,7 @@ impl Channel {
     #[cold]
     fn lose(&mut self) {
         self.is_stopping = true;
-        if !self.filesystem.is_unmounting() {
-            tracing::info!(
-                "fuse: {}: unmounted, and not served any more",
-                self.filesystem.name
-            );
-        }
-        self.filesystem.unmount_and_end();
+        self.filesystem.lose();
     }
 
     /// What comes from the kernel cannot be understood.
@@ -383,6 +377,7 @@ impl Drop for Channel {
         self.requests.give_up();
         // Nobody else serves it.
         self.filesystem.end();
+        self.home.ticket.end_address();
     }
 }
 

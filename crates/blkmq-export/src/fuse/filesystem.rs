@@ -42,6 +42,8 @@ pub(super) struct FileSystem {
     is_over: AtomicBool,
     /// An unmount is under way, or done.
     is_unmounting: AtomicBool,
+    /// Somebody else has unmounted it.
+    is_lost: AtomicBool,
     /// The mount is to end when it is unmounted.
     is_ending: AtomicBool,
     /// The wakers of its channels.
@@ -66,6 +68,7 @@ impl FileSystem {
             opened: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             is_unmounting: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             wakers: Mutex::default(),
         }
@@ -199,9 +202,17 @@ impl FileSystem {
         is_first
     }
 
-    /// Returns whether this daemon unmounts it, or has done so.
-    pub(super) fn is_unmounting(&self) -> bool {
-        self.is_unmounting.load(Ordering::Relaxed)
+    /// Reports, once, that somebody else has unmounted it, and ends it. Does nothing but end it if
+    /// this daemon unmounts it.
+    pub(super) fn lose(self: &Arc<Self>) {
+        let is_ours = self.is_unmounting.load(Ordering::Relaxed);
+        if !is_ours && !self.is_lost.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "fuse: {}: somebody has unmounted it, and it is not served any more; to mount it again, remove the export and add it",
+                self.name
+            );
+        }
+        self.unmount_and_end();
     }
 
     /// Unmounts it, if it is ours; processes that have it open keep the disk. Blocks.
@@ -216,6 +227,8 @@ impl FileSystem {
         }
         match lock(&self.mount).unmount() {
             Ok(Unmounted::Whole) => {}
+            // After `umount -f` the path stays covered while it is open, but nobody keeps the disk.
+            Ok(Unmounted::Busy) if self.is_lost.load(Ordering::Relaxed) => {}
             Ok(Unmounted::Busy) => tracing::warn!(
                 "fuse: {} unmounted while open: who has it open keeps the disk until it is not served any more",
                 self.name

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::API;
+use super::names;
 use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
 use super::report;
 use super::server::Daemon;
@@ -113,7 +114,9 @@ pub(super) static METHODS: &[Method] = &[
                 dry_run,
             } = of(params)?;
             edit(daemon, dry_run, |document| {
-                document.set(Kind::by_name(&kind)?, &name, values(keys)?)
+                let kind = Kind::by_name(&kind)?;
+                let name = names::configured(document, kind, &name);
+                document.set(kind, &name, values(keys)?)
             })
         },
     ),
@@ -131,7 +134,9 @@ pub(super) static METHODS: &[Method] = &[
                 let given = values(keys)?
                     .into_iter()
                     .filter_map(|(key, value)| Some((key, value?)));
-                document.insert(Kind::by_name(&kind)?, &name, given.collect())
+                let kind = Kind::by_name(&kind)?;
+                let name = names::configured(document, kind, &name);
+                document.insert(kind, &name, given.collect())
             })
         },
     ),
@@ -143,7 +148,8 @@ pub(super) static METHODS: &[Method] = &[
                 kind, name, dry_run, ..
             } = of(params)?;
             edit(daemon, dry_run, |document| {
-                document.remove(Kind::by_name(&kind)?, &name)
+                let kind = Kind::by_name(&kind)?;
+                document.remove(kind, &names::configured(document, kind, &name))
             })
         },
     ),
@@ -230,6 +236,10 @@ pub(super) static METHODS: &[Method] = &[
                 disks: Vec<String>,
             }
             let Params { disks } = of(params)?;
+            if session.recording.is_some() {
+                let what = "this connection traces already: the trace ends with the connection";
+                return Err(anyhow::anyhow!(what).into());
+            }
             let recording = session
                 .recording
                 .insert(Recording::start(daemon.running.control(), disks)?);

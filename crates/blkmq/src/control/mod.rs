@@ -12,6 +12,7 @@
 
 pub mod client;
 mod methods;
+mod names;
 mod protocol;
 mod report;
 mod server;
@@ -26,7 +27,7 @@ pub(crate) use server::{Daemon, Server};
 
 /// The version of the methods and of their results; a larger version has more, and everything of
 /// this one, except for the methods of traces, which are for programs of the daemon's own version.
-pub const API: u32 = 5;
+pub const API: u32 = 6;
 
 /// Parses the address of a control socket; `None` for `none`.
 ///

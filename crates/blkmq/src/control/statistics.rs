@@ -128,6 +128,9 @@ pub struct ExportStatistics {
     pub refused: u64,
     /// Connections that had selected no disk and were displaced.
     pub displaced: u64,
+    /// `served`, or `gone` where somebody has unmounted the file or removed the device.
+    #[serde(default)]
+    pub state: String,
 }
 
 /// Memory, in bytes.

@@ -1,9 +1,11 @@
-//! Decides what a request asks for, and the form of the response. `server` has the clients.
+//! Decides what a request asks for, and the form of the response. `server` has the clients. Methods
+//! and status codes are those of RFC 9110.
 
 use super::collect::Form;
 
 /// What a request asks for.
 pub(super) struct Asked {
+    pub(super) method: String,
     pub(super) path: String,
     pub(super) form: Form,
 }
@@ -22,13 +24,14 @@ pub(super) fn parse(bytes: &[u8]) -> Parsed {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
-        Ok(httparse::Status::Complete(_)) if request.method == Some("GET") => {
+        Ok(httparse::Status::Complete(_)) => {
             let path = request.path.unwrap_or_default();
             let mut accepts = request
                 .headers
                 .iter()
                 .filter(|header| header.name.eq_ignore_ascii_case("accept"));
             Parsed::Asked(Asked {
+                method: request.method.unwrap_or_default().to_owned(),
                 path: path.split('?').next().unwrap_or_default().to_owned(),
                 form: match accepts.any(|header| header.value.windows(11).any(|word| word == b"openmetrics"))
                 {
@@ -58,25 +61,36 @@ pub(super) fn answer(status: &str, kind: &str, body: &str) -> Vec<u8> {
     [head.as_bytes(), body.as_bytes()].concat()
 }
 
+/// The response to a method that the path does not have (RFC 9110, section 15.5.6).
+pub(super) fn not_allowed() -> Vec<u8> {
+    let status = format!("405 Method Not Allowed\r\nAllow: {METHOD}");
+    answer(&status, PLAIN, "metrics are only read: the method is GET\n")
+}
+
+/// The only method.
+pub(super) const METHOD: &str = "GET";
+/// The content type of errors.
+pub(super) const PLAIN: &str = "text/plain";
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_a_get_that_is_all_there() {
+    fn a_request_has_a_method_and_a_path_and_is_all_there() {
         let path = |text: &str| match parse(text.as_bytes()) {
-            Parsed::Asked(asked) => format!("{} {:?}", asked.path, asked.form),
+            Parsed::Asked(asked) => format!("{} {} {:?}", asked.method, asked.path, asked.form),
             Parsed::More => "more".to_owned(),
             Parsed::Bad => "bad".to_owned(),
         };
         assert_eq!(
             path("GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n"),
-            "/metrics Classic"
+            "GET /metrics Classic"
         );
         let open = "GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0\r\n\r\n";
-        assert_eq!(path(open), "/metrics OpenMetrics");
+        assert_eq!(path(open), "GET /metrics OpenMetrics");
         assert_eq!(path("GET /metrics HTTP/1.1\r\nHo"), "more");
-        assert_eq!(path("POST /metrics HTTP/1.1\r\n\r\n"), "bad");
+        assert_eq!(path("POST /metrics HTTP/1.1\r\n\r\n"), "POST /metrics Classic");
         assert_eq!(path("\u{1}\u{2}\r\n\r\n"), "bad");
     }
 }

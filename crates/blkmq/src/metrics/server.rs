@@ -242,7 +242,8 @@ impl Client {
                 Parsed::Asked(asked) => self.answer = answer(&asked, daemon),
                 Parsed::More if len > 0 && self.request.len() < REQUEST_MAX => {}
                 Parsed::More | Parsed::Bad => {
-                    self.answer = http::answer("400 Bad Request", PLAIN, "no request that is understood\n");
+                    self.answer =
+                        http::answer("400 Bad Request", http::PLAIN, "no request that is understood\n");
                 }
             }
         }
@@ -259,15 +260,21 @@ impl Client {
 
 fn answer(asked: &Asked, daemon: &Daemon) -> Vec<u8> {
     if asked.path != "/metrics" {
-        return http::answer("404 Not Found", PLAIN, "metrics are at /metrics\n");
+        return http::answer("404 Not Found", http::PLAIN, "metrics are at /metrics\n");
+    }
+    if asked.method != http::METHOD {
+        return http::not_allowed();
     }
     match collect::text(daemon, asked.form) {
         Ok(text) => http::answer("200 OK", http::content_type(asked.form), &text),
-        Err(_) => http::answer("500 Internal Server Error", PLAIN, "metrics cannot be written\n"),
+        Err(_) => http::answer(
+            "500 Internal Server Error",
+            http::PLAIN,
+            "metrics cannot be written\n",
+        ),
     }
 }
 
-const PLAIN: &str = "text/plain";
 /// Bytes of a request.
 const REQUEST_MAX: usize = 8 << 10;
 /// Time for one client.

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use blkmq_config::Config;
+use blkmq_config::{Config, DiskSpec};
 
 /// The files that clients can write to.
 #[derive(Debug, Default)]
@@ -53,12 +53,23 @@ impl Files {
         Ok(())
     }
 
-    /// Makes clients' writes to a disk durable; the disk is removed.
+    /// Opens the files of a disk and of its paths.
+    ///
+    /// # Errors
+    /// As for [`Files::add`].
+    pub(super) fn add_all(&mut self, config: &Config, disk: &str) -> Result<()> {
+        let mut all = paths(config, disk).into_iter().chain([disk]);
+        all.try_for_each(|disk| self.add(config, disk))
+    }
+
+    /// Makes clients' writes to a disk of `config`, and to its paths, durable; the disk is removed.
     ///
     /// # Errors
     /// Some of them may be lost.
-    pub(super) fn remove(&mut self, disk: &str) -> Result<()> {
-        let gone = self.0.extract_if(.., |written| written.disk == disk);
+    pub(super) fn remove(&mut self, config: &Config, disk: &str) -> Result<()> {
+        let paths = paths(config, disk);
+        let is_its = |written: &mut Written| written.disk == disk || paths.contains(&&*written.disk);
+        let gone = self.0.extract_if(.., is_its);
         Self(gone.collect()).sync()
     }
 
@@ -81,6 +92,13 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// The disks that a disk is made of.
+fn paths<'a>(config: &'a Config, disk: &str) -> Vec<&'a str> {
+    let mut disks = config.disks.iter();
+    let found = disks.find(|spec| spec.name == disk);
+    found.map(DiskSpec::below).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use blkmq_host::disk::{Disk, QueueId};
 use blkmq_host::engine::Engine;
 
 use super::last_sync::Files;
-use super::{read, served};
+use super::{dry_run, read, served};
 
 /// A daemon that serves, with what can be changed.
 pub(crate) struct Running {
@@ -128,7 +128,7 @@ impl Running {
     }
 
     /// Changes the daemon to the result of `edit` on its document. Returns the steps that were done
-    /// or, with `dry_run`, would be.
+    /// or, with `is_dry_run`, would be.
     ///
     /// # Errors
     /// Why nothing was changed: the fault in the document, what cannot be changed while it runs, or
@@ -136,7 +136,7 @@ impl Running {
     pub(crate) fn change(
         &self,
         edit: impl FnOnce(&mut Document) -> Result<()>,
-        dry_run: bool,
+        is_dry_run: bool,
     ) -> Result<Vec<String>> {
         let mut state = self.open_state()?;
         let mut document = state.document.clone();
@@ -144,9 +144,11 @@ impl Running {
         let new = checked(&document)?;
         let changes = diff(&state.config, &new)?;
         self.check_queues(&new)?;
+        dry_run::check_exports(&new)?;
         let told = |change: &Change| tell(change, &state.document, &document);
         let texts = changes.iter().map(told).collect();
-        if dry_run {
+        if is_dry_run {
+            dry_run::check_files(&changes, &state.config, &new)?;
             return Ok(texts);
         }
         self.make_all(&mut state, &changes, &new)?;
@@ -254,7 +256,7 @@ impl Running {
     fn make(&self, state: &mut State, change: &Change, old: &Config, new: &Config) -> Result<()> {
         match change {
             Change::AddDisk(name) => self.add_disk(state, new, name),
-            Change::RemoveDisk(name) => self.remove_disk(state, new, name),
+            Change::RemoveDisk(name) => self.remove_disk(state, (old, new), name),
             Change::Group(path) => Ok(live::change_group(&self.control(), new, path)?),
             Change::Queues => self.set_queues(old, new),
             Change::AddExport(spec) => self.add_export(state, new, spec),
@@ -276,19 +278,19 @@ impl Running {
         live::add_disk(&self.control(), new, name)?;
         let offered = state
             .files
-            .add(new, name)
+            .add_all(new, name)
             .and_then(|()| self.offer(state, new, &self.engine.disks()));
         if offered.is_err() {
             // The error is what prevents the offer.
             let others = without(&self.engine.disks(), name);
             let _ = self.offer(state, new, &others);
             let _ = live::remove_disk(&self.control(), name, REMOVE_MAX);
-            let _ = state.files.remove(name);
+            let _ = state.files.remove(new, name);
         }
         offered
     }
 
-    fn remove_disk(&self, state: &mut State, new: &Config, name: &str) -> Result<()> {
+    fn remove_disk(&self, state: &mut State, (old, new): (&Config, &Config), name: &str) -> Result<()> {
         let others = without(&self.engine.disks(), name);
         if let Err(error) = self.offer(state, new, &others) {
             self.offer_again(state, &state.config.clone());
@@ -307,7 +309,7 @@ impl Running {
             return Err(error);
         }
         // The drive is closed: this is the last report of lost writes.
-        if let Err(error) = state.files.remove(name) {
+        if let Err(error) = state.files.remove(old, name) {
             tracing::error!("disk {name}: removed; {error:#}");
         }
         Ok(())

@@ -4,10 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use blkmq_core::ids::GroupId;
 use blkmq_core::trace::blktrace::{device, device_text};
+use blkmq_host::Error;
 use blkmq_host::control::{Control, Trace};
 use blkmq_host::disk::{Disk, MAPPED};
 use serde::{Deserialize, Serialize};
@@ -56,13 +59,18 @@ pub(crate) struct NamedGroup {
 }
 
 impl Recording {
-    /// Starts a trace of these disks, or of all disks if there are none.
+    /// Starts a trace of these disks, or of all disks if there are none. Blocks for up to
+    /// [`PREDECESSOR_MAX`]: the client of another trace may have gone, and its thread has yet to
+    /// notice.
     ///
     /// # Errors
-    /// A disk does not exist or has no requests of its own, another trace is running, or there is not enough memory.
+    /// A disk is named twice, does not exist or has no requests of its own, another trace is running, or there is not enough memory.
     pub(crate) fn start(control: Control, wanted: Vec<String>) -> Result<Self> {
         let disks = control.disks();
-        for name in &wanted {
+        for (at, name) in wanted.iter().enumerate() {
+            if wanted[..at].contains(name) {
+                bail!("disk {name}: it is named twice; name each disk once");
+            }
             match disks.iter().find(|disk| disk.name == *name) {
                 None => bail!("disk {name}: there is no such disk"),
                 Some(disk) if disk.queue == MAPPED => {
@@ -72,7 +80,7 @@ impl Recording {
             }
         }
         Ok(Self {
-            trace: control.trace()?,
+            trace: trace(&control)?,
             control,
             wanted,
         })
@@ -124,5 +132,19 @@ impl Recording {
     }
 }
 
+/// Starts a trace, if need be when the one before has ended.
+fn trace(control: &Control) -> Result<Trace, Error> {
+    let end = Instant::now() + PREDECESSOR_MAX;
+    loop {
+        match control.trace() {
+            Err(Error::Busy(_)) if Instant::now() < end => thread::sleep(TRY_AGAIN),
+            started => return started,
+        }
+    }
+}
+
+/// How long a trace whose client has gone may take to end.
+const PREDECESSOR_MAX: Duration = Duration::from_millis(200);
+const TRY_AGAIN: Duration = Duration::from_millis(2);
 /// The version of the memory's layout and of the events.
 pub(crate) const FORMAT: u32 = 1;

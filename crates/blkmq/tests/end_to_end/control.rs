@@ -1,8 +1,11 @@
 //! Decides whether a daemon can be queried and changed while it serves: each change is made
 //! completely or not at all, and clients of other disks do not notice it.
 
+mod dry_runs;
 mod dumps;
 mod mutated_lines;
+mod names;
+mod paths;
 mod random_changes;
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -447,12 +450,12 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         ),
         (&["show", "disk", "vm2"], 1, "there are: vm1"),
         (&["add", "disk", "vm1", "ram=1M"], 1, "there is one already"),
-        (&["remove", "disk", "vm9"], 1, "there is no such table"),
+        (&["remove", "disk", "vm9"], 1, "`blkmq ctl list disks`"),
         (&["remove", "disk", "vm1"], 1, "no disk to serve"),
         (&["message", "vm1", "fail_path", "a"], 1, "has no paths"),
         (&["log", "debug"], 0, ""),
         (&["log", "blkmq=what"], 1, "rejected"),
-        (&["call", "daemon.version"], 0, "\"api\": 5"),
+        (&["call", "daemon.version"], 0, "\"api\": 6"),
         (&["stats", "--json"], 0, "uptime_ns"),
         (&["stats"], 0, "device_p99"),
         (&["list", "what"], 2, "possible values"),

@@ -16,19 +16,22 @@ use crate::common::{Daemon, Scratch};
 
 /// Asks for a path. Returns the status line and the body.
 fn get(socket: &Path, path: &str, accept: &str) -> (String, String) {
+    let (head, body) = ask(socket, "GET", path, accept);
+    (head.lines().next().unwrap_or_default().to_owned(), body)
+}
+
+/// Sends a request. Returns the head and the body of the response.
+fn ask(socket: &Path, method: &str, path: &str, accept: &str) -> (String, String) {
     let mut stream = UnixStream::connect(socket).expect("it listens");
     stream.set_read_timeout(Some(LONG)).expect("a time limit");
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n");
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\n\r\n");
     stream
         .write_all(request.as_bytes())
         .expect("it takes the request");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("an answer");
     let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
-    (
-        head.lines().next().unwrap_or_default().to_owned(),
-        body.to_owned(),
-    )
+    (head.to_owned(), body.to_owned())
 }
 
 fn start(scratch: &Scratch, disks: usize) -> Daemon {
@@ -91,6 +94,31 @@ fn metrics_are_sound_and_say_what_was_done() {
     }
     daemon.stop();
     assert!(!socket.exists());
+}
+
+#[test]
+fn other_methods_and_other_paths_are_refused_by_their_status() {
+    let scratch = Scratch::new();
+    let daemon = start(&scratch, 1);
+    let socket = scratch.path("metrics.sock");
+    for (method, path, status) in [
+        ("POST", "/metrics", "405 Method Not Allowed"),
+        ("HEAD", "/metrics?x=1", "405 Method Not Allowed"),
+        ("POST", "/", "404 Not Found"),
+        ("GET", "/metrics/", "404 Not Found"),
+        ("GET", "/metrics", "200 OK"),
+    ] {
+        let (head, _) = ask(&socket, method, path, "*/*");
+        let mut lines = head.lines();
+        assert_eq!(
+            lines.next(),
+            Some(&*format!("HTTP/1.1 {status}")),
+            "{method} {path}"
+        );
+        let is_not_allowed = status.starts_with("405");
+        assert_eq!(lines.any(|line| line == "Allow: GET"), is_not_allowed, "{head}");
+    }
+    daemon.stop();
 }
 
 #[test]

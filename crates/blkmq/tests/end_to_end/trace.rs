@@ -335,13 +335,33 @@ fn a_trace_of_what_is_not_there_and_a_second_one_are_refused() {
     let start = |disks: Value| control().call("trace.start", &json!({"disks": disks}));
     let refused = start(json!(["zebra"])).expect_err("there is none").to_string();
     assert!(refused.contains("disk zebra: there is no such disk"), "{refused}");
+    let refused = start(json!(["b", "a", "b"]))
+        .expect_err("two of a name")
+        .to_string();
+    assert!(refused.contains("disk b: it is named twice"), "{refused}");
     let tracing = trace(&scratch, &["a"]);
     let refused = start(json!([])).expect_err("one at a time").to_string();
     assert!(refused.contains("a trace is being taken already"), "{refused}");
     end(tracing);
-    // The daemon notices within some milliseconds.
-    std::thread::sleep(Duration::from_millis(100));
     end(trace(&scratch, &["a"]));
+    let mut control = control();
+    let started = control.call("trace.start", &json!({}));
+    started.expect("the one before has ended");
+    let again = control.call("trace.start", &json!({}));
+    let refused = again.expect_err("one for a connection").to_string();
+    assert!(refused.contains("this connection traces already"), "{refused}");
+    daemon.stop();
+}
+
+#[test]
+fn a_trace_starts_in_the_moment_in_which_the_one_before_has_ended() {
+    let scratch = Scratch::new();
+    let daemon = stage(&scratch);
+    for number in 0..300 {
+        let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+        let started = control.call("trace.start", &json!({}));
+        assert!(started.is_ok(), "trace {number}: {started:?}");
+    }
     daemon.stop();
 }
 

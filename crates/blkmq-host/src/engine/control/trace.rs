@@ -31,15 +31,18 @@ impl Control {
     /// # Errors
     /// Another trace is running, or there is not enough memory.
     pub fn trace(&self) -> Result<Trace, Error> {
-        let made = memory::make(self.shared.inboxes.len());
-        let (memory, rings) = made.map_err(|source| Error::Os {
-            what: "memory for a trace".to_owned(),
-            source,
-        })?;
         // Relaxed: a new trace reads nothing that the one before wrote.
         if self.shared.is_traced.swap(true, Ordering::Relaxed) {
             return Err(Error::Busy("a trace is being taken already".to_owned()));
         }
+        let made = memory::make(self.shared.inboxes.len());
+        let (memory, rings) = made.map_err(|source| {
+            self.shared.is_traced.store(false, Ordering::Relaxed);
+            Error::Os {
+                what: "memory for a trace".to_owned(),
+                source,
+            }
+        })?;
         let trace = Trace {
             shared: Arc::clone(&self.shared),
             memory,

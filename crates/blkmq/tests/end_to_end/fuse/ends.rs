@@ -93,9 +93,43 @@ fn who_unmounts_it_by_hand_ends_that_mount_alone() {
     assert_eq!(unmount(stage.path(), UnmountFlags::empty()), Err(Errno::BUSY));
     drop(file);
     unmount(stage.path(), UnmountFlags::empty()).unwrap();
-    let is_said = |line: &str| line.contains("unmounted, and not served any more");
+    let is_said = |line: &str| line.contains("somebody has unmounted it, and it is not served any more");
     assert!(stage.daemon().wait_for(Duration::from_secs(5), is_said));
     assert!(stage.daemon().is_running());
+    stage.stop();
+}
+
+#[test]
+fn a_mount_that_is_taken_away_while_it_is_open_is_reported_once_and_listed_as_gone() {
+    let Some(mut stage) = Stage::new("") else { return };
+    let control = format!("unix:{}", stage.scratch.word("control.sock"));
+    let ctl = |words: &[&str]| {
+        let words = [&["ctl", "--socket", &control], words].concat();
+        run(program().to_str().expect("text"), &words).stdout
+    };
+    assert!(ctl(&["show", "export", &stage.word()]).contains("served"));
+    let file = stage.open();
+    // The kernel aborts it, and finds it busy then.
+    assert_eq!(unmount(stage.path(), UnmountFlags::FORCE), Err(Errno::BUSY));
+    let is_said = |line: &str| line.contains("somebody has unmounted it, and it is not served any more");
+    assert!(stage.daemon().wait_for(Duration::from_secs(5), is_said));
+    let start = Instant::now();
+    while !ctl(&["list", "exports"]).contains("gone") {
+        assert!(start.elapsed() < Duration::from_secs(5), "it is listed as served");
+    }
+    let mut read = aligned(9);
+    let error = file.read_exact_at(&mut read.0, STEP).expect_err("it is gone");
+    assert_eq!(error.raw_os_error(), Some(Errno::NOTCONN.raw_os_error()));
+    // As the message says.
+    ctl(&["remove", "export", &stage.word()]);
+    assert!(!ctl(&["list", "exports"]).contains("gone"));
+    ctl(&["add", "export", &format!("fuse={}", stage.word())]);
+    assert!(ctl(&["list", "exports"]).contains("served"));
+    stage.open().read_exact_at(&mut read.0, STEP).unwrap();
+    let said = stage.daemon().said();
+    assert_eq!(said.lines().filter(|line| is_said(line)).count(), 1, "{said}");
+    assert!(!said.contains("keeps the disk"), "{said}");
+    drop(file);
     stage.stop();
 }
 

@@ -264,7 +264,7 @@ fn who_has_it_open_over_an_upgrade_still_keeps_it_from_being_unmounted_and_it_ca
     );
     drop(file);
     unmount(stage.path(), UnmountFlags::empty()).unwrap();
-    let is_said = |line: &str| line.contains("unmounted, and not served any more");
+    let is_said = |line: &str| line.contains("somebody has unmounted it, and it is not served any more");
     assert!(stage.daemon().wait_for(TIME, is_said));
     // The next daemon finds a file that it can mount over.
     stage.upgrade();
