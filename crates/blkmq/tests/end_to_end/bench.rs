@@ -60,7 +60,10 @@ fn the_observers_bench_measures_a_daemon_that_is_traced_and_asked() {
     let scratch = Scratch::new();
     let rows = rows(&scratch, &["observers", "--disks", "3", "--depth", "4"]);
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str()).collect();
-    assert_eq!(sides, [Some("nobody"), Some("trace"), Some("statistics")]);
+    assert_eq!(
+        sides,
+        [Some("nobody"), Some("trace"), Some("statistics"), Some("changes")]
+    );
     rows.iter().for_each(assert_measured);
     assert!(rows[1]["observers_cpu"].as_f64() > Some(0.0), "{rows:?}");
 }
