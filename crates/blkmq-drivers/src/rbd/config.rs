@@ -165,9 +165,9 @@ fn ceph_option(key: &str, option: &str, value: &str) -> Result<(String, String),
         value: value.to_owned(),
         why: why.to_owned(),
     };
-    if !option.starts_with("rbd_") {
+    if !option.starts_with("rbd_") && option != "librados_thread_count" {
         return Err(refuse(
-            "only options rbd_* can be given here; others belong in the file that conf= names",
+            "only options rbd_* and librados_thread_count can be given here; others belong in the file that conf= names",
         ));
     }
     if option == "rbd_non_blocking_aio" {
@@ -217,11 +217,16 @@ mod tests {
             ("open_timeout", "5s"),
             ("option.rbd_op_threads", "2"),
             ("option.rbd_cache", "on"),
+            ("option.librados_thread_count", "2"),
         ] {
             config.set(key, value).unwrap();
         }
         let option = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-        let options = [option("rbd_cache", "true"), option("rbd_op_threads", "2")];
+        let options = [
+            option("librados_thread_count", "2"),
+            option("rbd_cache", "true"),
+            option("rbd_op_threads", "2"),
+        ];
         assert_eq!(config.cluster.options, options);
         assert_eq!(
             (config.cluster.timeout.as_secs(), config.open_timeout.as_secs()),
