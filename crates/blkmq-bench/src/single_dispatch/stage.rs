@@ -46,11 +46,11 @@ impl Stage {
         let disk = SlowDisk::start(DISK_BYTES, queue.hctxs, DISK_DEPTH)?;
         let door = Door::open(&disk, queue, &file).inspect_err(|_| disk.end())?;
         let device = LoopDevice::attach(&file, 512)?;
-        device.choose(side.loop_scheduler(elevator))?;
-        device.write("queue/rotational", "1")?;
+        device.block().choose(side.loop_scheduler(elevator))?;
+        device.block().write("queue/rotational", "1")?;
         let (maker, options) = filesystem.maker();
-        run(maker, &[options, &[device.path()]].concat())?;
-        let mount = Mount::make(filesystem, device.path(), dir.join("mnt"))?;
+        run(maker, &[options, &[device.block().path()]].concat())?;
+        let mount = Mount::make(filesystem, device.block().path(), dir.join("mnt"))?;
         Ok(Self {
             mount,
             _device: device,
