@@ -3,6 +3,7 @@
 //! The packages are unpacked below the build directory ([`packages`]); the guest's file system is made of
 //! them and of programs without shared libraries ([`initrd`]); the guest is booted ([`machine`]).
 
+mod dbench;
 mod initrd;
 mod load;
 mod machine;
@@ -49,15 +50,16 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     if is_wanted(WEIGHTS) {
         run_weights(steps, &place)?;
     }
+    if is_wanted(DBENCH) {
+        let program = built_command(steps, &place)?;
+        steps.time("dbench on ublk in a guest", || dbench::run(&place, &program))?;
+    }
     // All of them means the long one of the two that do the same.
     let devices = UBLK_TESTS
         .iter()
         .filter(|(name, _)| only.map_or(*name != UBLK, |only| only == *name));
     for (name, test) in devices {
-        steps.time("static build of the command", || {
-            run_shown(&mut build_command(&place, None, "build --quiet -p blkmq"))
-        })?;
-        let program = built(&place, None).join("blkmq");
+        let program = built_command(steps, &place)?;
         steps.time(&format!("{name} in a guest"), || {
             ublk::run(&place, &program, *test)
         })?;
@@ -282,6 +284,14 @@ fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
     run_shown(&mut build_command(place, mutant, packages))
 }
 
+/// The command, built for a guest.
+fn built_command(steps: &mut Steps, place: &Place) -> Result<PathBuf> {
+    steps.time("static build of the command", || {
+        run_shown(&mut build_command(place, None, "build --quiet -p blkmq"))
+    })?;
+    Ok(built(place, None).join("blkmq"))
+}
+
 /// Cargo, for a guest: what it builds needs no shared libraries.
 fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
     let mut flags = "-C target-feature=+crt-static".to_owned();
@@ -322,10 +332,11 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that is [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// What `cargo xtask guest NAME` runs.
-const TESTS: [&str; 8] = [
+const TESTS: [&str; 9] = [
     POLLED,
     VIRTUAL_DISK,
     WEIGHTS,
+    DBENCH,
     UBLK,
     UBLK_KILLS,
     UBLK_FAILURES,
@@ -336,6 +347,7 @@ const POLLED: &str = "polled";
 const VIRTUAL_DISK: &str = "vhost-user";
 const WEIGHTS: &str = "weights";
 const VISITS: u32 = 3;
+const DBENCH: &str = "dbench";
 const UBLK: &str = "ublk";
 const UBLK_KILLS: &str = "ublk-kills";
 const UBLK_FAILURES: &str = "ublk-failures";
