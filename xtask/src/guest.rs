@@ -5,6 +5,7 @@
 //! made of them and of programs without shared libraries ([`initrd`]); the guest is booted
 //! ([`machine`]).
 
+mod dbench;
 mod initrd;
 mod load;
 mod machine;
@@ -50,15 +51,16 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     if is_wanted(WEIGHTS) {
         run_weights(steps, &place)?;
     }
+    if is_wanted(DBENCH) {
+        let program = built_command(steps, &place)?;
+        steps.time("dbench on ublk in a guest", || dbench::run(&place, &program))?;
+    }
     // Two tests do the same; without a name, the longer one runs.
     let devices = UBLK_TESTS
         .iter()
         .filter(|(name, _)| only.map_or(*name != UBLK, |only| only == *name));
     for (name, test) in devices {
-        steps.time("static build of the command", || {
-            run_shown(&mut build_command(&place, None, "build --quiet -p blkmq"))
-        })?;
-        let program = built(&place, None).join("blkmq");
+        let program = built_command(steps, &place)?;
         steps.time(&format!("{name} in a guest"), || {
             ublk::run(&place, &program, *test)
         })?;
@@ -284,6 +286,14 @@ fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
     run_shown(&mut build_command(place, mutant, packages))
 }
 
+/// The command, built for a guest.
+fn built_command(steps: &mut Steps, place: &Place) -> Result<PathBuf> {
+    steps.time("static build of the command", || {
+        run_shown(&mut build_command(place, None, "build --quiet -p blkmq"))
+    })?;
+    Ok(built(place, None).join("blkmq"))
+}
+
 /// A cargo command that builds programs without shared libraries, for a guest.
 fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
     let mut flags = "-C target-feature=+crt-static".to_owned();
@@ -324,10 +334,11 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// The tests that `cargo xtask guest NAME` runs.
-const TESTS: [&str; 8] = [
+const TESTS: [&str; 9] = [
     POLLED,
     VIRTUAL_DISK,
     WEIGHTS,
+    DBENCH,
     UBLK,
     UBLK_KILLS,
     UBLK_FAILURES,
@@ -338,6 +349,7 @@ const POLLED: &str = "polled";
 const VIRTUAL_DISK: &str = "vhost-user";
 const WEIGHTS: &str = "weights";
 const VISITS: u32 = 3;
+const DBENCH: &str = "dbench";
 const UBLK: &str = "ublk";
 const UBLK_KILLS: &str = "ublk-kills";
 const UBLK_FAILURES: &str = "ublk-failures";

@@ -27,6 +27,7 @@ pub mod stack;
 pub mod stats;
 pub mod tls;
 
+mod block_device;
 mod facts;
 mod fio;
 mod offsets;

@@ -45,6 +45,9 @@ pub struct SingleDispatchArgs {
     /// scheduler; needs root [default: clients 1 to 64, bfq, 3 rounds]
     #[arg(long)]
     pub dbench: bool,
+    /// How the disk becomes a block device with dbench
+    #[arg(long, value_name = "DOOR", default_value = "fuse", requires = "dbench")]
+    pub door: dbench::Door,
     /// Sides to measure with dbench [default: all]
     #[arg(long, value_name = "SIDE", value_delimiter = ',', requires = "dbench")]
     pub side: Vec<dbench::Side>,
@@ -298,6 +301,7 @@ mod tests {
             depth: 256,
             clients: vec![8, 9],
             dbench: false,
+            door: dbench::Door::Fuse,
             side: Vec::new(),
             filesystem: dbench::Filesystem::Xfs,
             ops: 1,

@@ -12,6 +12,7 @@ use blkmq_bench::nbd::{self, NbdArgs};
 use blkmq_bench::poll::{self, PollArgs};
 use blkmq_bench::run_queue::{self, RunQueueArgs};
 use blkmq_bench::scale::{self, ScaleArgs};
+use blkmq_bench::single_dispatch::dbench::Door;
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use blkmq_bench::stack::{self, StackArgs};
 use blkmq_bench::stats::{self, StatsArgs};
@@ -307,6 +308,21 @@ fn the_single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
         }
         let _ = std::fs::remove_file(json);
     }
+}
+
+#[test]
+fn a_door_of_dbench_that_cannot_be_is_refused() {
+    let parse = |line: &str| SingleDispatch::try_parse_from(line.split_whitespace());
+    assert!(parse("bench --door ublk").is_err(), "without dbench");
+    assert!(parse("bench --dbench --door nbd").is_err(), "no block device");
+    let args = parse("bench --dbench --door ublk").expect("a door").args;
+    assert_eq!(args.door, Door::Ublk);
+    if Path::new("/dev/ublk-control").exists() {
+        blkmq_skip::skip("this kernel has ublk_drv: what is said without it cannot be seen");
+        return;
+    }
+    let error = single_dispatch::main(&args).expect_err("no device of ublk can be made");
+    assert!(error.to_string().contains("modprobe ublk_drv"), "{error}");
 }
 
 #[test]

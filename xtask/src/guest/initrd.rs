@@ -76,8 +76,15 @@ impl<'a> Initrd<'a> {
         Ok(())
     }
 
-    /// Adds a module after those that it depends on. A module without a file is built into the
-    /// kernel.
+    /// Adds a file of the packages at the same path: `usr/share/dbench/client.txt`.
+    pub(super) fn add_file(&self, path: &str) -> Result<()> {
+        let (from, to) = (self.place.root().join(path), self.tree.join(path));
+        fs::create_dir_all(to.parent().context("a file lies in a directory")?)?;
+        fs::copy(&from, to).with_context(|| format!("copying {}", from.display()))?;
+        Ok(())
+    }
+
+    /// Adds a module behind those that it depends on. Whatever is not there is built into the kernel.
     pub(super) fn add_module(&mut self, name: &str, options: &str) -> Result<()> {
         let file = name.replace('_', "-");
         if !self.modules.insert(file.clone()) {

@@ -164,9 +164,9 @@ fn mirror() -> Result<String> {
 
 const SUITES: [&str; 2] = ["bookworm", "bookworm-backports"];
 const PACKAGES: &str =
-    "qemu-system-x86 qemu-system-data seabios busybox-static dmsetup nbd-client e2fsprogs xfsprogs";
+    "qemu-system-x86 qemu-system-data seabios busybox-static dmsetup nbd-client e2fsprogs xfsprogs dbench";
 /// Packages whose libraries this machine may lack.
-const WITH_LIBRARIES: &str = "qemu-system-x86 dmsetup nbd-client e2fsprogs xfsprogs";
+const WITH_LIBRARIES: &str = "qemu-system-x86 dmsetup nbd-client e2fsprogs xfsprogs dbench";
 /// Debian 12's own emulator crashes in one of five boots of the newer kernel.
 const PREFERENCES: &str = "\
 Package: qemu-* seabios linux-image-*

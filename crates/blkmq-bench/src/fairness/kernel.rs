@@ -31,7 +31,7 @@ impl Loop {
             "the kernel's sides need the blkio controller of control groups, version 1, at {GROUPS}"
         );
         let device = LoopDevice::attach(image, 4096)?;
-        device.choose("bfq")?;
+        device.block().choose("bfq")?;
         Ok(Self(device))
     }
 
@@ -41,7 +41,7 @@ impl Loop {
     /// # Errors
     /// If a group cannot be made or fio fails.
     pub(super) fn play(&self, scene: &Scene, scheduler: &str, plan: &Plan) -> Result<Visit> {
-        self.0.choose(scheduler)?;
+        self.0.block().choose(scheduler)?;
         let tenants = scene.tenants();
         let groups = tenants.iter().enumerate();
         let groups = groups
@@ -51,7 +51,7 @@ impl Loop {
             Ok(Process {
                 command: groups[place].command(),
                 target: vec![
-                    format!("--filename={}", self.0.path()),
+                    format!("--filename={}", self.0.block().path()),
                     "--ioengine=io_uring".into(),
                     "--direct=1".into(),
                 ],

@@ -42,8 +42,41 @@ pub enum Side {
     SingleQueue,
     /// A hardware context for each reactor, and the gate.
     After,
-    /// The kernel's scheduler on the loop device, and no scheduler of ours below it.
+    /// The kernel's scheduler on the block device, and no scheduler of ours below it.
     Kernel,
+}
+
+/// How the disk becomes a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Door {
+    /// A loop device on a FUSE file.
+    Fuse,
+    /// A device of ublk, which needs the kernel's module `ublk_drv`.
+    Ublk,
+}
+
+impl Door {
+    /// Checks what else it needs.
+    fn check(self) -> Result<()> {
+        match self {
+            Self::Fuse => check_program("losetup", "mount"),
+            Self::Ublk => {
+                ensure!(
+                    Path::new(UBLK).exists(),
+                    "--door ublk: there is no {UBLK}: load the kernel's module ublk_drv (modprobe ublk_drv; Linux 6.4 or later), \
+                     or run: cargo xtask guest dbench"
+                );
+                Ok(())
+            }
+        }
+    }
+
+    const fn setting(self) -> &'static str {
+        match self {
+            Self::Fuse => "a loop device on a FUSE file",
+            Self::Ublk => "a device of ublk",
+        }
+    }
 }
 
 /// The filesystem of dbench's files.
@@ -78,15 +111,6 @@ impl Filesystem {
             Self::Ext4 => "noinit_itable",
         }
     }
-
-    /// The name of a case.
-    fn case(self, elevator: Kind, clients: usize) -> String {
-        let ending = match self {
-            Self::Xfs => "",
-            Self::Ext4 => "-ext4",
-        };
-        format!("dbench{ending}/{elevator}/clients={clients}")
-    }
 }
 
 impl Side {
@@ -117,8 +141,8 @@ impl Side {
         }
     }
 
-    /// The scheduler on the loop device.
-    pub(super) const fn loop_scheduler(self, elevator: Kind) -> &'static str {
+    /// The scheduler on the block device.
+    pub(super) const fn kernel_scheduler(self, elevator: Kind) -> &'static str {
         match self {
             Self::Kernel => elevator.name(),
             _ => Kind::None.name(),
@@ -142,10 +166,10 @@ pub(super) fn main(args: &SingleDispatchArgs) -> Result<()> {
         for &clients in &args.clients {
             let (loadfile, times) = (&loadfile, &times);
             points.extend(args.side.iter().map(|&side| Point {
-                case: args.filesystem.case(elevator, clients),
+                case: case(args, elevator, clients),
                 side: side.name().into(),
                 measure: Box::new(move |_| {
-                    let sample = measure(args.filesystem, side, elevator, clients, loadfile)?;
+                    let sample = measure(args, side, elevator, clients, loadfile)?;
                     let mut times = times.borrow_mut();
                     let of_side = times.entry((elevator.name(), clients, side)).or_default();
                     of_side.push(sample.elapsed.as_secs_f64());
@@ -169,18 +193,13 @@ type Times = RefCell<BTreeMap<(&'static str, usize, Side), Vec<f64>>>;
 
 fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     let mut args = args.clone();
+    args.door.check()?;
     ensure!(
         rustix::process::geteuid().is_root(),
-        "--dbench needs root, for loop devices and mounts"
+        "--dbench needs root, for block devices and mounts"
     );
-    for (program, package) in [
-        ("dbench", "dbench"),
-        (args.filesystem.maker().0, "xfsprogs or e2fsprogs"),
-        ("losetup", "mount"),
-    ] {
-        let found = Command::new(program).arg("--version").output();
-        ensure!(found.is_ok(), "--dbench needs {program}: install {package}");
-    }
+    check_program("dbench", "dbench")?;
+    check_program(args.filesystem.maker().0, "xfsprogs or e2fsprogs")?;
     ensure!(
         (1..=OPS_MAX).contains(&args.ops),
         "--ops {} rejected: must be from 1 to {OPS_MAX}",
@@ -212,6 +231,25 @@ fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     Ok(args)
 }
 
+fn check_program(program: &str, package: &str) -> Result<()> {
+    let found = Command::new(program).arg("--version").output();
+    ensure!(found.is_ok(), "--dbench needs {program}: install {package}");
+    Ok(())
+}
+
+/// Names a case.
+fn case(args: &SingleDispatchArgs, elevator: Kind, clients: usize) -> String {
+    let door = match args.door {
+        Door::Fuse => "",
+        Door::Ublk => "-ublk",
+    };
+    let filesystem = match args.filesystem {
+        Filesystem::Xfs => "",
+        Filesystem::Ext4 => "-ext4",
+    };
+    format!("dbench{door}{filesystem}/{elevator}/clients={clients}")
+}
+
 /// Writes the beginning of dbench's own load file, between two directories that mark a client's
 /// beginning and end.
 fn write_loadfile(path: &Path, ops: usize) -> Result<()> {
@@ -228,13 +266,13 @@ fn write_loadfile(path: &Path, ops: usize) -> Result<()> {
 
 /// Makes a new filesystem and has the clients do their work on it.
 fn measure(
-    filesystem: Filesystem,
+    args: &SingleDispatchArgs,
     side: Side,
     elevator: Kind,
     clients: usize,
     loadfile: &Path,
 ) -> Result<Sample> {
-    let stage = Stage::set_up(filesystem, side, elevator)?;
+    let stage = Stage::set_up(args.door, args.filesystem, side, elevator)?;
     stage.disk().take_time(true);
     let before = Usage::of_this_process()?;
     let times = {
@@ -326,14 +364,15 @@ fn about(args: &SingleDispatchArgs) -> About {
         question: "what does one dispatcher gain over one per hardware context, and over a single hardware queue, for dbench?".into(),
         setting: vec![
             format!(
-                "dbench: each client plays the first {} lines of dbench's load file once; {} on a loop device on a FUSE file",
+                "dbench: each client plays the first {} lines of dbench's load file once; {} on {}",
                 args.ops,
-                args.filesystem.name()
+                args.filesystem.name(),
+                args.door.setting()
             ),
             "disk: the modelled 7200 rpm disk of 512 GiB in real time, 32 commands; mkfs and umount take no time of it".into(),
             "before: 64 hardware contexts, each dispatches for itself, an end runs all; single-queue: one context; after: 64 and the gate"
                 .into(),
-            "kernel: the kernel's scheduler of that name on the loop device, none below".into(),
+            "kernel: the kernel's scheduler of that name on that block device, none below".into(),
             "seconds: from the first client's start to the last one's end; IOPS, latency: of the disk's commands; CPU: of this process"
                 .into(),
         ],
@@ -350,7 +389,7 @@ fn table(rows: &[Row], args: &SingleDispatchArgs) -> String {
              clients   published: multi-queue  single-queue   patched     ours: before  single-queue     after    kernel {elevator}",
         );
         for &clients in &args.clients {
-            let case = args.filesystem.case(*elevator, clients);
+            let case = case(args, *elevator, clients);
             let [before, single, after, kernel] = Side::ALL.map(|side| {
                 let mut found = rows
                     .iter()
@@ -392,6 +431,7 @@ fn compare(times: &BTreeMap<(&'static str, usize, Side), Vec<f64>>, args: &Singl
     lines
 }
 
+const UBLK: &str = "/dev/ublk-control";
 const LOADFILE: &str = "/usr/share/dbench/client.txt";
 const CLIENTS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const CLIENTS_MAX: usize = 512;

@@ -1,6 +1,6 @@
-//! Decides the layers between dbench and the slow disk: an engine of 64 reactors, a FUSE file, a
-//! loop device, XFS. All of them are in this process or the kernel, and are removed when the stage
-//! is dropped.
+//! Decides the layers between dbench and the slow disk: an engine of 64 reactors, a block device
+//! (ublk's, or a loop device on a FUSE file), XFS or ext4. All of them are in this process or the
+//! kernel, and are removed when the stage is dropped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -20,16 +20,17 @@ use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_sim::scenario::clients::{CPUS, DISK_BYTES, DISK_DEPTH};
 use blkmq_tls::Settings;
 
-use super::dbench::{Filesystem, Side};
+use super::dbench::{Door, Filesystem, Side};
 use super::disk::SlowDisk;
+use crate::block_device::BlockDevice;
 use crate::loop_device::{LoopDevice, run};
 use crate::server::Scratch;
 
 /// A filesystem on the slow disk. Its fields are dropped in this order.
 pub(super) struct Stage {
     mount: Mount,
-    _device: LoopDevice,
-    _door: Door,
+    _loop_device: Option<LoopDevice>,
+    _server: Server,
     disk: SlowDisk,
     _dir: Scratch,
 }
@@ -38,24 +39,35 @@ impl Stage {
     /// Makes a filesystem; the disk takes no time yet.
     ///
     /// # Errors
-    /// The missing requirement: root, a program, loop devices or FUSE.
-    pub(super) fn set_up(filesystem: Filesystem, side: Side, elevator: Kind) -> Result<Self> {
+    /// The missing requirement: root, a program, loop devices, FUSE or ublk.
+    pub(super) fn set_up(door: Door, filesystem: Filesystem, side: Side, elevator: Kind) -> Result<Self> {
         let dir = Scratch::make()?;
         let queue = side.queue(elevator);
-        let file = dir.join("disk");
-        File::create_new(&file).context("making a file to be the disk")?;
         let disk = SlowDisk::start(DISK_BYTES, queue.hctxs, DISK_DEPTH)?;
-        let door = Door::open(&disk, queue, &file).inspect_err(|_| disk.end())?;
-        let device = LoopDevice::attach(&file, 512)?;
-        device.choose(side.loop_scheduler(elevator))?;
+        let open =
+            |door, address: &str| Server::open(door, address, &disk, queue).inspect_err(|_| disk.end());
+        let (server, loop_device) = match door {
+            Door::Fuse => {
+                let file = dir.join("disk");
+                File::create_new(&file).context("making a file to be the disk")?;
+                let server = open("fuse", &file.to_string_lossy())?;
+                (server, Some(LoopDevice::attach(&file, 512)?))
+            }
+            Door::Ublk => (open("ublk", "auto")?, None),
+        };
+        let device = match &loop_device {
+            Some(device) => device.block(),
+            None => &server.device()?,
+        };
+        device.choose(side.kernel_scheduler(elevator))?;
         device.write("queue/rotational", "1")?;
         let (maker, options) = filesystem.maker();
         run(maker, &[options, &[device.path()]].concat())?;
         let mount = Mount::make(filesystem, device.path(), dir.join("mnt"))?;
         Ok(Self {
             mount,
-            _device: device,
-            _door: door,
+            _loop_device: loop_device,
+            _server: server,
             disk,
             _dir: dir,
         })
@@ -88,17 +100,17 @@ pub(super) struct Queue {
 }
 
 /// The engine with its front door.
-struct Door {
+struct Server {
     served: Vec<Box<dyn Served>>,
     engine: Engine,
     disk: SlowDisk,
 }
 
-impl Door {
-    fn open(disk: &SlowDisk, queue: Queue, file: &Path) -> Result<Self> {
+impl Server {
+    fn open(door: &str, address: &str, disk: &SlowDisk, queue: Queue) -> Result<Self> {
         let handover = Arc::new(Handover::new(Phase::Serving));
-        let fuse = front_door::find("fuse").context("this program has no FUSE")?;
-        let address = fuse.parse(&file.to_string_lossy())?;
+        let front_door = front_door::find(door).with_context(|| format!("this program has no {door}"))?;
+        let address = front_door.parse(address)?;
         let opened = address.open(&[DISK], &handover)?;
         let engine = Engine::start(EngineConfig {
             reactors: CPUS,
@@ -110,7 +122,7 @@ impl Door {
         let offer = || Offer {
             disks: None,
             admitted: AddressLimits {
-                name: file.display().to_string(),
+                name: address.to_string(),
                 connections_max: CONNECTIONS_MAX,
                 group_connections_max: CONNECTIONS_MAX,
             },
@@ -118,21 +130,30 @@ impl Door {
             handshake_deadline: None,
             fuse_io_uring: None,
         };
-        let mut door = Self {
+        let mut server = Self {
             served: Vec::new(),
             engine,
             disk: disk.clone(),
         };
         for one in opened {
-            let served = one.serve(&door.engine, offer(), &common);
-            door.served
-                .push(served.map_err(|error| anyhow!("FUSE at {}: {error}", file.display()))?);
+            let served = one.serve(&server.engine, offer(), &common);
+            server
+                .served
+                .push(served.map_err(|error| anyhow!("{door} at {address}: {error}"))?);
         }
-        Ok(door)
+        Ok(server)
+    }
+
+    /// The block device that the front door has made.
+    fn device(&self) -> Result<BlockDevice> {
+        let lines = self.served.iter().filter_map(|served| served.client_line());
+        let mut paths = lines.filter_map(|line| Some(line.strip_prefix("device: ")?.to_owned()));
+        let path = paths.next().context("ublk names no device")?;
+        Ok(BlockDevice::new(path))
     }
 }
 
-impl Drop for Door {
+impl Drop for Server {
     fn drop(&mut self) {
         self.served.iter().for_each(|served| served.close());
         if let Err(error) = self.engine.shutdown(SHUTDOWN_WITHIN) {
