@@ -1,0 +1,177 @@
+//! Tests clients of the control socket that misbehave, that are too many, or that subscribe.
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use blkmq::control::client::Client as Control;
+use serde_json::{Value, json};
+
+use super::{LONG, Stage, names};
+use crate::common::daemon::program;
+use crate::common::nbd::Client;
+use crate::common::pattern::BLOCK;
+use crate::common::{Daemon, Scratch};
+use crate::upgrade::load::Load;
+/// A process that ends with the test.
+struct Crowd(std::process::Child);
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_last_places_are_the_owners_whoever_else_may_read() {
+    if !rustix::process::geteuid().is_root() {
+        return blkmq_skip::skip("another user is needed, so root");
+    }
+    let scratch = Scratch::new();
+    std::fs::set_permissions(scratch.path("."), PermissionsExt::from_mode(0o755)).expect("our own");
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let text = format!(
+        "[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = {nbd:?}\n[control]\nsocket = \"unix:{}\"\nreaders = \"nogroup\"\n",
+        scratch.word("control.sock")
+    );
+    std::fs::write(scratch.path("a.toml"), text).expect("the file can be written");
+    let daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
+    // Other users may not have access to the program's directory.
+    let own = scratch.path("program");
+    std::fs::copy(program(), &own).expect("a copy");
+    let (nobody, its_group) = (65534, 65534);
+    let watch = || {
+        let mut command = Command::new(&own);
+        command.uid(nobody).gid(its_group).stdin(Stdio::null());
+        command.args([
+            "ctl",
+            "--socket",
+            &format!("unix:{}", scratch.word("control.sock")),
+        ]);
+        command.args(["watch", "disks", "3600"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        Crowd(child.expect("it runs"))
+    };
+    let mut crowd: Vec<Crowd> = (0..96).map(|_| watch()).collect();
+    for one in &mut crowd {
+        let mut first = [0; 4];
+        let out = one.0.stdout.as_mut().expect("a pipe");
+        out.read_exact(&mut first).expect("it is let in");
+        assert_eq!(&first, b"name");
+    }
+    let mut refused = String::new();
+    let mut one_more = watch();
+    let said = one_more.0.stderr.as_mut().expect("a pipe");
+    said.read_to_string(&mut refused).expect("text");
+    assert!(refused.contains("96 clients are connected already"), "{refused}");
+    for _ in 0..3 {
+        let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+        control
+            .call("daemon.version", &json!({}))
+            .expect("the owner is let in");
+    }
+    drop((crowd, one_more));
+    daemon.stop();
+}
+
+#[test]
+fn a_client_of_the_socket_that_misbehaves_costs_itself_alone() {
+    let stage = Stage::new(&[]);
+    let load = Load::start(&stage.nbd(), "vm1", 1);
+    let path = stage.scratch.path("control.sock");
+    let connect = || UnixStream::connect(&path).expect("it listens");
+    // One that repeatedly sends requests and never reads the answers.
+    let deaf = connect();
+    let asks = std::thread::spawn(move || {
+        let line = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"statistics.get\"}\n";
+        let mut deaf = deaf;
+        while deaf.write_all(line).is_ok() {}
+    });
+    // Garbage, each line of which is answered, and a line without an end, which is refused.
+    let mut garbage = connect();
+    garbage
+        .write_all(b"\xff\xfe\n[[[[\n{\"jsonrpc\":3}\n\n")
+        .expect("it takes some");
+    let mut answers = [0; 600];
+    let len = garbage.read(&mut answers).expect("an answer");
+    assert!(String::from_utf8_lossy(&answers[..len]).contains("-32700"));
+    let endless = vec![b'x'; 1 << 20];
+    while garbage.write_all(&endless).is_ok() {}
+    // As many as are allowed, and more.
+    let many: Vec<UnixStream> = (0..200).map(|_| connect()).collect();
+    std::thread::sleep(Duration::from_millis(300));
+    drop(many);
+    let start = Instant::now();
+    let mut control = loop {
+        let answered = Control::connect(&path).and_then(|mut control| {
+            control.call("daemon.version", &json!({}))?;
+            Ok(control)
+        });
+        match answered {
+            Ok(control) => break control,
+            Err(error) => assert!(start.elapsed() < LONG, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(asks.join().is_ok(), "who does not read is hung up on");
+    assert_eq!(names(&mut control), ["vm1"]);
+    assert!(load.stop() > 0);
+    stage.daemon.stop();
+}
+
+#[test]
+fn who_is_turned_away_is_told_so_and_the_daemon_needs_no_name() {
+    let stage = Stage::new(&[]);
+    let path = stage.scratch.path("control.sock");
+    let many: Vec<UnixStream> = (0..128)
+        .map(|_| UnixStream::connect(&path).expect("room"))
+        .collect();
+    // They are accepted one after the other.
+    std::thread::sleep(Duration::from_millis(200));
+    for _ in 0..20 {
+        let (code, said) = stage.ctl(&["set", "group", "/vm1", "weight=300"]);
+        assert_eq!(code, 1, "{said}");
+        let is_told = said.contains("128 clients are connected already") || said.contains("too many clients");
+        assert!(is_told, "{said}");
+    }
+    drop(many);
+    let start = Instant::now();
+    let (code, said) = loop {
+        let (code, said) = stage.ctl(&["set", "daemon", "shutdown_limit=7s"]);
+        if code == 0 || start.elapsed() > LONG {
+            break (code, said);
+        }
+    };
+    assert_eq!(code, 0, "{said}");
+    assert!(stage.ctl(&["dump"]).1.contains("shutdown_limit = \"7s\""));
+    stage.daemon.stop();
+}
+
+#[test]
+fn statistics_are_told_to_who_has_subscribed() {
+    let stage = Stage::new(&[]);
+    let mut client = Client::connect(&stage.nbd(), "vm1").expect("it is served");
+    let mut control = stage.control();
+    control
+        .call("subscribe", &json!({"interval_ms": 100}))
+        .expect("an answer");
+    let reads = |told: &Value| {
+        told.pointer("/params/queues/0/groups/0/read/ios")
+            .and_then(Value::as_u64)
+    };
+    for wanted in 1..4 {
+        client.read(0, BLOCK).expect("a read");
+        let start = Instant::now();
+        while reads(&control.next_line().expect("it is told")) != Some(wanted) {
+            assert!(start.elapsed() < LONG, "{wanted} reads");
+        }
+    }
+    let refused = control.call("subscribe", &json!({"interval_ms": 1}));
+    assert!(refused.expect_err("too often").to_string().contains("from 100"));
+    control.call("unsubscribe", &json!({})).expect("an answer");
+    stage.daemon.stop();
+}
