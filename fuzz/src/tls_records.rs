@@ -68,7 +68,8 @@ fn step(bench: &mut Bench, bytes: &mut Bytes<'_>) -> Option<()> {
             if let Some(record) = bench.pending(which) {
                 let at = usize::from(u16::from_be_bytes([high, low]));
                 // The header, too, more often than by its share.
-                let at = at % if bit & 8 == 0 { record.bytes.len() } else { HEADER };
+                let length = record.bytes.len();
+                let at = at % if bit & 8 == 0 { length } else { HEADER.min(length) };
                 record.bytes[at] ^= 1 << (bit & 7);
             }
         }
