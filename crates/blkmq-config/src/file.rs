@@ -90,8 +90,7 @@ struct Export {
     tls_certificate: Option<PathBuf>,
     tls_key: Option<PathBuf>,
     tls_ca: Option<PathBuf>,
-    #[serde(default)]
-    tls_clients: Vec<String>,
+    tls_clients: Option<Vec<String>>,
     #[serde(default)]
     allow_insecure: bool,
     /// The address, with the name of its front door.
@@ -331,7 +330,13 @@ fn export(export: Export) -> Result<ExportSpec> {
 /// The TLS settings of an address.
 fn tls(export: &Export) -> Result<Settings> {
     let mode = export.tls.as_deref().map(str::parse).transpose()?;
-    let clients: Result<_, _> = export.tls_clients.iter().map(|text| text.parse()).collect();
+    if export.tls_clients.as_ref().is_some_and(Vec::is_empty) {
+        bail!(
+            "tls_clients=[] rejected: name the clients that may connect, or leave the key out, and every client with a certificate may"
+        );
+    }
+    let clients = export.tls_clients.iter().flatten();
+    let clients: Result<_, _> = clients.map(|text| text.parse()).collect();
     let settings = Settings {
         mode: mode.unwrap_or_default(),
         certificate: export.tls_certificate.clone(),

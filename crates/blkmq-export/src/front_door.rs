@@ -2,6 +2,7 @@
 //! [`FRONT_DOORS`]; others use nothing else of it. The daemon parses addresses, opens them before
 //! the engine starts, and serves.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -47,6 +48,12 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
     /// The address has one place for several disks, and what to do.
     fn check_disks(&self, _disks: &[&str]) -> Result<(), OpenError> {
         Ok(())
+    }
+
+    /// The files that become these disks here, by the paths under which the system knows them. No
+    /// two addresses may have the same one.
+    fn files(&self, _disks: &[&str]) -> Vec<PathBuf> {
+        Vec::new()
     }
 
     /// Checks, without opening anything, that the address can be served with these settings. Reads

@@ -1,5 +1,7 @@
 //! Decides what PEM files of certificates and keys must hold, and the error for each other content.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use rustls::RootCertStore;
@@ -80,14 +82,36 @@ pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
     })
 }
 
-/// Reads the certificates of the authorities that are trusted.
+/// Reads the certificates of the authorities that are trusted. Each must be valid now and be an
+/// authority's; a certificate that signs itself may also be trusted for itself alone.
 pub(crate) fn authorities(path: &Path) -> Result<RootCertStore, FileError> {
     let mut store = RootCertStore::empty();
     for certificate in certificates(path)? {
+        check_authority(&certificate).map_err(|problem| content(path, problem))?;
         let added = store.add(certificate);
         added.map_err(|error| content(path, format!("an authority cannot be understood: {error}")))?;
     }
     Ok(store)
+}
+
+/// The library trusts what it is told to trust: it checks neither.
+fn check_authority(certificate: &CertificateDer<'_>) -> Result<(), String> {
+    let (_, parsed) = parse_x509_certificate(certificate)
+        .map_err(|error| format!("an authority cannot be understood: {error}"))?;
+    let (subject, validity) = (parsed.subject(), parsed.validity());
+    if !validity.is_valid() {
+        let (from, until) = (validity.not_before, validity.not_after);
+        return Err(format!(
+            "the certificate of {subject} is valid from {from} until {until}, and not now: take it out"
+        ));
+    }
+    if !parsed.is_ca() && subject != parsed.issuer() {
+        return Err(format!(
+            "the certificate of {subject} is no authority's (CA:FALSE): whoever has its key could make others; \
+             name the authority that issued it"
+        ));
+    }
+    Ok(())
 }
 
 /// The error for a certificate and a key that the library rejects.
@@ -110,9 +134,26 @@ pub(crate) fn content(path: &Path, problem: impl Into<String>) -> FileError {
     }
 }
 
+/// Reads a regular file of at most [`BYTES_MAX`]: others may have no end, or wait for a writer.
 fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    std::fs::read(path).map_err(|source| FileError::Unreadable {
+    let unreadable = |source| FileError::Unreadable {
         path: path.to_owned(),
         source,
-    })
+    };
+    let is_regular = std::fs::metadata(path).map_err(unreadable)?.is_file();
+    if !is_regular {
+        return Err(content(path, "is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(content(path, "has more than 16 MiB"));
+    }
+    Ok(bytes)
 }
+
+/// More than all authorities that a system knows.
+const BYTES_MAX: u64 = 16 << 20;

@@ -23,7 +23,11 @@ pub fn of(certificate: &[u8]) -> Vec<String> {
         );
     }
     let common = certificate.subject().iter_common_name();
-    names.extend(common.filter_map(|name| name.as_str().ok().map(str::to_owned)));
+    for name in common.filter_map(|name| name.as_str().ok()) {
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
     names.truncate(NAMES_MAX);
     names
 }

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 use self::table::{Column, table};
 use crate::complete::{Disks, Names, kinds};
 use crate::control::client::Client;
-use crate::control::path_to_ask;
+use crate::control::{LINE_MAX, path_to_ask};
 use crate::stdout::{print, unless_reader_left};
 
 /// What `ctl` takes.
@@ -295,6 +295,13 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let check = blkmq_config::Config::from_toml(&text);
             check.with_context(|| format!("configuration {}", file.display()))?;
             let params = json!({"toml": text, "dry_run": dry_run});
+            let bytes = params.to_string().len() + REQUEST_BYTES;
+            ensure!(
+                bytes <= LINE_MAX,
+                "configuration {}: {bytes} bytes to send, and a running daemon takes at most {LINE_MAX}; start a daemon \
+                 with this file instead",
+                file.display()
+            );
             print_steps(args.json, client.call("config.apply", &params)?, *dry_run)
         }
         CtlCommand::Drain => client.call("daemon.drain", &json!({})).map(drop),
@@ -355,11 +362,13 @@ impl EditArgs {
             }
             _ => (self.name.as_str(), None),
         };
-        for pair in first.into_iter().chain(&self.keys) {
+        for (number, pair) in first.into_iter().chain(&self.keys).enumerate() {
             let Some((key, value)) = pair.split_once('=') else {
                 bail!("{pair:?} is not KEY=VALUE, as in weight=300");
             };
             let value = match value {
+                // An address is text, also that of a device: ublk=7.
+                address if number == 0 && first.is_some() && self.kind == "export" => address.into(),
                 "" if takes_back => Value::Null,
                 value => serde_json::to_value(typed(value))?,
             };
@@ -395,6 +404,8 @@ fn print_json(value: &Value) -> Result<()> {
     print(&format!("{value:#}\n"))
 }
 
+/// What a request has besides its parameters.
+const REQUEST_BYTES: usize = 100;
 const EXAMPLES: &str = "\
 Examples:
   blkmq ctl list groups

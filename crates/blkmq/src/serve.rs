@@ -452,6 +452,7 @@ fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
 
 /// Checks, without opening them, that addresses can be served as configured.
 fn check_exports(config: &Config) -> Result<()> {
+    dry_run::check_exports(config)?;
     for export in &config.exports {
         let checked = read(export)?.check(&export.tls);
         checked.with_context(|| format!("export {}", export.address))?;

@@ -18,11 +18,14 @@ pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> R
     })?;
     CONNECTIONS.get(config, || {
         let made = Rados::connect(library, config, &options(config, limit, processors()));
-        let rados = made.map_err(|(action, source)| RbdError::Call {
+        let rados = made.map_err(|error| RbdError::Call {
             image: image.to_owned(),
-            action,
-            advice: advice(source.raw_os_error()),
-            source,
+            advice: match error.is_option {
+                true => "",
+                false => advice(error.source.raw_os_error()),
+            },
+            action: error.action,
+            source: error.source,
         })?;
         tracing::info!("rbd: connected to cluster {}", rados.fsid());
         Ok(rados)

@@ -1,6 +1,7 @@
 //! Decides how a disk in a Ceph cluster is refused: what is wrong with which image, and what to do about it.
 //! The caller adds the disk's name.
 
+use std::borrow::Cow;
 use std::io;
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ pub enum RbdError {
         /// The image.
         image: String,
         /// What was tried.
-        action: &'static str,
+        action: Cow<'static, str>,
         /// Ceph's error.
         source: io::Error,
         /// What to do about it, with its punctuation, or nothing.

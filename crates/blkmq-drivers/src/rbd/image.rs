@@ -91,9 +91,9 @@ impl RbdDisk {
 /// Opens an image without a limit of time.
 fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
     let name = &config.image.text;
-    let failed = |action, source: io::Error| RbdError::Call {
+    let failed = |action: &'static str, source: io::Error| RbdError::Call {
         image: name.clone(),
-        action,
+        action: action.into(),
         advice: advice(&source),
         source,
     };

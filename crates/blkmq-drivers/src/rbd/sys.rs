@@ -6,6 +6,7 @@
 //! request stays under way, and a hardware context that is dropped with requests under way leaks
 //! its mailbox and its images.
 
+use std::borrow::Cow;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
@@ -138,6 +139,16 @@ impl Library {
     }
 }
 
+/// Why there is no connection.
+pub(super) struct ConnectError {
+    /// The step that failed.
+    pub(super) action: Cow<'static, str>,
+    /// Ceph's error.
+    pub(super) source: io::Error,
+    /// It was an option, and not the cluster.
+    pub(super) is_option: bool,
+}
+
 /// A connection to a cluster. Dropping it may block.
 pub(super) struct Rados {
     library: &'static Library,
@@ -159,13 +170,20 @@ impl Rados {
         library: &'static Library,
         config: &ClusterConfig,
         options: &[(String, String)],
-    ) -> Result<Self, (&'static str, io::Error)> {
+    ) -> Result<Self, ConnectError> {
+        let at = |action: &'static str| {
+            move |source| ConnectError {
+                action: action.into(),
+                source,
+                is_option: false,
+            }
+        };
         let user = text(&format!("client.{}", config.id.as_deref().unwrap_or("admin")));
         let cluster = text("ceph");
         let mut handle = ptr::null_mut();
         // SAFETY: two texts that end with a zero, and a place for the handle.
         let made = unsafe { (library.rados_create2)(&raw mut handle, cluster.as_ptr(), user.as_ptr(), 0) };
-        check(made).map_err(|error| ("make a client", error))?;
+        check(made).map_err(at("make a client"))?;
         let mut rados = Self {
             library,
             handle,
@@ -175,19 +193,21 @@ impl Rados {
         let path = conf.as_ref().map_or(ptr::null(), |conf| conf.as_ptr());
         // SAFETY: the handle was made above; the path is a text that ends with a zero, or none for the usual places.
         let read = unsafe { (library.rados_conf_read_file)(handle, path) };
-        check(read).map_err(|error| ("read the configuration (conf=)", error))?;
+        check(read).map_err(at("read the configuration (conf=)"))?;
         for (key, value) in options {
-            let (key, value) = (text(key), text(value));
+            let (name, set_to) = (text(key), text(value));
             // SAFETY: the handle is there, and both texts end with a zero.
-            let set = unsafe { (library.rados_conf_set)(handle, key.as_ptr(), value.as_ptr()) };
-            check(set).map_err(|error| ("set an option (option.KEY=)", error))?;
+            let set = unsafe { (library.rados_conf_set)(handle, name.as_ptr(), set_to.as_ptr()) };
+            check(set).map_err(|source| ConnectError {
+                action: format!("set Ceph's option {key} to {value}").into(),
+                source,
+                is_option: true,
+            })?;
         }
         // SAFETY: the handle is there, and was not connected yet.
         let connected = unsafe { (library.rados_connect)(handle) };
-        check(connected).map_err(|error| ("connect to the cluster", error))?;
-        rados.fsid = rados
-            .read_fsid()
-            .map_err(|error| ("ask the cluster for its fsid", error))?;
+        check(connected).map_err(at("connect to the cluster"))?;
+        rados.fsid = rados.read_fsid().map_err(at("ask the cluster for its fsid"))?;
         Ok(rados)
     }
 

@@ -78,6 +78,16 @@ impl Address for PerDisk {
         Ok(())
     }
 
+    fn files(&self, disks: &[&str]) -> Vec<PathBuf> {
+        let file = |disk: &&str| {
+            let path = absolute(Path::new(&self.place.replace(DISK, disk))).ok()?;
+            // A directory that is not there is said elsewhere.
+            let parent = path.parent()?.canonicalize().ok()?;
+            Some(parent.join(path.file_name()?))
+        };
+        disks.iter().filter_map(file).collect()
+    }
+
     fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         self.check_disks(disks)?;
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();

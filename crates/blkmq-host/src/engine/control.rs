@@ -238,20 +238,20 @@ impl Control {
         Ok(())
     }
 
-    /// The measured times of a queue's requests, for each bucket (direction and size) that had any.
-    ///
-    /// # Panics
-    /// If there is no such queue.
+    /// The measured times of a queue's requests, for each bucket (direction and size) that had any. None if there is no
+    /// such queue, as a queue may go at any moment.
     pub fn poll_stats(&self, queue: QueueId) -> Vec<(Bucket, BucketStats)> {
-        let core = Arc::clone(&self.known(queue).queue);
-        let all = Bucket::all().map(|bucket| (bucket, core.poll_stats(bucket)));
+        let Some(entry) = self.shared.entry(queue) else {
+            return Vec::new();
+        };
+        let all = Bucket::all().map(|bucket| (bucket, entry.queue.poll_stats(bucket)));
         all.filter(|(_, stats)| stats.samples > 0).collect()
     }
 
-    /// A text that says how a polled queue's completions are found; none if the queue is not polled or there is
-    /// only one way.
+    /// A text that says how a polled queue's completions are found; none if the queue is not polled or does not exist,
+    /// or there is only one way.
     pub fn describe_polling(&self, queue: QueueId) -> Option<String> {
-        let entry = self.known(queue);
+        let entry = self.shared.entry(queue)?;
         entry.queue.is_polled().then(|| entry.device.describe_polling())?
     }
 
@@ -312,6 +312,15 @@ impl Control {
             number: queue.0,
             queues: self.shared.entries().len(),
         })
+    }
+
+    /// A queue's name for an error; it may have gone by now.
+    fn name(&self, queue: QueueId) -> String {
+        let entry = self.shared.entry(queue);
+        entry.map_or_else(
+            || format!("number {}", queue.0),
+            |entry| entry.queue.name().to_owned(),
+        )
     }
 
     /// A queue that the caller requires to exist, for functions that return no error.

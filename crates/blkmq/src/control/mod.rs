@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use blkmq_export::common::Address;
 
-pub(crate) use server::{Daemon, Server};
+pub(crate) use server::{Daemon, LINE_MAX, Server};
 
 /// The version of the methods and of their results; a larger version has more, and everything of
 /// this one, except for the methods of traces, which are for programs of the daemon's own version.

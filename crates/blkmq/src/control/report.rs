@@ -11,6 +11,7 @@ use blkmq_core::ids::GroupId;
 use blkmq_core::queue::Queue;
 use blkmq_core::stat::{DirectionStats, GroupStats, Histogram};
 use blkmq_core::time::Nanos;
+use blkmq_host::Error;
 use blkmq_host::control::Control;
 use blkmq_host::disk::{MAPPED, QueueId};
 use serde_json::{Map, Value, json};
@@ -59,12 +60,17 @@ pub(super) fn disks(control: &Control) -> Value {
 
 pub(super) fn queues(control: &Control) -> Result<Value> {
     let queue = |(id, queue): (QueueId, std::sync::Arc<blkmq_core::queue::Queue>)| {
-        let tunables: Map<String, Value> = control
-            .tunables(id)?
-            .into_iter()
+        let tunables = match control.tunables(id) {
+            // It has gone meanwhile.
+            Err(Error::NoQueueNumber { .. }) => return None,
+            Err(error) => return Some(Err(error.into())),
+            Ok(tunables) => tunables,
+        };
+        let tunables = tunables.into_iter();
+        let tunables: Map<String, Value> = tunables
             .map(|(name, value)| (name.to_owned(), value.into()))
             .collect();
-        Ok(json!({
+        Some(Ok(json!({
             "name": queue.name(),
             "sched": queue.elevator().name(),
             "tunables": tunables,
@@ -73,9 +79,9 @@ pub(super) fn queues(control: &Control) -> Result<Value> {
             "in_flight": queue.outstanding(),
             "io_poll": queue.is_polled(),
             "polling": control.describe_polling(id),
-        }))
+        })))
     };
-    control.queues().into_iter().map(queue).collect()
+    control.queues().into_iter().filter_map(queue).collect()
 }
 
 /// The groups of each queue, and behind them those that are configured and have no disk.

@@ -364,7 +364,7 @@ const CLIENTS_MAX: u32 = 128;
 /// Of these, how many may be taken when one comes that may only read.
 const READERS_MAX: u32 = 96;
 /// Bytes of a request.
-const LINE_MAX: usize = 1 << 20;
+pub(crate) const LINE_MAX: usize = 1 << 20;
 /// How long a client may take to read what it has asked for.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 /// How soon the end of the daemon is noticed.

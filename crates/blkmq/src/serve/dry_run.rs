@@ -2,20 +2,33 @@
 //! for a dry run, the files of new disks and of TLS. No address is opened, and no other host is
 //! asked. `running` makes the change.
 
-use anyhow::{Context, Result};
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
 use blkmq_config::diff::Change;
 use blkmq_config::{Config, DiskSpec, live};
 
 use super::placeholder::Placeholders;
 use super::read;
 
-/// Checks that each address can serve its disks at the same time.
+/// Checks that each address can serve its disks at the same time, and that no two have the same file.
 ///
 /// # Errors
 /// The address, and what to do.
 pub(super) fn check_exports(new: &Config) -> Result<()> {
+    let mut taken = BTreeMap::new();
     for export in &new.exports {
-        read(export)?.check_disks(&new.disks_of(export))?;
+        let (address, disks) = (read(export)?, new.disks_of(export));
+        address.check_disks(&disks)?;
+        for file in address.files(&disks) {
+            if let Some(other) = taken.insert(file.clone(), &export.address) {
+                bail!(
+                    "export {}: {} is also the file of a disk of export {other}: each disk needs its own",
+                    export.address,
+                    file.display()
+                );
+            }
+        }
     }
     Ok(())
 }

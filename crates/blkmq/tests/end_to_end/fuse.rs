@@ -378,6 +378,23 @@ fn an_address_that_is_no_file_or_is_in_use_is_refused() {
     stage.stop();
 }
 
+#[test]
+fn two_disks_at_one_file_are_refused_however_it_is_written() {
+    let scratch = Scratch::new();
+    let (first, again) = (scratch.word("disk"), scratch.word("./disk"));
+    for other in [&first, &again] {
+        let words = ["serve", "--check", "--disk", "name=a,ram=1M", "--control", "none"];
+        let mut command = Command::new(program());
+        command.args(words).args(["--fuse", &first, "--fuse", other]);
+        let output = command.output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && said.contains("each disk needs its own"),
+            "{other}: {said}"
+        );
+    }
+}
+
 /// A block that contains its place, aligned for direct I/O.
 fn aligned(number: u64) -> Box<Aligned> {
     aligned_of(number, 1)

@@ -112,7 +112,7 @@ fn a_client_sees_the_disks_that_its_name_may_see_and_no_others() {
         return;
     }
     let stage = Secured::new(&["name=a,ram=8M", "name=b,ram=8M", "name=c,ram=8M"]);
-    let daemon = stage.start(&["--tls-client", "host-a=a+c", "--tls-client", "host-b"]);
+    let mut daemon = stage.start(&["--tls-client", "host-a=a+c", "--tls-client", "host-b"]);
     let second = stage.authority.directory(&stage.scratch, "second");
     stage.authority.give(&second, "client", "host-b", Validity::Today);
     let third = stage.authority.directory(&stage.scratch, "third");
@@ -128,6 +128,12 @@ fn a_client_sees_the_disks_that_its_name_may_see_and_no_others() {
     assert_eq!(
         (listed(&first), listed(&second), listed(&third)),
         ("ac".into(), "abc".into(), String::new())
+    );
+    let is_told = |line: &str| line.contains("sees no disk") && line.contains("[\"host-c\"]");
+    assert!(
+        daemon.wait_for(Duration::from_secs(5), is_told),
+        "{}",
+        daemon.said()
     );
     let opens = |disk: &str, directory: &str| try_run("nbdinfo", &["--size", &stage.uri(disk, directory)]);
     assert!(opens("a", &first).success && opens("b", &second).success);
@@ -267,7 +273,10 @@ fn what_cannot_be_served_is_refused_at_the_start_with_what_to_do() {
     stage
         .authority
         .give(&stage.scratch.word("pki"), "second", "localhost", Validity::Today);
-    let path = |file: &str| stage.authority.path(file);
+    let path = |file: &str| match file.starts_with('/') {
+        true => file.to_owned(),
+        false => stage.authority.path(file),
+    };
     let disk = ["--check", "--disk", "name=a,ram=1M"].map(str::to_owned);
     let here = ["--nbd".to_owned(), "tcp:127.0.0.1:0".to_owned()];
     let files = |certificate: &str, key: &str| {
@@ -299,6 +308,26 @@ fn what_cannot_be_served_is_refused_at_the_start_with_what_to_do() {
         (
             files("server-cert.pem", "server-cert.pem").to_vec(),
             "holds no key",
+        ),
+        (
+            [
+                &files("server-cert.pem", "server-key.pem")[..],
+                &["--tls-ca".into(), path("client-cert.pem")],
+            ]
+            .concat(),
+            "CN=host-a is no authority's",
+        ),
+        (
+            [
+                &files("server-cert.pem", "server-key.pem")[..],
+                &["--tls-ca".into(), path("late-cert.pem")],
+            ]
+            .concat(),
+            "CN=localhost is valid from",
+        ),
+        (
+            files("server-cert.pem", "/dev/zero").to_vec(),
+            "is no regular file",
         ),
         (
             vec!["--tls-ca".to_owned(), path("ca-cert.pem")],

@@ -16,12 +16,12 @@ use crate::reactor::shared::QueueEntry;
 
 /// Groups. All of these are for any thread but a reactor's; they retry for a while if the gate is in use.
 impl Control {
-    /// Lists the paths of a queue's groups with their ids, in the order of their paths.
-    ///
-    /// # Panics
-    /// If there is no such queue.
+    /// Lists the paths of a queue's groups with their ids, in the order of their paths. None if there is no such queue,
+    /// as a queue may go at any moment.
     pub fn groups(&self, queue: QueueId) -> Vec<(String, GroupId)> {
-        let entry = self.known(queue);
+        let Some(entry) = self.shared.entry(queue) else {
+            return Vec::new();
+        };
         let paths = lock(&entry);
         paths.iter().map(|(path, id)| (path.clone(), *id)).collect()
     }
@@ -162,7 +162,7 @@ impl Control {
         let name = path.rsplit('/').next().unwrap_or_default();
         let new = join(parent, name);
         if id != ROOT && new != path && paths.get(&new).is_some() {
-            let queue = self.known(queue).queue.name().to_owned();
+            let queue = self.name(queue);
             return Err(Error::GroupExists { queue, path: new });
         }
         self.change(queue, path, |core| core.move_group(id, to))?;
@@ -185,7 +185,7 @@ impl Control {
         let may_use = |disk: &Disk| disk.queue == queue || disk.queue == MAPPED;
         if let Some(disk) = disks.find(|disk| may_use(disk) && disk.group == id && id != ROOT) {
             return Err(Error::GroupInUse {
-                queue: self.known(queue).queue.name().to_owned(),
+                queue: self.name(queue),
                 path: path.to_owned(),
                 disk: disk.name.clone(),
             });
@@ -231,7 +231,7 @@ impl Control {
                 .take(KNOWN_MAX)
                 .collect();
             Error::NoGroup {
-                queue: self.known(queue).queue.name().to_owned(),
+                queue: self.name(queue),
                 path: path.to_owned(),
                 known: known.join(", "),
             }

@@ -5,12 +5,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use blkmq::control::client::Client as Control;
 use serde_json::{Value, json};
 
-use super::{LONG, Stage, names};
+use super::{LONG, Stage, add, names, remove};
 use crate::common::daemon::program;
 use crate::common::nbd::Client;
 use crate::common::pattern::BLOCK;
@@ -173,5 +174,39 @@ fn statistics_are_told_to_who_has_subscribed() {
     let refused = control.call("subscribe", &json!({"interval_ms": 1}));
     assert!(refused.expect_err("too often").to_string().contains("from 100"));
     control.call("unsubscribe", &json!({})).expect("an answer");
+    stage.daemon.stop();
+}
+
+#[test]
+fn statistics_are_told_while_queues_come_and_go() {
+    let stage = Stage::new(&[]);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = ["statistics.get", "group.list", "queue.list"]
+            .map(|method| {
+                let (mut control, is_over) = (stage.control(), &is_over);
+                scope.spawn(move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        control.call(method, &json!({}))?;
+                    }
+                    anyhow::Ok(())
+                })
+            })
+            .into();
+        let mut control = stage.control();
+        for _ in 0..300 {
+            add(&mut control, "disk", "comes", &json!({"ram": "64K"})).expect("it comes");
+            remove(&mut control, "disk", "comes").expect("it goes");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for reader in readers {
+            reader.join().expect("no panic").expect("each is answered");
+        }
+    });
+    assert!(
+        !stage.daemon.said().contains("panicked"),
+        "{}",
+        stage.daemon.said()
+    );
     stage.daemon.stop();
 }

@@ -74,6 +74,13 @@ impl Connection {
                 let offered = self.door.offered();
                 let seen = offered.exports.only(|disk| offered.tls.may_see(&names, disk));
                 tracing::debug!("nbd: {} uses TLS, names {names:?}", self.name());
+                if seen.iter().next().is_none() {
+                    let what = format_args!(
+                        "{} sees no disk: tls_clients has none of the names of its certificate, {names:?}",
+                        self.name()
+                    );
+                    self.log().warn(cx.now(), what);
+                }
                 self.session.secure(Arc::new(seen));
                 self.wire.secure(stream);
                 self.is_readable = true;
