@@ -191,7 +191,8 @@ fn check_disks(old: &Config, new: &Config) -> Result<()> {
         let is_mapped = matches!(disk.source, Source::Mapped(_));
         match find(old, &disk.name) {
             Some(before) if !is_same_but_for_queue(before, disk) => bail!(
-                "disk {}: what it is cannot be changed while it is served: remove it and add it again",
+                "disk {}: its source, size, group and description cannot be changed while it is served: remove it and add it \
+                 again; it can grow by blkmq ctl resize",
                 disk.name
             ),
             None if is_mapped => bail!(

@@ -366,6 +366,11 @@ impl Session {
         matches!(self.phase, Phase::Negotiation(_)) && !self.ended
     }
 
+    /// Whether the client was refused something for lack of TLS, which it has not started.
+    pub fn has_missed_tls(&self) -> bool {
+        matches!(&self.phase, Phase::Negotiation(negotiation) if negotiation.has_missed_tls())
+    }
+
     /// Whether the session took its last message: nothing is received any more.
     pub fn has_ended(&self) -> bool {
         self.ended

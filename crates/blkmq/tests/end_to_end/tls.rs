@@ -99,6 +99,9 @@ fn who_has_no_certificate_or_a_wrong_or_an_old_one_is_kept_out_and_the_log_says_
     let plain = format!("nbd+unix:///a?socket={}", stage.scratch.word("nbd.sock"));
     let said = try_run("nbdinfo", &[&plain]);
     assert!(!said.success, "without TLS: {}", said.stdout);
+    let is_told = |line: &str| line.contains("it needs TLS here, and did not start it");
+    assert!(daemon.wait_for(Duration::from_secs(5), is_told));
+    assert_eq!(daemon.said().lines().filter(|line| is_told(line)).count(), 1);
     // Here the client refuses a server of another authority.
     let said = try_run("nbdinfo", &[stage.uri("a", &stage.scratch.word("other"))]);
     assert!(!said.success, "a server of another authority: {}", said.stdout);

@@ -69,6 +69,8 @@ pub(super) struct Negotiation {
     pub(super) context: Option<ExportId>,
     session: Option<SessionName>,
     tls: Tls,
+    /// An option was refused for lack of TLS.
+    has_missed_tls: bool,
     shutting_down: bool,
 }
 
@@ -96,6 +98,7 @@ impl Negotiation {
             context: None,
             session: None,
             tls: Tls::Off,
+            has_missed_tls: false,
             shutting_down: false,
         }
     }
@@ -168,6 +171,10 @@ impl Negotiation {
         (self.context, self.session) = (None, None);
     }
 
+    pub(super) fn has_missed_tls(&self) -> bool {
+        self.has_missed_tls && self.tls == Tls::Required
+    }
+
     pub(super) fn style(&self) -> HeaderStyle {
         self.style
     }
@@ -213,6 +220,7 @@ impl Negotiation {
             return Next::End(OPTION_HEADER_BYTES, Event::Disconnect);
         }
         if let Some((kind, message)) = self.refusal(&header, limits) {
+            self.has_missed_tls |= kind == ReplyKind::ERR_TLS_REQD;
             return self.begin_skipping(&header, kind, message, limits);
         }
         let data = &input[OPTION_HEADER_BYTES..];

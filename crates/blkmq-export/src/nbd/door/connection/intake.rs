@@ -90,7 +90,10 @@ impl Connection {
                 Event::StartTls => return self.start_tls(cx),
                 Event::Selected(export) => self.select(cx, export.id.0),
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
-                Event::Disconnect => self.close(cx, Closing::Finishing),
+                Event::Disconnect => {
+                    self.say_missed_tls(cx.now());
+                    self.close(cx, Closing::Finishing);
+                }
                 Event::Close(reason) => {
                     self.log()
                         .warn(cx.now(), format_args!("{} closed: {reason}", self.name()));
@@ -193,6 +196,14 @@ impl Connection {
         is_whole
     }
 
+    /// Logs at the end of a connection that its client never started the TLS that it needs here.
+    fn say_missed_tls(&self, now: Instant) {
+        if self.session.has_missed_tls() {
+            let what = format_args!("{} closed: it needs TLS here, and did not start it", self.name());
+            self.log().warn(now, what);
+        }
+    }
+
     /// Handles what the socket reported.
     pub(super) fn handle_recv(&mut self, received: io::Result<Received>, now: Instant) {
         match received {
@@ -202,6 +213,7 @@ impl Connection {
             Ok(Received::Drained(_)) => self.is_readable = self.has_left,
             Ok(Received::Nothing) => self.is_readable = false,
             Ok(Received::End) => {
+                self.say_missed_tls(now);
                 let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
                     if cfg!(blkmq_mutant = "descriptor_leak") {
