@@ -190,7 +190,7 @@ fn what_is_wrong_is_said_with_the_image_and_what_to_do() {
     );
     refused(
         &ceph.disk("x", "unlockable", ",option.rbd_no_such=1"),
-        "option.KEY=",
+        "cannot set Ceph's option rbd_no_such to 1",
     );
     refused(
         "name=x,rbd=rbd/x,conf=/nowhere/ceph.conf",
