@@ -348,7 +348,7 @@ mod tests {
             (
                 "[disk.b]\nram = \"1M\"",
                 "[disk.b]\nram = \"2M\"",
-                "disk b: what it is",
+                "disk b: its source, size",
             ),
             ("", "[disk.l]\nlinear = \"a\"", "disk l: lies on other disks"),
             ("[disk.l]\nlinear = \"a\"", "", "disk l: lies on other disks"),
