@@ -298,6 +298,11 @@ impl Queue {
         self.usage.outstanding()
     }
 
+    /// Says how many requests have ended. The counters of their groups follow within moments.
+    pub fn finished(&self) -> u64 {
+        self.usage.finished()
+    }
+
     /// How many requests may be in flight; see [`Queue::set_depth`].
     #[inline]
     pub fn depth(&self) -> u32 {

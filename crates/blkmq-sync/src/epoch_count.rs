@@ -184,6 +184,12 @@ impl FreezeState {
         started.saturating_sub(finished)
     }
 
+    /// Requests finished, from the start.
+    #[must_use]
+    pub fn finished(&self) -> u64 {
+        self.sum(|usage| &usage.finished)
+    }
+
     fn sum(&self, field: impl Fn(&Usage) -> &AtomicU64) -> u64 {
         // Acquire: pairs with the Release in `add_finished`.
         self.shards

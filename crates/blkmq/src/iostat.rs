@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::control::client::Client;
 use crate::control::path_to_ask;
 use crate::control::statistics::{Counts, GroupStatistics, Statistics};
-use crate::rates::{Interval, is_active, sum};
+use crate::rates::{Interval, Samples, is_active, sum};
 use crate::stdout::{print, unless_reader_left};
 
 /// What `iostat` takes.
@@ -57,20 +57,22 @@ fn run(args: &IostatArgs, client: &mut Client) -> Result<()> {
         let all: Statistics = serde_json::from_value(client.call("statistics.get", &json!({}))?)?;
         return report(args, &Interval::since_start(all), true);
     };
-    client.subscribe(time)?;
-    let mut before: Option<Statistics> = None;
-    let mut left = args.count;
+    client.follow(time)?;
+    let (mut samples, mut left) = (Samples::default(), args.count);
     while left != Some(0) {
+        let is_first = samples.is_empty();
         let now = client.next_statistics()?;
-        let interval = match &before {
-            Some(before) => Interval::between(before, &now),
-            None => (!args.skips_first).then(|| Interval::since_start(now.clone())),
+        let interval = match is_first && !args.skips_first {
+            true => {
+                samples.take(now.clone());
+                Some(Interval::since_start(now))
+            }
+            false => samples.take(now),
         };
         if let Some(interval) = interval {
-            report(args, &interval, before.is_none())?;
+            report(args, &interval, is_first)?;
             left = left.map(|left| left - 1);
         }
-        before = Some(now);
     }
     Ok(())
 }

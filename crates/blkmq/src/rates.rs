@@ -2,6 +2,7 @@
 //! the percentiles of that time alone. `ctl stats`, `iostat` and `top` show them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::control::statistics::{Counts, Delay, GroupStatistics, QueueStatistics, Statistics, Times};
 
@@ -12,7 +13,51 @@ pub struct Interval {
     /// The length of the interval.
     pub seconds: f64,
     /// All queues, with differences for counts.
-    pub queues: Vec<QueueStatistics>,
+    pub queues: Vec<Arc<QueueStatistics>>,
+}
+
+/// Samples of one daemon, one after the other.
+#[derive(Debug, Default)]
+pub struct Samples {
+    before: Option<Statistics>,
+    /// What a queue did between two equal samples, by its name: nothing, in many words.
+    idle: BTreeMap<String, Arc<QueueStatistics>>,
+}
+
+impl Samples {
+    /// Whether the next one is the first.
+    pub fn is_empty(&self) -> bool {
+        self.before.is_none()
+    }
+
+    /// Takes the next sample. Returns the activity since the one before; `None` if there is none, if the
+    /// two are from two daemons, or the same.
+    pub fn take(&mut self, now: Statistics) -> Option<Interval> {
+        let before = self.before.replace(now)?;
+        let now = self.before.as_ref()?;
+        let time = now
+            .uptime_ns
+            .checked_sub(before.uptime_ns)
+            .filter(|time| *time > 0)?;
+        let names = before.queues.iter().map(|queue| (queue.name.as_str(), queue));
+        let known: BTreeMap<&str, &Arc<QueueStatistics>> = names.collect();
+        let mut idle = std::mem::take(&mut self.idle);
+        let queue = |now: &Arc<QueueStatistics>| match known.get(now.name.as_str()) {
+            None => Arc::clone(now),
+            Some(before) if !Arc::ptr_eq(before, now) => Arc::new(queue_since(now, before)),
+            Some(_) => {
+                let (name, same) = idle
+                    .remove_entry(&now.name)
+                    .unwrap_or_else(|| (now.name.clone(), Arc::new(queue_since(now, now))));
+                self.idle.insert(name, Arc::clone(&same));
+                same
+            }
+        };
+        Some(Interval {
+            seconds: seconds(time),
+            queues: now.queues.iter().map(queue).collect(),
+        })
+    }
 }
 
 impl Interval {
@@ -22,20 +67,6 @@ impl Interval {
             seconds: seconds(now.uptime_ns),
             queues: now.queues,
         }
-    }
-
-    /// The activity between two samples of one daemon; `None` if they are from two daemons, or the
-    /// same.
-    pub fn between(before: &Statistics, now: &Statistics) -> Option<Self> {
-        let time = now.uptime_ns.checked_sub(before.uptime_ns)?;
-        let queue = |now: &QueueStatistics| {
-            let before = before.queues.iter().find(|before| before.name == now.name);
-            before.map_or_else(|| now.clone(), |before| queue_since(now, before))
-        };
-        (time > 0).then(|| Self {
-            seconds: seconds(time),
-            queues: now.queues.iter().map(queue).collect(),
-        })
     }
 
     /// A count as a rate per second.
@@ -204,15 +235,27 @@ pub(crate) mod tests {
     pub(crate) fn answer(seconds: u64, groups: Vec<GroupStatistics>) -> Statistics {
         Statistics {
             uptime_ns: seconds * 1_000_000_000,
-            queues: vec![QueueStatistics {
+            queues: vec![Arc::new(QueueStatistics {
                 name: "q".to_owned(),
                 sched: "bfq".to_owned(),
                 depth: 64,
                 groups,
                 ..QueueStatistics::default()
-            }],
+            })],
             ..Statistics::default()
         }
+    }
+
+    /// The activity between two samples.
+    pub(crate) fn between(before: Statistics, now: Statistics) -> Option<Interval> {
+        let mut samples = Samples::default();
+        assert_eq!(samples.take(before), None);
+        samples.take(now)
+    }
+
+    /// The only queue of an answer.
+    fn queue_mut(of: &mut Statistics) -> &mut QueueStatistics {
+        Arc::make_mut(&mut of.queues[0])
     }
 
     #[test]
@@ -220,7 +263,7 @@ pub(crate) mod tests {
         let slow = reads("/a", 1000, 5_000_000);
         let mut now = sum([&slow, &reads("/a", 100, 10_000)]);
         now.path = "/a".to_owned();
-        let interval = Interval::between(&answer(1, vec![slow]), &answer(3, vec![now])).unwrap();
+        let interval = between(answer(1, vec![slow]), answer(3, vec![now])).unwrap();
         let group = &interval.queues[0].groups[0];
         assert_eq!((group.read.ios, interval.per_second(group.read.ios)), (100, 50.0));
         assert_eq!(group.wait, Times::new(vec![(10_000, 100)]));
@@ -231,7 +274,7 @@ pub(crate) mod tests {
     fn what_is_new_counts_from_nothing_and_so_does_what_was_made_anew() {
         let before = answer(1, vec![reads("/a", 50, 1)]);
         let now = answer(2, vec![reads("/a", 20, 1), reads("/b", 7, 1)]);
-        let interval = Interval::between(&before, &now).unwrap();
+        let interval = between(before.clone(), now).unwrap();
         let ios: Vec<u64> = interval.queues[0].groups.iter().map(|g| g.read.ios).collect();
         assert_eq!(ios, [20, 7]);
     }
@@ -239,8 +282,8 @@ pub(crate) mod tests {
     #[test]
     fn answers_of_two_daemons_have_no_time_between_them() {
         let (long, short) = (answer(9, vec![]), answer(1, vec![]));
-        assert_eq!(Interval::between(&long, &short), None);
-        assert_eq!(Interval::between(&long, &long), None);
+        assert_eq!(between(long.clone(), short), None);
+        assert_eq!(between(long.clone(), long), None);
     }
 
     #[test]
@@ -251,11 +294,56 @@ pub(crate) mod tests {
             ns,
         };
         let (mut before, mut now) = (answer(1, vec![]), answer(2, vec![]));
-        before.queues[0].delays = vec![delay(100)];
-        now.queues[0].delays = vec![delay(130)];
-        let interval = Interval::between(&before, &now).unwrap();
+        queue_mut(&mut before).delays = vec![delay(100)];
+        queue_mut(&mut now).delays = vec![delay(130)];
+        let interval = between(before.clone(), now).unwrap();
         assert_eq!(interval.queues[0].delays, [delay(30)]);
-        let interval = Interval::between(&before, &answer(2, vec![])).unwrap();
+        let interval = between(before, answer(2, vec![])).unwrap();
         assert_eq!(interval.queues[0].delays, []);
+    }
+
+    #[test]
+    fn a_queue_that_stays_as_it_is_did_nothing_and_later_what_it_did_since() {
+        let mut samples = Samples::default();
+        let first = answer(1, vec![reads("/a", 50, 1)]);
+        let ios = |interval: Option<Interval>| interval.unwrap().queues[0].groups[0].read.ios;
+        let at = |seconds: u64, like: &Statistics| Statistics {
+            uptime_ns: seconds * 1_000_000_000,
+            ..like.clone()
+        };
+        assert_eq!(samples.take(first.clone()), None);
+        assert_eq!(ios(samples.take(at(2, &first))), 0);
+        assert_eq!(ios(samples.take(at(3, &first))), 0);
+        let later = answer(4, vec![reads("/a", 57, 1), reads("/b", 2, 1)]);
+        assert_eq!(ios(samples.take(later.clone())), 7);
+        let idle = samples.take(at(5, &later)).unwrap();
+        assert_eq!(idle.queues[0].groups.len(), 2, "not what it was before");
+        assert!(idle.queues[0].groups.iter().all(|group| group.read.ios == 0));
+    }
+
+    #[test]
+    fn queues_are_found_by_their_names_where_others_have_gone() {
+        let named = |seconds, names: &[(&str, u64)]| Statistics {
+            queues: names
+                .iter()
+                .map(|(name, ios)| {
+                    let mut one = answer(1, vec![reads("/a", *ios, 1)]);
+                    queue_mut(&mut one).name = (*name).to_owned();
+                    one.queues.remove(0)
+                })
+                .collect(),
+            ..answer(seconds, vec![])
+        };
+        let interval = between(
+            named(1, &[("x", 1), ("y", 10), ("z", 5)]),
+            named(2, &[("y", 12), ("new", 3)]),
+        );
+        let ios = interval
+            .unwrap()
+            .queues
+            .iter()
+            .map(|queue| queue.groups[0].read.ios)
+            .collect::<Vec<_>>();
+        assert_eq!(ios, [2, 3]);
     }
 }

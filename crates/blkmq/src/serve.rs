@@ -282,6 +282,7 @@ impl Daemon {
         let asked = Arc::new(control::Daemon {
             running: Arc::clone(&self.running),
             earlier: Arc::clone(&self.earlier),
+            readings: control::Readings::default(),
             log: log.clone(),
             started: Instant::now(),
             is_draining: AtomicBool::new(false),

@@ -5,6 +5,7 @@ use std::io::{self, BufRead, BufReader, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,13 +14,15 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, re
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::statistics::Statistics;
+use super::statistics::{QueueStatistics, Statistics};
 
 /// A connection to a daemon.
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
     next: u64,
+    /// The queues of the last statistics that it was told.
+    queues: Vec<Arc<QueueStatistics>>,
 }
 
 impl Client {
@@ -44,6 +47,7 @@ impl Client {
         Ok(Self {
             stream: BufReader::with_capacity(READ_BYTES, stream),
             next: 0,
+            queues: Vec::new(),
         })
     }
 
@@ -135,12 +139,28 @@ impl Client {
     /// # Errors
     /// If the interval is too short or too long for the daemon, or it has gone.
     pub fn subscribe(&mut self, interval: Duration) -> Result<()> {
-        self.call("subscribe", &json!({"interval_ms": interval.as_millis() as u64}))?;
+        self.subscribe_with(&json!({"interval_ms": interval.as_millis() as u64}), interval)
+    }
+
+    /// The same, without queues that have not changed since the time before:
+    /// [`Self::next_statistics`] adds them.
+    ///
+    /// # Errors
+    /// As for [`Self::subscribe`].
+    pub fn follow(&mut self, interval: Duration) -> Result<()> {
+        let params = json!({"interval_ms": interval.as_millis() as u64, "changed": true});
+        // An older daemon does not know this.
+        self.subscribe_with(&params, interval)
+            .or_else(|_| self.subscribe(interval))
+    }
+
+    fn subscribe_with(&mut self, params: &Value, interval: Duration) -> Result<()> {
+        self.call("subscribe", params)?;
         let patience = Some(interval + ANSWER_MAX);
         Ok(self.stream.get_ref().set_read_timeout(patience)?)
     }
 
-    /// Waits for the next statistics, after [`Self::subscribe`].
+    /// Waits for the next statistics of all queues, after [`Self::follow`] or [`Self::subscribe`].
     ///
     /// # Errors
     /// If the daemon has gone, or sends something else.
@@ -151,9 +171,26 @@ impl Client {
         }
         let line = self.read_line()?;
         let read = serde_json::from_str::<Notification>(&line);
-        Ok(read
+        let mut now = read
             .context("the daemon sends no statistics that are understood")?
-            .params)
+            .params;
+        if std::mem::take(&mut now.is_partial) {
+            // In the order of all.
+            let mut changed = now.queues.into_iter().peekable();
+            for queue in &mut self.queues {
+                if let Some(other) = changed.next_if(|other| other.name == queue.name) {
+                    *queue = other;
+                }
+            }
+            ensure!(
+                changed.next().is_none(),
+                "the daemon tells of a queue that it had not told of"
+            );
+            now.queues = self.queues.clone();
+        } else {
+            self.queues.clone_from(&now.queues);
+        }
+        Ok(now)
     }
 
     /// Waits for the next line that the daemon sends.

@@ -17,6 +17,7 @@ use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
 use super::report;
 use super::server::Daemon;
 use super::statistics::Statistics;
+use super::subscription::Subscription;
 use crate::trace::recording::Recording;
 
 /// What somebody may do.
@@ -202,26 +203,29 @@ pub(super) static METHODS: &[Method] = &[
         "what queues and groups have done since the start",
         |_, params, daemon| {
             none(params)?;
-            to_value(&report::statistics(daemon))
+            to_value(&report::statistics(daemon, &daemon.readings.take(daemon)))
         },
     ),
     ask(
         "subscribe",
-        "be told the statistics again and again: {interval_ms}",
+        "be told the statistics again and again: {interval_ms, changed}; with changed, only of queues that have",
         |session, params, _| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
             struct Params {
                 interval_ms: u64,
+                #[serde(default)]
+                changed: bool,
             }
-            let Params { interval_ms } = of(params)?;
+            let Params { interval_ms, changed } = of(params)?;
             if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&interval_ms) {
                 let what = format!(
                     "interval_ms {interval_ms} rejected: must be from {INTERVAL_MIN} to {INTERVAL_MAX}"
                 );
                 return Err(Failure::new(BAD_PARAMS, what));
             }
-            session.ticks = Some((Duration::from_millis(interval_ms), Instant::now()));
+            let interval = Duration::from_millis(interval_ms);
+            session.subscription = Some(Subscription::new(interval, changed));
             Ok(json!({}))
         },
     ),
@@ -262,7 +266,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     ask("unsubscribe", "not to be told any more", |session, params, _| {
         none(params)?;
-        session.ticks = None;
+        session.subscription = None;
         Ok(json!({}))
     }),
     change(
@@ -322,8 +326,7 @@ pub(super) fn find(name: &str) -> Option<&'static Method> {
 /// What is kept of one client.
 pub(super) struct Session {
     access: Access,
-    /// How often it is told the statistics, and when next.
-    ticks: Option<(Duration, Instant)>,
+    subscription: Option<Subscription>,
     /// The client's running trace.
     recording: Option<Recording>,
     /// The next answer carries a descriptor of the trace's memory.
@@ -336,7 +339,7 @@ impl Session {
     pub(super) fn new(access: Access) -> Self {
         Self {
             access,
-            ticks: None,
+            subscription: None,
             recording: None,
             sends_memory: false,
             drains: false,
@@ -367,16 +370,12 @@ impl Session {
 
     /// When it is to be told next.
     pub(super) fn next_tick(&self) -> Option<Instant> {
-        self.ticks.map(|(_, next)| next)
+        self.subscription.as_ref().map(|subscription| subscription.next)
     }
 
     /// What it is to be told now, if it is time.
     pub(super) fn tick(&mut self, daemon: &Daemon) -> Option<Statistics> {
-        let now = Instant::now();
-        let (interval, next) = self.ticks.as_mut().filter(|(_, next)| *next <= now)?;
-        // What was missed is not made up for.
-        *next = (*next + *interval).max(now);
-        Some(report::statistics(daemon))
+        self.subscription.as_mut()?.tick(daemon)
     }
 }
 

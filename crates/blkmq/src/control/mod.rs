@@ -6,7 +6,9 @@
 //! | `protocol` | the form of a line |
 //! | `server` | who may connect, and how long a client may take; a thread for each client, never a reactor |
 //! | `methods` | what can be queried and changed |
+//! | `readings` | what queues have counted, for all who ask |
 //! | `report` | what a daemon reports of itself |
+//! | `subscription` | what a subscriber is told, and when |
 //! | `statistics` | the form of its counts on the wire |
 //! | `client` | the other side, for `ctl` and for tests |
 
@@ -14,20 +16,23 @@ pub mod client;
 mod methods;
 mod names;
 mod protocol;
+mod readings;
 mod report;
 mod server;
 pub mod statistics;
+mod subscription;
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use blkmq_export::common::Address;
 
+pub(crate) use readings::{Reading, Readings};
 pub(crate) use server::{Daemon, LINE_MAX, Server};
 
 /// The version of the methods and of their results; a larger version has more, and everything of
 /// this one, except for the methods of traces, which are for programs of the daemon's own version.
-pub const API: u32 = 6;
+pub const API: u32 = 7;
 
 /// Parses the address of a control socket; `None` for `none`.
 ///

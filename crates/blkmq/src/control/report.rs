@@ -2,13 +2,12 @@
 //! since the start (of the first daemon, if others have taken over since).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use anyhow::Result;
 use blkmq_config::GroupSpec;
 use blkmq_core::bio::Direction;
 use blkmq_core::group::Caps;
-use blkmq_core::ids::GroupId;
-use blkmq_core::queue::Queue;
 use blkmq_core::stat::{DirectionStats, GroupStats, Histogram};
 use blkmq_core::time::Nanos;
 use blkmq_host::Error;
@@ -16,6 +15,7 @@ use blkmq_host::control::Control;
 use blkmq_host::disk::{MAPPED, QueueId};
 use serde_json::{Map, Value, json};
 
+use super::readings::Reading;
 use super::server::Daemon;
 use super::statistics::{
     Counts, Delay, ExportStatistics, GroupStatistics, Memory, QueueStatistics, Statistics, Times,
@@ -59,7 +59,7 @@ pub(super) fn disks(control: &Control) -> Value {
 }
 
 pub(super) fn queues(control: &Control) -> Result<Value> {
-    let queue = |(id, queue): (QueueId, std::sync::Arc<blkmq_core::queue::Queue>)| {
+    let queue = |(id, queue): (QueueId, Arc<blkmq_core::queue::Queue>)| {
         let tunables = match control.tunables(id) {
             // It has gone meanwhile.
             Err(Error::NoQueueNumber { .. }) => return None,
@@ -138,13 +138,14 @@ pub(super) fn exports(daemon: &Daemon) -> Vec<ExportStatistics> {
     stats.into_iter().map(address).collect()
 }
 
-pub(super) fn statistics(daemon: &Daemon) -> Statistics {
-    let queues = daemon.running.control().queues().into_iter();
+/// All statistics, with those of the given queues.
+pub(super) fn statistics(daemon: &Daemon, readings: &[Arc<Reading>]) -> Statistics {
     let memory = &daemon.running.common().memory;
     Statistics {
         uptime_ns: daemon.started.elapsed().as_nanos() as u64,
         changes: daemon.running.changes(),
-        queues: queues.map(|(id, queue)| of_queue(daemon, id, &queue)).collect(),
+        is_partial: false,
+        queues: readings.iter().map(|reading| of_queue(reading).into()).collect(),
         exports: exports(daemon),
         nbd_memory: Memory {
             used: memory.used(),
@@ -153,35 +154,22 @@ pub(super) fn statistics(daemon: &Daemon) -> Statistics {
     }
 }
 
-fn of_queue(daemon: &Daemon, id: QueueId, queue: &Queue) -> QueueStatistics {
-    let paths = daemon.running.control().groups(id);
-    let path_of = |group: Option<GroupId>| {
-        let found = paths.iter().find(|(_, id)| Some(*id) == group);
-        found.map_or_else(|| "others".to_owned(), |(path, _)| path.clone())
+fn of_queue(reading: &Reading) -> QueueStatistics {
+    let groups = reading.groups.iter();
+    let delay = |(group, behind, ns): &(String, String, u64)| Delay {
+        group: group.clone(),
+        behind: behind.clone(),
+        ns: *ns,
     };
-    let groups = paths.iter().filter_map(|(path, group)| {
-        let mut stats = queue.group_stats(*group);
-        // Most daemons are the first.
-        if !daemon.earlier.is_empty()
-            && let Some(before) = daemon.earlier.get(&(queue.name().to_owned(), path.clone()))
-        {
-            stats.add(before);
-        }
-        (stats.total().ios > 0 || stats.queued > 0).then(|| of_group(path, &stats))
-    });
-    let delay = |(who, behind, waited): (Option<GroupId>, Option<GroupId>, Nanos)| Delay {
-        group: path_of(who),
-        behind: path_of(behind),
-        ns: waited.0,
-    };
-    let events = queue.event_stats().fields().into_iter();
+    let state = &reading.state;
+    let events = state.events.fields().into_iter();
     QueueStatistics {
-        name: queue.name().to_owned(),
-        sched: queue.elevator().name().to_owned(),
-        in_flight: queue.outstanding(),
-        depth: queue.depth(),
-        groups: groups.collect(),
-        delays: queue.delays().pairs.into_iter().map(delay).collect(),
+        name: reading.name.clone(),
+        sched: state.sched.to_owned(),
+        in_flight: state.in_flight,
+        depth: state.depth,
+        groups: groups.map(|(path, stats)| of_group(path, stats)).collect(),
+        delays: reading.delays.iter().map(delay).collect(),
         events: events.map(|(name, count)| (name.to_owned(), count)).collect(),
     }
 }

@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use super::methods::{self, Access, Session};
 use super::protocol::{self, Failure, NO_JSON, NO_METHOD};
+use super::readings::Readings;
 use crate::listen;
 use crate::log::Log;
 use crate::serve::running::Running;
@@ -44,6 +45,7 @@ pub(crate) struct Daemon {
     pub(crate) running: Arc<Running>,
     /// What groups did before this daemon took over.
     pub(crate) earlier: Arc<Earlier>,
+    pub(crate) readings: Readings,
     pub(crate) log: Log,
     pub(crate) started: Instant,
     /// A client has asked for its end.

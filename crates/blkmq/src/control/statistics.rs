@@ -3,6 +3,7 @@
 //! others have taken over since).
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use blkmq_core::bio::Direction;
 use serde::{Deserialize, Serialize};
@@ -16,8 +17,11 @@ pub struct Statistics {
     /// stays the same.
     #[serde(default)]
     pub changes: u64,
-    /// All queues.
-    pub queues: Vec<QueueStatistics>,
+    /// Whether `queues` has those alone that have changed since the notification before.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub is_partial: bool,
+    /// All queues, or some.
+    pub queues: Vec<Arc<QueueStatistics>>,
     /// All addresses.
     pub exports: Vec<ExportStatistics>,
     /// Payload of NBD connections.
@@ -167,6 +171,11 @@ impl Times {
             buckets,
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(is: &bool) -> bool {
+    !is
 }
 
 /// The bound of the bucket with the time that `permille` of 1000 do not exceed; `None` without

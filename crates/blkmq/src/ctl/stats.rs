@@ -9,7 +9,7 @@ use super::print_json;
 use super::table::{Column, table};
 use crate::control::client::Client;
 use crate::control::statistics::{Counts, Statistics};
-use crate::rates::Interval;
+use crate::rates::{Interval, Samples};
 use crate::stdout::print;
 
 /// Prints a line for each active group: since the start or, from the second time on, since the time
@@ -23,16 +23,16 @@ pub(super) fn run(is_json: bool, client: &mut Client, interval: Option<f64>) -> 
         };
     };
     let interval = Duration::try_from_secs_f64(seconds).context("seconds between two answers")?;
-    client.subscribe(interval)?;
     if is_json {
+        client.subscribe(interval)?;
         return told(client);
     }
-    let mut before: Option<Statistics> = None;
+    client.follow(interval)?;
+    let mut samples = Samples::default();
     loop {
         let now = client.next_statistics()?;
-        let interval = before.and_then(|before| Interval::between(&before, &now));
-        print(&interval.map_or_else(|| since_start(now.clone()), |interval| between(&interval)))?;
-        before = Some(now);
+        let interval = samples.take(now.clone());
+        print(&interval.map_or_else(|| since_start(now), |interval| between(&interval)))?;
     }
 }
 
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn rates_are_of_what_came_since_the_time_before() {
         let at = |seconds, ios| answer(seconds, vec![reads("/a", ios, 0), reads("/idle", 5, 0)]);
-        let text = between(&Interval::between(&at(1, 100), &at(3, 700)).unwrap());
+        let text = between(&crate::rates::tests::between(at(1, 100), at(3, 700)).unwrap());
         let lines: Vec<Vec<&str>> = text
             .lines()
             .map(|line| line.split_whitespace().collect())

@@ -3,12 +3,10 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use blkmq_core::bio::Direction;
-use blkmq_core::ids::GroupId;
-use blkmq_core::queue::Queue;
 use blkmq_core::stat::{GroupStats, Histogram};
-use blkmq_host::disk::QueueId;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
@@ -17,7 +15,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::control::Daemon;
+use crate::control::{Daemon, Reading};
 
 /// The format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +33,9 @@ pub(super) fn text(daemon: &Daemon, form: Form) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("blkmq");
     let taken = Taken::take(daemon, form);
     let groups: usize = taken.queues.iter().map(|queue| queue.groups.len()).sum();
+    let bytes = OTHER_BYTES + taken.queues.len() * QUEUE_BYTES + groups * GROUP_BYTES;
     registry.register_collector(Box::new(taken));
-    let mut text = String::with_capacity(OTHER_BYTES + groups * GROUP_BYTES);
+    let mut text = String::with_capacity(bytes);
     match form {
         Form::OpenMetrics => encode(&mut text, &registry)?,
         Form::Classic => encode_registry(&mut text, &registry)?,
@@ -49,35 +48,20 @@ pub(super) fn text(daemon: &Daemon, form: Form) -> Result<String, fmt::Error> {
 struct Taken {
     form: Form,
     uptime_s: f64,
-    queues: Vec<QueueTaken>,
+    queues: Vec<Arc<Reading>>,
     addresses: Vec<blkmq_export::common::AddressStats>,
     disks: Vec<(String, u64, usize)>,
     memory: (u64, u64),
 }
 
-#[derive(Debug)]
-struct QueueTaken {
-    name: String,
-    sched: &'static str,
-    in_flight: u64,
-    depth: u32,
-    events: Vec<(&'static str, u64)>,
-    groups: Vec<(String, GroupStats)>,
-    /// Which group waited behind which, in nanoseconds.
-    delays: Vec<(String, String, u64)>,
-}
-
 impl Taken {
     fn take(daemon: &Daemon, form: Form) -> Self {
         let (control, common) = (daemon.running.control(), daemon.running.common());
-        let queues = control.queues().into_iter();
         let disks = control.disks();
         Self {
             form,
             uptime_s: daemon.started.elapsed().as_secs_f64(),
-            queues: queues
-                .map(|(id, queue)| QueueTaken::take(daemon, id, &queue))
-                .collect(),
+            queues: daemon.readings.take(daemon),
             addresses: common.connections.stats(),
             disks: disks
                 .iter()
@@ -88,44 +72,10 @@ impl Taken {
     }
 }
 
-impl QueueTaken {
-    fn take(daemon: &Daemon, id: QueueId, queue: &Queue) -> Self {
-        let paths = daemon.running.control().groups(id);
-        let path_of = |group: Option<GroupId>| {
-            let found = paths.iter().find(|(_, id)| Some(*id) == group);
-            found.map_or_else(|| "others".to_owned(), |(path, _)| path.clone())
-        };
-        let stats = |(path, group): &(String, GroupId)| {
-            let mut stats = queue.group_stats(*group);
-            let at = (queue.name().to_owned(), path.clone());
-            daemon
-                .earlier
-                .get(&at)
-                .into_iter()
-                .for_each(|before| stats.add(before));
-            (stats.total().ios > 0 || stats.queued > 0).then(|| (path.clone(), stats))
-        };
-        let delays = queue.delays().pairs.into_iter();
-        Self {
-            name: queue.name().to_owned(),
-            sched: queue.elevator().name(),
-            in_flight: queue.outstanding(),
-            depth: queue.depth(),
-            events: queue.event_stats().fields(),
-            groups: paths.iter().filter_map(stats).collect(),
-            delays: delays
-                .map(|(who, behind, waited)| (path_of(who), path_of(behind), waited.0))
-                .collect(),
-        }
-    }
-
-    fn each_group(&self) -> impl Iterator<Item = ([(&'static str, &str); 2], &GroupStats)> {
-        let named = |(path, stats)| ([("queue", &*self.name), ("group", path)], stats);
-        self.groups
-            .iter()
-            .map(|(path, stats)| (path.as_str(), stats))
-            .map(named)
-    }
+/// Each active group, with its labels.
+fn groups_of(reading: &Reading) -> impl Iterator<Item = ([(&'static str, &str); 2], &GroupStats)> {
+    let groups = reading.groups.iter();
+    groups.map(|(path, stats)| ([("queue", &*reading.name), ("group", path)], stats))
 }
 
 impl Collector for Taken {
@@ -177,7 +127,7 @@ impl Collector for Taken {
 
 impl Taken {
     fn encode_groups(&self, to: &mut Sink<'_>) -> fmt::Result {
-        let groups = || self.queues.iter().flat_map(QueueTaken::each_group);
+        let groups = || self.queues.iter().flat_map(|queue| groups_of(queue));
         let directions: [(&str, &str, Option<Unit>, CountOf); 4] = [
             ("group_operations", "I/Os that ended", None, |stats, of| {
                 stats.of(of).ios
@@ -255,7 +205,7 @@ impl Taken {
             None,
             |put| {
                 each(&self.queues, |queue| {
-                    put(&[("queue", &queue.name)], queue.in_flight as f64)
+                    put(&[("queue", &queue.name)], queue.state.in_flight as f64)
                 })
             },
         )?;
@@ -266,7 +216,7 @@ impl Taken {
             None,
             |put| {
                 each(&self.queues, |queue| {
-                    put(&[("queue", &queue.name)], queue.depth.into())
+                    put(&[("queue", &queue.name)], queue.state.depth.into())
                 })
             },
         )?;
@@ -277,13 +227,13 @@ impl Taken {
             None,
             |put| {
                 each(&self.queues, |queue| {
-                    put(&[("queue", &queue.name), ("scheduler", queue.sched)], 1.0)
+                    put(&[("queue", &queue.name), ("scheduler", queue.state.sched)], 1.0)
                 })
             },
         )?;
         counter(to, "queue_events", "How often a queue did what", None, |put| {
             each(&self.queues, |queue| {
-                each(&queue.events, |(event, count)| {
+                each(&queue.state.events.fields(), |(event, count)| {
                     put(&[("queue", &queue.name), ("event", event)], *count as f64)
                 })
             })
@@ -422,8 +372,9 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// Approximate size of the series of one group, and of all others.
+/// Approximate size of the series of one group, of a queue with a disk, and of all others.
 const GROUP_BYTES: usize = 5 << 10;
+const QUEUE_BYTES: usize = 1 << 10;
 const OTHER_BYTES: usize = 64 << 10;
 /// The bounds of buckets, in seconds; those of the counts behind them are powers of two of
 /// microseconds.

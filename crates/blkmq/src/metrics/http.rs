@@ -53,12 +53,14 @@ pub(super) fn content_type(form: Form) -> &'static str {
 }
 
 /// A whole response, after which the connection ends.
-pub(super) fn answer(status: &str, kind: &str, body: &str) -> Vec<u8> {
+pub(super) fn answer(status: &str, kind: &str, body: impl Into<Vec<u8>>) -> Vec<u8> {
+    let mut bytes = body.into();
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
+        bytes.len()
     );
-    [head.as_bytes(), body.as_bytes()].concat()
+    bytes.splice(0..0, head.into_bytes());
+    bytes
 }
 
 /// The response to a method that the path does not have (RFC 9110, section 15.5.6).

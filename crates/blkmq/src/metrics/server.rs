@@ -266,7 +266,7 @@ fn answer(asked: &Asked, daemon: &Daemon) -> Vec<u8> {
         return http::not_allowed();
     }
     match collect::text(daemon, asked.form) {
-        Ok(text) => http::answer("200 OK", http::content_type(asked.form), &text),
+        Ok(text) => http::answer("200 OK", http::content_type(asked.form), text),
         Err(_) => http::answer(
             "500 Internal Server Error",
             http::PLAIN,

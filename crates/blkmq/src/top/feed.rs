@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::control::statistics::Statistics;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     pub(super) statistics: Statistics,
-    pub(super) lists: Lists,
+    pub(super) lists: Arc<Lists>,
 }
 
 /// Follows the daemon at a socket as long as the receiver exists.
@@ -40,14 +41,14 @@ pub(super) fn start(path: PathBuf, interval: Duration, to: Sender<Event>) -> Res
 
 fn follow(path: &std::path::Path, interval: Duration, to: &Sender<Event>) -> Result<Infallible> {
     let mut client = Client::connect(path)?;
-    client.subscribe(interval)?;
-    let (mut lists, mut asked): (Lists, Option<(u64, Instant)>) = (Lists::default(), None);
+    client.follow(interval)?;
+    let (mut lists, mut asked): (Arc<Lists>, Option<(u64, Instant)>) = (Arc::default(), None);
     loop {
         let statistics = client.next_statistics()?;
         match asked {
-            Some((changes, _)) if changes != statistics.changes => lists = Lists::ask(&mut client)?,
-            None => lists = Lists::ask(&mut client)?,
-            Some((_, at)) if at.elapsed() > DISKS_EACH => lists.ask_again(&mut client)?,
+            Some((changes, _)) if changes != statistics.changes => lists = Lists::ask(&mut client)?.into(),
+            None => lists = Lists::ask(&mut client)?.into(),
+            Some((_, at)) if at.elapsed() > DISKS_EACH => Arc::make_mut(&mut lists).ask_again(&mut client)?,
             Some(_) => {
                 send(to, statistics, &lists)?;
                 continue;
@@ -58,10 +59,10 @@ fn follow(path: &std::path::Path, interval: Duration, to: &Sender<Event>) -> Res
     }
 }
 
-fn send(to: &Sender<Event>, statistics: Statistics, lists: &Lists) -> Result<()> {
+fn send(to: &Sender<Event>, statistics: Statistics, lists: &Arc<Lists>) -> Result<()> {
     let sample = Sample {
         statistics,
-        lists: lists.clone(),
+        lists: Arc::clone(lists),
     };
     Ok(to.send(Event::Sample(Box::new(sample)))?)
 }

@@ -3,26 +3,30 @@
 
 mod lines;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
 use super::columns::COLUMNS;
 use super::feed::Sample;
 use super::lists::Lists;
-use super::tree::{self, Key, Node, Row};
-use crate::control::statistics::Statistics;
-use crate::rates::Interval;
+use super::tree::{self, Key, Node, Row, Tree};
+use crate::control::statistics::{QueueStatistics, Statistics};
+use crate::rates::{Interval, Samples};
 
 /// Everything that is shown, and how.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// The daemon's last sample.
-    before: Option<Statistics>,
+    samples: Samples,
     pub(super) head: Head,
-    tree: Vec<Node>,
+    tree: Vec<Arc<Node>>,
+    /// What it was made of.
+    of: Tree,
     /// The lines of the tree that are open and pass the filter.
     pub(super) lines: Vec<Line>,
-    /// I/Os per second of each line, the newest last; also while the screen is frozen.
-    history: BTreeMap<Key, VecDeque<u64>>,
+    /// Of each line; also while the screen is frozen.
+    history: HashMap<Key, History>,
+    /// How many samples there were.
+    turn: u64,
     pub(super) selected: Option<Key>,
     /// The first line on the screen.
     pub(super) top: usize,
@@ -64,9 +68,18 @@ pub(super) struct Head {
 /// A line on the screen.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
-    pub(super) row: Row,
+    pub(super) row: Arc<Row>,
     pub(super) depth: usize,
     pub(super) fold: Fold,
+}
+
+/// What a line did.
+#[derive(Debug, Default)]
+struct History {
+    /// I/Os per second, the newest last.
+    iops: VecDeque<u64>,
+    /// The last sample that had the line.
+    turn: u64,
 }
 
 /// Whether the lines below one are shown.
@@ -119,23 +132,21 @@ impl State {
     pub(super) fn take(&mut self, sample: Sample) {
         self.lost = None;
         let Sample { statistics, lists } = sample;
-        let before = self.before.as_ref();
-        let interval = before.and_then(|before| Interval::between(before, &statistics));
+        let interval = self.samples.take(statistics.clone());
         let interval = interval.unwrap_or_else(|| idle(&statistics));
-        let tree = tree::build(&interval, &lists);
+        let tree = self.of.build(&interval, &lists);
         self.remember(&tree);
         if !self.is_frozen {
             self.head = head(&statistics, &interval, &lists);
             self.tree = tree;
             self.arrange();
         }
-        self.before = Some(statistics);
     }
 
     /// The daemon is lost. The next one that answers may be another, whose counts begin anew.
     pub(super) fn lose(&mut self, why: String) {
         self.lost = Some(why);
-        self.before = None;
+        self.samples = Samples::default();
     }
 
     /// The selected line's index among the shown ones.
@@ -150,7 +161,7 @@ impl State {
     /// The history of the selected line, the newest last.
     pub(super) fn history(&self) -> Option<(&Row, &VecDeque<u64>)> {
         let line = &self.lines[self.selected_line()?];
-        Some((&line.row, self.history.get(&line.row.key)?))
+        Some((&line.row, &self.history.get(&line.row.key)?.iops))
     }
 
     /// Moves the selection by this many lines, as far as there are lines.
@@ -201,33 +212,41 @@ impl State {
         self.arrange();
     }
 
-    fn remember(&mut self, tree: &[Node]) {
-        let mut seen = BTreeSet::new();
-        let mut left: Vec<&Node> = tree.iter().collect();
+    fn remember(&mut self, tree: &[Arc<Node>]) {
+        self.turn += 1;
+        let mut left: Vec<&Arc<Node>> = tree.iter().collect();
         while let Some(node) = left.pop() {
             left.extend(&node.children);
             let Some(numbers) = &node.row.numbers else {
                 continue;
             };
-            seen.insert(&node.row.key);
-            let history = self.history.entry(node.row.key.clone()).or_default();
-            history.push_back(numbers.iops.round() as u64);
-            if history.len() > HISTORY_MAX {
-                history.pop_front();
+            let history = match self.history.get_mut(&node.row.key) {
+                Some(history) => history,
+                None => self.history.entry(node.row.key.clone()).or_default(),
+            };
+            history.turn = self.turn;
+            history.iops.push_back(numbers.iops.round() as u64);
+            if history.iops.len() > HISTORY_MAX {
+                history.iops.pop_front();
             }
         }
-        self.history.retain(|key, _| seen.contains(key));
+        self.history.retain(|_, history| history.turn == self.turn);
     }
 }
 
 /// For the first sample: the present state, with no activity.
 fn idle(now: &Statistics) -> Interval {
-    let mut queues = now.queues.clone();
-    for queue in &mut queues {
-        queue.groups.clear();
-        queue.delays.clear();
+    let idle = |queue: &Arc<QueueStatistics>| {
+        Arc::new(QueueStatistics {
+            groups: Vec::new(),
+            delays: Vec::new(),
+            ..(**queue).clone()
+        })
+    };
+    Interval {
+        seconds: 1.0,
+        queues: now.queues.iter().map(idle).collect(),
     }
-    Interval { seconds: 1.0, queues }
 }
 
 fn head(now: &Statistics, interval: &Interval, lists: &Lists) -> Head {
@@ -287,7 +306,7 @@ pub(super) mod tests {
             ..answer(2, vec![])
         };
         for statistics in [start, end] {
-            let lists = lists.clone();
+            let lists = Arc::new(lists.clone());
             state.take(Sample { statistics, lists });
         }
         state
@@ -303,7 +322,7 @@ pub(super) mod tests {
         let statistics = answer(1000, vec![reads("/a", 1_000_000, 0)]);
         state.take(Sample {
             statistics,
-            lists: Lists::default(),
+            lists: Arc::default(),
         });
         assert_eq!((names(&state), state.head.iops), (vec!["q (bfq)"], 0.0));
     }
@@ -316,7 +335,7 @@ pub(super) mod tests {
         let later = answer(3, vec![reads("/new", 10, 0)]);
         state.take(Sample {
             statistics: later,
-            lists: Lists::default(),
+            lists: Arc::default(),
         });
         assert_eq!(names(&state), ["q (bfq)", "c", "a", "b", "idle"]);
         assert_eq!(
@@ -332,7 +351,7 @@ pub(super) mod tests {
         let statistics = answer(9, vec![reads("/c/a", 1000, 0)]);
         state.take(Sample {
             statistics,
-            lists: Lists::default(),
+            lists: Arc::default(),
         });
         assert_eq!((state.head.iops, state.lost.as_deref()), (0.0, None));
     }
@@ -343,7 +362,7 @@ pub(super) mod tests {
         let later = answer(3, vec![]);
         state.take(Sample {
             statistics: later,
-            lists: Lists::default(),
+            lists: Arc::default(),
         });
         assert_eq!(state.history.len(), 1);
     }

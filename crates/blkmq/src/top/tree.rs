@@ -2,6 +2,7 @@
 //! group; every line with the activity of all below it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::lists::{Cap, Disk, Group, Lists};
 use super::shares::{Competitor, due};
@@ -9,7 +10,7 @@ use crate::control::statistics::{GroupStatistics, QueueStatistics};
 use crate::rates::{Interval, is_active, sum};
 
 /// The identity of a line, from one interval to the next.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Key {
     Queue(String),
     /// The queue's name, the path.
@@ -20,8 +21,8 @@ pub(super) enum Key {
 /// A line with those below it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
-    pub(super) row: Row,
-    pub(super) children: Vec<Node>,
+    pub(super) row: Arc<Row>,
+    pub(super) children: Vec<Arc<Node>>,
 }
 
 /// What is known of a queue, a group or a disk.
@@ -65,22 +66,79 @@ pub(super) struct Numbers {
     pub(super) behind: Option<(String, f64)>,
 }
 
-/// The tree of all queues.
-pub(super) fn build(interval: &Interval, lists: &Lists) -> Vec<Node> {
-    let queue = |queue: &QueueStatistics| Builder::new(interval, queue, lists).build();
-    let mut all: Vec<Node> = interval.queues.iter().map(queue).collect();
-    let mapped = lists.disks.iter().filter(|disk| disk.queue.is_none());
-    let children: Vec<Node> = mapped.map(disk_node).collect();
-    if !children.is_empty() {
-        let row = Row {
-            key: Key::Queue(String::new()),
-            name: "disks on other disks".to_owned(),
-            numbers: None,
-            remark: String::new(),
-        };
-        all.push(Node { row, children });
+/// The tree of all queues. What was made of a queue is made again only if something differs.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    /// Of these lists the lines below were made.
+    lists: Arc<Lists>,
+    of_queues: Vec<(Arc<QueueStatistics>, Arc<Node>)>,
+}
+
+impl Tree {
+    /// Makes the tree of what queues did.
+    pub(super) fn build(&mut self, interval: &Interval, lists: &Arc<Lists>) -> Vec<Arc<Node>> {
+        let are_same = Arc::ptr_eq(&self.lists, lists);
+        self.lists = Arc::clone(lists);
+        let mut before = std::mem::take(&mut self.of_queues).into_iter();
+        let mut of_queues: Option<BTreeMap<&str, OfQueue<'_>>> = None;
+        for queue in &interval.queues {
+            // In the same places, as long as the lists are the same.
+            let node = match before.next() {
+                Some((did, node)) if are_same && Arc::ptr_eq(&did, queue) => node,
+                _ => {
+                    let lists = of_queues.get_or_insert_with(|| by_queue(lists));
+                    let lists = lists.remove(queue.name.as_str()).unwrap_or_default();
+                    Builder::new(interval, queue, &lists).build().into()
+                }
+            };
+            self.of_queues.push((Arc::clone(queue), node));
+        }
+        let mut all: Vec<Arc<Node>> = self.of_queues.iter().map(|(_, node)| Arc::clone(node)).collect();
+        all.extend(mapped(lists));
+        all
     }
-    all
+}
+
+/// The groups and disks of each queue.
+fn by_queue(lists: &Lists) -> BTreeMap<&str, OfQueue<'_>> {
+    let mut of_queues: BTreeMap<&str, OfQueue<'_>> = BTreeMap::new();
+    for group in &lists.groups {
+        if let Some(queue) = &group.queue {
+            of_queues.entry(queue).or_default().groups.push(group);
+        }
+    }
+    for disk in &lists.disks {
+        if let Some(queue) = &disk.queue {
+            of_queues.entry(queue).or_default().disks.push(disk);
+        }
+    }
+    of_queues
+}
+
+/// The disks that have no queue, if there are some.
+fn mapped(lists: &Lists) -> Option<Arc<Node>> {
+    let disks = lists.disks.iter().filter(|disk| disk.queue.is_none());
+    let children: Vec<Arc<Node>> = disks.map(|disk| disk_node(disk).into()).collect();
+    let row = Row {
+        key: Key::Queue(String::new()),
+        name: "disks on other disks".to_owned(),
+        numbers: None,
+        remark: String::new(),
+    };
+    (!children.is_empty()).then(|| {
+        Node {
+            row: row.into(),
+            children,
+        }
+        .into()
+    })
+}
+
+/// The groups and disks of one queue.
+#[derive(Default)]
+struct OfQueue<'a> {
+    groups: Vec<&'a Group>,
+    disks: Vec<&'a Disk>,
 }
 
 /// The data of one queue.
@@ -111,23 +169,15 @@ struct Above {
 }
 
 impl<'a> Builder<'a> {
-    fn new(interval: &'a Interval, queue: &'a QueueStatistics, lists: &'a Lists) -> Self {
-        let of_queue = lists
-            .groups
-            .iter()
-            .filter(|group| group.queue.as_ref() == Some(&queue.name));
-        let groups: BTreeMap<_, _> = of_queue.map(|group| (group.path.as_str(), group)).collect();
+    fn new(interval: &'a Interval, queue: &'a QueueStatistics, lists: &OfQueue<'a>) -> Self {
+        let groups = lists.groups.iter().map(|group| (group.path.as_str(), *group));
         let did: BTreeMap<_, _> = queue
             .groups
             .iter()
             .map(|group| (group.path.as_str(), group))
             .collect();
         let mut disks: BTreeMap<&str, Vec<&Disk>> = BTreeMap::new();
-        let on_queue = lists
-            .disks
-            .iter()
-            .filter(|disk| disk.queue.as_ref() == Some(&queue.name));
-        for disk in on_queue {
+        for disk in &lists.disks {
             disks
                 .entry(disk.group.as_deref().unwrap_or(ROOT))
                 .or_default()
@@ -145,7 +195,7 @@ impl<'a> Builder<'a> {
             interval,
             queue,
             did,
-            groups,
+            groups: groups.collect(),
             disks,
             parts,
         }
@@ -164,7 +214,7 @@ impl<'a> Builder<'a> {
         };
         let mut children = self.children(&root, above, root.did.total.bytes);
         if root.has_own || self.disks.contains_key(ROOT) {
-            children.insert(0, self.own_node(&root, above));
+            children.insert(0, self.own_node(&root, above).into());
         }
         let row = Row {
             key: Key::Queue(self.queue.name.clone()),
@@ -172,7 +222,10 @@ impl<'a> Builder<'a> {
             numbers: Some(numbers),
             remark: String::new(),
         };
-        Node { row, children }
+        Node {
+            row: row.into(),
+            children,
+        }
     }
 
     fn branch(&self, path: &'a str) -> Branch<'a> {
@@ -193,7 +246,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The children of a group, with their own children.
-    fn children(&self, of: &Branch<'a>, above: Above, queue_bytes: u64) -> Vec<Node> {
+    fn children(&self, of: &Branch<'a>, above: Above, queue_bytes: u64) -> Vec<Arc<Node>> {
         let competitor = |part: &Branch<'a>| Competitor {
             weight: self.weight(part.path),
             is_active: is_active(&part.did),
@@ -202,7 +255,7 @@ impl<'a> Builder<'a> {
         let shares = due(above.due, of.has_own, &competitors);
         let pairs = of.parts.iter().zip(shares);
         pairs
-            .map(|(part, due)| self.node(part, due, above, queue_bytes))
+            .map(|(part, due)| self.node(part, due, above, queue_bytes).into())
             .collect()
     }
 
@@ -221,7 +274,10 @@ impl<'a> Builder<'a> {
         let mut children = self.children(of, Above { due, capped }, queue_bytes);
         children.extend(self.disk_nodes(of.path));
         let row = self.group_row(of.path, numbers);
-        Node { row, children }
+        Node {
+            row: row.into(),
+            children,
+        }
     }
 
     fn weight(&self, path: &str) -> u16 {
@@ -240,7 +296,7 @@ impl<'a> Builder<'a> {
             ..self.numbers(own)
         };
         Node {
-            row: self.group_row(ROOT, numbers),
+            row: self.group_row(ROOT, numbers).into(),
             children: self.disk_nodes(ROOT).collect(),
         }
     }
@@ -255,9 +311,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn disk_nodes(&self, path: &str) -> impl Iterator<Item = Node> {
+    fn disk_nodes(&self, path: &str) -> impl Iterator<Item = Arc<Node>> {
         let disks = self.disks.get(path).into_iter().flatten();
-        disks.map(|disk| disk_node(disk))
+        disks.map(|disk| disk_node(disk).into())
     }
 
     fn numbers(&self, did: &GroupStatistics) -> Numbers {
@@ -324,7 +380,7 @@ fn disk_node(disk: &Disk) -> Node {
         remark: format!("disk, {}, {clients}", crate::units::size(disk.size as f64)),
     };
     Node {
-        row,
+        row: row.into(),
         children: Vec::new(),
     }
 }
@@ -380,8 +436,8 @@ pub(super) mod tests {
             behind: behind.to_owned(),
             ns,
         };
-        now.queues[0].delays = vec![delay("/c", 100), delay("/x", 300)];
-        now.queues[0].in_flight = 7;
+        Arc::make_mut(&mut now.queues[0]).delays = vec![delay("/c", 100), delay("/x", 300)];
+        Arc::make_mut(&mut now.queues[0]).in_flight = 7;
         let lists = Lists {
             groups: vec![
                 group("/", 100, &[]),
@@ -395,8 +451,12 @@ pub(super) mod tests {
         (Interval::since_start(now), lists)
     }
 
-    fn find<'a>(nodes: &'a [Node], name: &str) -> &'a Node {
-        let below = |node: &'a Node| node.children.as_slice();
+    fn build(interval: &Interval, lists: &Lists) -> Vec<Arc<Node>> {
+        Tree::default().build(interval, &Arc::new(lists.clone()))
+    }
+
+    fn find<'a>(nodes: &'a [Arc<Node>], name: &str) -> &'a Arc<Node> {
+        let below = |node: &'a Arc<Node>| node.children.as_slice();
         let here = nodes.iter().find(|node| node.row.name == name);
         here.or_else(|| {
             let mut deeper = nodes.iter().map(below).filter(|below| !below.is_empty());
@@ -405,7 +465,7 @@ pub(super) mod tests {
         .unwrap_or_else(|| panic!("no {name}"))
     }
 
-    fn find_in<'a>(nodes: &'a [Node], name: &str) -> Option<&'a Node> {
+    fn find_in<'a>(nodes: &'a [Arc<Node>], name: &str) -> Option<&'a Arc<Node>> {
         let mut all = nodes.iter();
         all.find_map(|node| match node.row.name == name {
             true => Some(node),
@@ -455,7 +515,7 @@ pub(super) mod tests {
     #[test]
     fn a_group_with_its_own_work_is_one_of_those_in_it() {
         let mut now = answer(1, vec![reads("/", 10, 0), reads("/a", 10, 0)]);
-        now.queues[0].groups[0].queued = 1;
+        Arc::make_mut(&mut now.queues[0]).groups[0].queued = 1;
         let tree = build(&Interval::since_start(now), &Lists::default());
         let names: Vec<&str> = tree[0]
             .children
@@ -470,7 +530,7 @@ pub(super) mod tests {
     fn a_group_is_on_the_queues_where_it_has_disks_or_did_something() {
         let (mut interval, mut lists) = example();
         lists.disks.remove(2);
-        let names = |tree: &[Node]| -> Vec<String> {
+        let names = |tree: &[Arc<Node>]| -> Vec<String> {
             tree[0]
                 .children
                 .iter()
@@ -478,7 +538,9 @@ pub(super) mod tests {
                 .collect()
         };
         assert_eq!(names(&build(&interval, &lists)), ["c"]);
-        interval.queues[0].groups.push(reads("/idle", 0, 0));
+        Arc::make_mut(&mut interval.queues[0])
+            .groups
+            .push(reads("/idle", 0, 0));
         assert_eq!(names(&build(&interval, &lists)), ["c", "idle"]);
     }
 
@@ -488,5 +550,19 @@ pub(super) mod tests {
         lists.disks[0].queue = None;
         let tree = build(&interval, &lists);
         assert_eq!((tree.len(), tree[1].children[0].row.name.as_str()), (2, "vm1"));
+    }
+
+    #[test]
+    fn what_is_the_same_is_not_made_again() {
+        let (interval, lists) = example();
+        let (lists, others) = (Arc::new(lists.clone()), Arc::new(lists));
+        let mut tree = Tree::default();
+        let first = tree.build(&interval, &lists);
+        assert!(Arc::ptr_eq(&first[0], &tree.build(&interval, &lists)[0]));
+        assert!(!Arc::ptr_eq(&first[0], &tree.build(&interval, &others)[0]));
+        let mut later = interval.clone();
+        Arc::make_mut(&mut later.queues[0]).in_flight = 8;
+        let numbers = tree.build(&later, &others)[0].row.numbers.clone();
+        assert_eq!(numbers.unwrap().queued, 8);
     }
 }

@@ -20,6 +20,13 @@ fn get(socket: &Path, path: &str, accept: &str) -> (String, String) {
     (head.lines().next().unwrap_or_default().to_owned(), body)
 }
 
+/// All metrics.
+pub(crate) fn text(socket: &Path) -> String {
+    let (status, text) = get(socket, "/metrics", "*/*");
+    assert_eq!(status, "HTTP/1.1 200 OK");
+    text
+}
+
 /// Sends a request. Returns the head and the body of the response.
 fn ask(socket: &Path, method: &str, path: &str, accept: &str) -> (String, String) {
     let mut stream = UnixStream::connect(socket).expect("it listens");

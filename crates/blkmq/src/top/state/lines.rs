@@ -2,6 +2,7 @@
 //! idle if idle ones are hidden; sorted among their siblings, or all groups together.
 
 use std::cmp::Ordering;
+use std::sync::Arc;
 
 use super::{Fold, Line, Shape, Sort, State, order};
 use crate::top::tree::{Key, Node, Row};
@@ -29,8 +30,8 @@ impl State {
         }
     }
 
-    fn add_tree(&self, nodes: &[Node], depth: usize, lines: &mut Vec<Line>) {
-        let mut shown: Vec<&Node> = nodes.iter().filter(|node| self.shows_any(node)).collect();
+    fn add_tree(&self, nodes: &[Arc<Node>], depth: usize, lines: &mut Vec<Line>) {
+        let mut shown: Vec<&Arc<Node>> = nodes.iter().filter(|node| self.shows_any(node)).collect();
         shown.sort_by(|one, other| self.compare(&one.row, &other.row));
         for node in shown {
             let fold = match node.children.is_empty() {
@@ -38,7 +39,7 @@ impl State {
                 false if self.is_open(node) => Fold::Open,
                 false => Fold::Closed,
             };
-            let row = node.row.clone();
+            let row = Arc::clone(&node.row);
             lines.push(Line { row, depth, fold });
             if fold == Fold::Open {
                 self.add_tree(&node.children, depth + 1, lines);
@@ -49,7 +50,7 @@ impl State {
     /// Groups with only disks are closed by default: they would double the lines, and disks have no
     /// counts.
     fn is_open(&self, node: &Node) -> bool {
-        let is_disk = |child: &Node| matches!(child.row.key, Key::Disk(_));
+        let is_disk = |child: &Arc<Node>| matches!(child.row.key, Key::Disk(_));
         let is_by_default = !node.children.iter().all(is_disk)
             || !self.filter.is_empty() && node.children.iter().any(|child| self.shows(&child.row));
         is_by_default != self.toggled.contains(&node.row.key)
@@ -91,14 +92,17 @@ pub(super) fn has(row: &Row, text: &str) -> bool {
     name.to_lowercase().contains(&text.to_lowercase())
 }
 
-fn add_groups(nodes: &[Node], several: bool, lines: &mut Vec<Line>) {
+fn add_groups(nodes: &[Arc<Node>], several: bool, lines: &mut Vec<Line>) {
     for node in nodes {
         if let Key::Group(queue, path) = &node.row.key {
-            let mut row = node.row.clone();
-            row.name = match several {
+            let name = match several {
                 true => format!("{queue}:{path}"),
                 false => path.clone(),
             };
+            let row = Arc::new(Row {
+                name,
+                ..(*node.row).clone()
+            });
             let (depth, fold) = (0, Fold::Leaf);
             lines.push(Line { row, depth, fold });
         }

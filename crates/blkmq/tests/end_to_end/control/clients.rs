@@ -178,8 +178,72 @@ fn statistics_are_told_to_who_has_subscribed() {
 }
 
 #[test]
+fn who_subscribed_to_changes_is_told_of_queues_that_did_something() {
+    let stage = Stage::new(&["--disk", "name=vm2,ram=1M"]);
+    let mut client = Client::connect(&stage.nbd(), "vm2").expect("it is served");
+    let mut control = stage.control();
+    control
+        .call("subscribe", &json!({"interval_ms": 100, "changed": true}))
+        .expect("an answer");
+    let mut next = || control.next_line().expect("it is told")["params"].take();
+    let queues = |told: &Value| told["queues"].as_array().expect("queues").len();
+    let first = next();
+    assert_eq!((queues(&first), first.get("is_partial")), (2, None));
+    let start = Instant::now();
+    while queues(&next()) > 0 {
+        assert!(start.elapsed() < LONG, "queues that do nothing");
+    }
+    client.read(0, BLOCK).expect("a read");
+    let told = loop {
+        let told = next();
+        assert_eq!(told["is_partial"], true);
+        if queues(&told) > 0 && told.pointer("/queues/0/groups/0/read/ios").is_some() {
+            break told;
+        }
+        assert!(start.elapsed() < LONG, "a read that is not told");
+    };
+    assert_eq!(told.pointer("/queues/0/name"), Some(&"vm2".into()));
+    assert_eq!(told.pointer("/queues/0/groups/0/read/ios"), Some(&1.into()));
+    add(&mut stage.control(), "disk", "vm3", &json!({"ram": "1M"})).expect("one more");
+    let start = Instant::now();
+    while queues(&next()) != 3 {
+        assert!(start.elapsed() < LONG, "a queue that is not told");
+    }
+    stage.daemon.stop();
+}
+
+#[test]
+fn who_follows_knows_all_queues_and_the_last_count_of_each() {
+    let stage = Stage::new(&["--disk", "name=vm2,ram=1M"]);
+    let mut client = Client::connect(&stage.nbd(), "vm2").expect("it is served");
+    let mut control = stage.control();
+    control.follow(Duration::from_millis(100)).expect("an answer");
+    for wanted in 1..4 {
+        // Some of them come when the counts are final, others before.
+        std::thread::sleep(Duration::from_millis(600) * (wanted as u32 - 1));
+        client.read(0, BLOCK).expect("a read");
+        let start = Instant::now();
+        loop {
+            let told = control.next_statistics().expect("it is told");
+            let names: Vec<&str> = told.queues.iter().map(|queue| queue.name.as_str()).collect();
+            assert_eq!(names.len(), 2, "{names:?}");
+            let mut of_vm2 = told.queues.iter().filter(|queue| queue.name == "vm2");
+            let groups = &of_vm2.next().expect("its queue").groups;
+            if groups.first().is_some_and(|group| group.read.ios == wanted) {
+                break;
+            }
+            assert!(start.elapsed() < LONG, "{wanted} reads");
+        }
+    }
+    stage.daemon.stop();
+}
+
+#[test]
 fn statistics_are_told_while_queues_come_and_go() {
-    let stage = Stage::new(&[]);
+    let scratch = Scratch::new();
+    let metrics = format!("unix:{}", scratch.word("metrics.sock"));
+    let path = scratch.path("metrics.sock");
+    let stage = Stage::of(scratch, &["--metrics", &metrics]);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let readers: Vec<_> = ["statistics.get", "group.list", "queue.list"]
@@ -193,6 +257,13 @@ fn statistics_are_told_while_queues_come_and_go() {
                 })
             })
             .into();
+        let (path, is_over_too) = (&path, &is_over);
+        let scraper = scope.spawn(move || {
+            while !is_over_too.load(Ordering::Relaxed) {
+                let text = crate::metrics::text(path);
+                assert!(text.contains("blkmq_disk_size_bytes{disk=\"vm1\"}"), "{text}");
+            }
+        });
         let mut control = stage.control();
         for _ in 0..300 {
             add(&mut control, "disk", "comes", &json!({"ram": "64K"})).expect("it comes");
@@ -202,6 +273,7 @@ fn statistics_are_told_while_queues_come_and_go() {
         for reader in readers {
             reader.join().expect("no panic").expect("each is answered");
         }
+        scraper.join().expect("each scrape has its answer");
     });
     assert!(
         !stage.daemon.said().contains("panicked"),
