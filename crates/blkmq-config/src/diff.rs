@@ -220,6 +220,11 @@ fn is_same_but_for_queue(one: &DiskSpec, other: &DiskSpec) -> bool {
     for disk in [&mut one, &mut other] {
         (disk.sched, disk.polling) = (None, Polling::default());
     }
+    if let (Source::Driver(was), Source::Driver(is)) = (&one.source, &other.source)
+        && was.serves_as(&**is)
+    {
+        other.source = one.source.clone();
+    }
     one == other
 }
 
@@ -277,6 +282,17 @@ mod tests {
         for (old, new, wanted) in [
             ("", "", ""),
             ("", "[disk.b]\nram = \"1M\"", "add disk b"),
+            // It has grown since.
+            (
+                "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
+                "[disk.b]\nfile = \"b\"\nsize = \"1M\"",
+                "",
+            ),
+            (
+                "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
+                "[disk.b]\nfile = \"b\"",
+                "",
+            ),
             (
                 "[group.\"/x\"]\nweight = 3",
                 "[group.\"/x\"]\nweight = 4",
@@ -348,6 +364,16 @@ mod tests {
             (
                 "[disk.b]\nram = \"1M\"",
                 "[disk.b]\nram = \"2M\"",
+                "disk b: its source, size",
+            ),
+            (
+                "[disk.b]\nfile = \"b\"\nsize = \"1M\"",
+                "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
+                "disk b: its source, size",
+            ),
+            (
+                "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
+                "[disk.b]\nfile = \"c\"\nsize = \"1M\"",
                 "disk b: its source, size",
             ),
             ("", "[disk.l]\nlinear = \"a\"", "disk l: lies on other disks"),

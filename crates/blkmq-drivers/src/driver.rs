@@ -80,6 +80,11 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
         None
     }
 
+    /// Returns whether a disk that this configuration opened is also what `later` asks for.
+    fn serves_as(&self, later: &dyn DriverConfig) -> bool {
+        self.is_same(later)
+    }
+
     /// The number of connections to other hosts for this many reactors: each needs a descriptor.
     fn connections(&self, _reactors: usize) -> usize {
         0

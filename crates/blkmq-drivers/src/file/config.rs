@@ -23,7 +23,7 @@ pub struct FileConfig {
     pub path: PathBuf,
     /// Open it read-only, beside other readers.
     pub read_only: bool,
-    /// The required size, in bytes; a missing file is created with it. Default: the present size.
+    /// The least size, in bytes; a missing file is created with it. Default: the present size.
     pub size: Option<u64>,
     /// Logical block size in bytes. Default: what direct I/O needs, 512 at least.
     pub block_size: Option<u32>,

@@ -9,8 +9,8 @@ use blkmq_host::value::ConfigError;
 
 use super::{Backing, FileConfig, FileDevice, FileDisk};
 use crate::driver::{
-    Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, device_error,
-    into_disk,
+    Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, config_of,
+    device_error, into_disk,
 };
 use crate::keys::Pairs;
 
@@ -68,6 +68,18 @@ impl DriverConfig for FileConfig {
 
     fn describe(&self) -> &'static str {
         "disk on a file"
+    }
+
+    /// A file may be larger than the size that is asked for, since it can have grown.
+    fn serves_as(&self, later: &dyn DriverConfig) -> bool {
+        let Some(later) = config_of::<Self>(later) else {
+            return false;
+        };
+        let grown = Self {
+            size: later.size,
+            ..self.clone()
+        };
+        grown == *later && (later.size <= self.size)
     }
 
     fn open(&self, attributes: &Attributes) -> Result<Box<dyn OpenDisk>, OpenError> {

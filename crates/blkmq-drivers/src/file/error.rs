@@ -53,11 +53,12 @@ pub enum FileError {
         /// The next size that would do.
         next: u64,
     },
-    /// Its size differs from the configured one.
+    /// It is smaller than the configured size.
     #[error(
-        "file {path:?}: size {size} differs from size={wanted}: leave size= out to serve the file as it is"
+        "file {path:?}: size {size} is less than size={wanted}: leave size= out to serve the file as it is, or make it larger \
+         (truncate -s {wanted})"
     )]
-    OtherSize {
+    TooSmall {
         /// The file.
         path: PathBuf,
         /// Its size in bytes.

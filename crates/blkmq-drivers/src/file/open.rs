@@ -190,7 +190,11 @@ fn measured_size(file: &File, config: &FileConfig) -> Result<u64, FileError> {
     let path = config.path.clone();
     match config.size {
         _ if size == 0 => Err(FileError::Empty { path }),
-        Some(wanted) if wanted != size => Err(FileError::OtherSize { path, size, wanted }),
+        Some(wanted) if wanted > size => Err(FileError::TooSmall { path, size, wanted }),
+        Some(wanted) if wanted < size => {
+            tracing::info!("file {path:?}: has grown from size={wanted} to {size} bytes");
+            Ok(size)
+        }
         _ => Ok(size),
     }
 }
@@ -363,11 +367,14 @@ mod tests {
         assert_eq!(disk.file.metadata().unwrap().blocks(), 0);
         drop(disk);
         FileDisk::open(&wish).expect("a file of the right size is served again");
-        let other = FileConfig {
-            size: Some(1 << 20),
+        let sized = |size| FileConfig {
+            size: Some(size),
             ..config(&path)
         };
-        assert!(error(&other).contains("size 67108864 differs from size=1048576"));
+        let grown = FileDisk::open(&sized(1 << 20)).expect("a file that has grown");
+        assert_eq!(grown.size(), 64 << 20);
+        drop(grown);
+        assert!(error(&sized(65 << 20)).contains("size 67108864 is less than size=68157440"));
     }
 
     #[test]

@@ -178,10 +178,6 @@ impl Running {
                 state.document.set(Kind::Disk, name, keys)?;
                 state.config = state.document.config()?;
                 self.shown().clone_from(&state.document);
-                tracing::warn!(
-                    "disk {name}: if a file of the configuration has its size, change it to {new}: with {old}, SIGHUP is refused, \
-                     and the next start fails"
-                );
             }
             let config = state.config.clone();
             self.offer(&mut state, &config, &self.engine.disks())?;

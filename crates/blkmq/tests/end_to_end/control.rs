@@ -187,6 +187,35 @@ fn capacity(guest: &mut Guest) -> u64 {
 }
 
 #[test]
+fn a_disk_that_has_grown_is_served_by_the_file_that_has_its_first_size() {
+    let scratch = Scratch::new();
+    let text = format!(
+        "[control]\nsocket = \"unix:{}\"\n[[export]]\nnbd = \"unix:{}\"\n[disk.vm1]\nfile = \"{}\"\nsize = \"1M\"\n",
+        scratch.word("control.sock"),
+        scratch.word("nbd.sock"),
+        scratch.word("vm1.raw"),
+    );
+    let file = scratch.word("blkmq.toml");
+    std::fs::write(&file, text).expect("a configuration");
+    let mut daemon = Daemon::start(&["-c", &file]);
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    control
+        .call("disk.resize", &json!({"disk": "vm1", "size": 2 << 20}))
+        .expect("it grows");
+    daemon.signal(Signal::HUP);
+    assert!(
+        daemon.wait_for(LONG, |line| line.contains("SIGHUP: nothing differs")),
+        "{}",
+        daemon.said()
+    );
+    daemon.stop();
+    let daemon = Daemon::start(&["-c", &file]);
+    let client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    assert_eq!(client.size(), 2 << 20);
+    daemon.stop();
+}
+
+#[test]
 fn a_disk_that_grows_is_larger_for_guests_at_once_and_for_nbd_clients_that_come() {
     let mut stage = Stage::with_vhost_user();
     let mut guest = Guest::connect(&stage.scratch.path("vm1.vsock"));
