@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -265,9 +266,11 @@ fn answer(asked: &Asked, daemon: &Daemon) -> Vec<u8> {
     if asked.method != http::METHOD {
         return http::not_allowed();
     }
-    match collect::text(daemon, asked.form) {
-        Ok(text) => http::answer("200 OK", http::content_type(asked.form), text),
-        Err(_) => http::answer(
+    // A fault in what is read ends this answer, and not the thread that serves all.
+    let read = catch_unwind(AssertUnwindSafe(|| collect::text(daemon, asked.form)));
+    match read {
+        Ok(Ok(text)) => http::answer("200 OK", http::content_type(asked.form), text),
+        _ => http::answer(
             "500 Internal Server Error",
             http::PLAIN,
             "metrics cannot be written\n",
