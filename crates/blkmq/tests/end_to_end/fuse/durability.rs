@@ -11,10 +11,12 @@ use rustix::fs::OFlags;
 use super::{STEP, Stage, aligned, may_mount};
 use crate::common::Scratch;
 
-/// A disk on a filesystem that loses unsynced data, which is unmounted after the disk.
+/// A disk on a filesystem that loses unsynced data, which is unmounted after the disk, and before its
+/// directory is removed.
 struct Forgetful {
     stage: Stage,
     medium: Mount,
+    place: Scratch,
 }
 
 fn stage() -> Option<Forgetful> {
@@ -25,16 +27,22 @@ fn stage() -> Option<Forgetful> {
         daemon: None,
         scratch: Scratch::new(),
     };
-    let below = stage.scratch.path("below");
+    let place = Scratch::new();
+    let below = place.path("below");
     std::fs::create_dir(&below).expect("a directory can be made");
     let medium = Mount::new(&below, 16 << 20, Cache::Bypassed).expect("root mounts");
     stage.serve(&format!("name=vm1,file={}", medium.image().display()));
-    Some(Forgetful { stage, medium })
+    Some(Forgetful { stage, medium, place })
 }
 
 #[test]
 fn what_was_written_as_durable_or_flushed_survives_a_power_cut() {
-    let Some(Forgetful { mut stage, medium }) = stage() else {
+    let Some(Forgetful {
+        mut stage,
+        medium,
+        place,
+    }) = stage()
+    else {
         return;
     };
     let mut options = File::options();
@@ -66,12 +74,12 @@ fn what_was_written_as_durable_or_flushed_survives_a_power_cut() {
         assert!(read.0 == aligned(number).0, "block {number}");
     }
     drop(file);
-    drop((stage, medium));
+    drop((stage, medium, place));
 }
 
 #[test]
 fn a_sync_that_fails_below_is_heard_of() {
-    let Some(Forgetful { stage, medium }) = stage() else {
+    let Some(Forgetful { stage, medium, place }) = stage() else {
         return;
     };
     let file = stage.open();
@@ -85,5 +93,5 @@ fn a_sync_that_fails_below_is_heard_of() {
     file.sync_all().expect_err("it failed below");
     assert_eq!(medium.arrived().failed_syncs, 1);
     drop(file);
-    drop((stage, medium));
+    drop((stage, medium, place));
 }
