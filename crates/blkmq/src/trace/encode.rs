@@ -85,7 +85,9 @@ impl Encoder {
             None => None,
         };
         let Some(device) = device else { return Ok(false) };
-        if let Some(name) = self.come.remove(&device) {
+        if !self.come.is_empty()
+            && let Some(name) = self.come.remove(&device)
+        {
             super::say_device(device, &name);
             self.message(reactor, device, &format!("{DISK}{name}"), out);
         }

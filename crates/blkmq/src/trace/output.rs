@@ -139,7 +139,7 @@ fn set_flag(file: &File, flag: OFlags, is_set: bool) -> rustix::io::Result<()> {
 }
 
 /// The size of a write: whole pages.
-const FULL_BYTES: usize = 256 << 10;
+const FULL_BYTES: usize = 1 << 20;
 /// Room for the records of one event and the notices before it.
 pub(super) const ROOM_BYTES: usize = 16 << 10;
 /// The alignment of direct writes in memory and in length; every known filesystem accepts it.
