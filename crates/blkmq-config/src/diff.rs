@@ -1,6 +1,7 @@
 //! Decides which steps change a running daemon from one configuration to another, and which
 //! differences cannot be made while it runs. `live` executes the steps that concern the engine.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Result, bail};
@@ -65,12 +66,13 @@ impl fmt::Display for Change {
 }
 
 /// The steps from one configuration to another, in an order that works; none if both mean the same.
+/// `sizes` are those of the disks that are served, in bytes.
 ///
 /// # Errors
 /// The first difference that cannot be made while the daemon runs, and what to do instead.
-pub fn diff(old: &Config, new: &Config) -> Result<Vec<Change>> {
+pub fn diff(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result<Vec<Change>> {
     check_daemon(old, new)?;
-    check_disks(old, new)?;
+    check_disks(old, new, sizes)?;
     check_queues(old, new)?;
     let mut changes = Vec::new();
     if old.shutdown_limit != new.shutdown_limit {
@@ -186,11 +188,12 @@ fn shown(value: &Option<impl fmt::Debug>) -> String {
         .map_or_else(|| "default".to_owned(), |value| format!("{value:?}"))
 }
 
-fn check_disks(old: &Config, new: &Config) -> Result<()> {
+fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result<()> {
     for disk in &new.disks {
+        let size = sizes.get(&disk.name).copied();
         let is_mapped = matches!(disk.source, Source::Mapped(_));
         match find(old, &disk.name) {
-            Some(before) if !is_same_but_for_queue(before, disk) => bail!(
+            Some(before) if !is_same_but_for_queue(before, size, disk) => bail!(
                 "disk {}: its source, size, group and description cannot be changed while it is served: remove it and add it \
                  again; it can grow by blkmq ctl resize",
                 disk.name
@@ -214,14 +217,15 @@ fn check_disks(old: &Config, new: &Config) -> Result<()> {
     }
 }
 
-/// Returns whether two disks differ at most in their settings for their queue.
-fn is_same_but_for_queue(one: &DiskSpec, other: &DiskSpec) -> bool {
+/// Returns whether a disk, which has this size if it is served, is what another one asks for, up to the
+/// settings for their queue.
+fn is_same_but_for_queue(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> bool {
     let (mut one, mut other) = (one.clone(), other.clone());
     for disk in [&mut one, &mut other] {
         (disk.sched, disk.polling) = (None, Polling::default());
     }
-    if let (Source::Driver(was), Source::Driver(is)) = (&one.source, &other.source)
-        && was.serves_as(&**is)
+    if let (Source::Driver(was), Source::Driver(is), Some(size)) = (&one.source, &other.source, size)
+        && was.serves_as(size, &**is)
     {
         other.source = one.source.clone();
     }
@@ -270,7 +274,8 @@ mod tests {
 
     fn steps(old: &str, new: &str) -> Result<String> {
         let config = |text: &str| Config::from_toml(text).unwrap();
-        let steps = diff(&config(old), &config(new))?;
+        let sizes = [("b".to_owned(), 2 << 20)].into();
+        let steps = diff(&config(old), &config(new), &sizes)?;
         let texts: Vec<String> = steps.iter().map(Change::to_string).collect();
         Ok(texts.join("; "))
     }
@@ -289,8 +294,13 @@ mod tests {
                 "",
             ),
             (
-                "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
+                "[disk.b]\nfile = \"b\"\nsize = \"1M\"",
                 "[disk.b]\nfile = \"b\"",
+                "",
+            ),
+            (
+                "[disk.b]\nfile = \"b\"",
+                "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
                 "",
             ),
             (
@@ -368,7 +378,7 @@ mod tests {
             ),
             (
                 "[disk.b]\nfile = \"b\"\nsize = \"1M\"",
-                "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
+                "[disk.b]\nfile = \"b\"\nsize = \"3M\"",
                 "disk b: its source, size",
             ),
             (

@@ -88,7 +88,12 @@ mod tests {
     fn told(old: &str, new: &str) -> String {
         let [old, new] =
             [old, new].map(|text| Document::from_toml(&format!("[disk.a]\nram = \"1M\"\n{text}")).unwrap());
-        let steps = diff(&old.config().unwrap(), &new.config().unwrap()).unwrap();
+        let steps = diff(
+            &old.config().unwrap(),
+            &new.config().unwrap(),
+            &std::collections::BTreeMap::new(),
+        )
+        .unwrap();
         let told: Vec<String> = steps.iter().map(|step| tell(step, &old, &new)).collect();
         told.join("; ")
     }

@@ -80,8 +80,9 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
         None
     }
 
-    /// Returns whether a disk that this configuration opened is also what `later` asks for.
-    fn serves_as(&self, later: &dyn DriverConfig) -> bool {
+    /// Returns whether the disk that this configuration opened, which has `size` bytes now, is also what
+    /// `later` asks for.
+    fn serves_as(&self, _size: u64, later: &dyn DriverConfig) -> bool {
         self.is_same(later)
     }
 

@@ -71,15 +71,15 @@ impl DriverConfig for FileConfig {
     }
 
     /// A file may be larger than the size that is asked for, since it can have grown.
-    fn serves_as(&self, later: &dyn DriverConfig) -> bool {
+    fn serves_as(&self, size: u64, later: &dyn DriverConfig) -> bool {
         let Some(later) = config_of::<Self>(later) else {
             return false;
         };
-        let grown = Self {
+        let like_later = Self {
             size: later.size,
             ..self.clone()
         };
-        grown == *later && (later.size <= self.size)
+        like_later == *later && later.size <= Some(size)
     }
 
     fn open(&self, attributes: &Attributes) -> Result<Box<dyn OpenDisk>, OpenError> {

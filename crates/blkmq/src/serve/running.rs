@@ -142,7 +142,9 @@ impl Running {
         let mut document = state.document.clone();
         edit(&mut document)?;
         let new = checked(&document)?;
-        let changes = diff(&state.config, &new)?;
+        let served = self.engine.disks();
+        let sizes = served.iter().map(|disk| (disk.name.clone(), disk.size)).collect();
+        let changes = diff(&state.config, &new, &sizes)?;
         self.check_queues(&new)?;
         dry_run::check_exports(&new)?;
         let told = |change: &Change| tell(change, &state.document, &document);

@@ -208,6 +208,10 @@ fn a_disk_that_has_grown_is_served_by_the_file_that_has_its_first_size() {
         "{}",
         daemon.said()
     );
+    for (size, is_right) in [(2 << 20, true), (3 << 20, false)] {
+        let keys = json!({"kind": "disk", "name": "vm1", "keys": {"size": size}});
+        assert_eq!(control.call("config.set", &keys).is_ok(), is_right, "{size}");
+    }
     daemon.stop();
     let daemon = Daemon::start(&["-c", &file]);
     let client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
