@@ -17,8 +17,6 @@ pub(super) struct Subscription {
     is_of_changes: bool,
     /// What it knows.
     told: Vec<Arc<Reading>>,
-    /// Of the configuration, when it was told.
-    changes: Option<u64>,
 }
 
 impl Subscription {
@@ -28,7 +26,6 @@ impl Subscription {
             next: Instant::now(),
             is_of_changes,
             told: Vec::new(),
-            changes: None,
         }
     }
 
@@ -44,18 +41,22 @@ impl Subscription {
         if !self.is_of_changes {
             return Some(report::statistics(daemon, &readings));
         }
-        let changes = daemon.running.changes();
-        // With other queues there are other readings at the same places.
-        let is_partial = self.changes == Some(changes) && self.told.len() == readings.len();
         let before = std::mem::replace(&mut self.told, readings);
-        self.changes = Some(changes);
-        let is_new =
-            |(at, reading): &(usize, &Arc<Reading>)| !is_partial || !Arc::ptr_eq(&before[*at], reading);
-        let told = self.told.iter().enumerate().filter(is_new);
-        let told: Vec<Arc<Reading>> = told.map(|(_, reading)| Arc::clone(reading)).collect();
+        if !has_same_queues(&before, &self.told) {
+            return Some(report::statistics(daemon, &self.told));
+        }
+        let pairs = before.iter().zip(&self.told);
+        let changed = pairs.filter(|(before, now)| !Arc::ptr_eq(before, now));
+        let changed: Vec<Arc<Reading>> = changed.map(|(_, now)| Arc::clone(now)).collect();
         Some(Statistics {
-            is_partial,
-            ..report::statistics(daemon, &told)
+            is_partial: true,
+            ..report::statistics(daemon, &changed)
         })
     }
+}
+
+/// Whether both have the same queues at the same places.
+fn has_same_queues(before: &[Arc<Reading>], now: &[Arc<Reading>]) -> bool {
+    let mut pairs = before.iter().zip(now);
+    before.len() == now.len() && pairs.all(|(before, now)| before.name == now.name)
 }
