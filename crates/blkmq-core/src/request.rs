@@ -258,12 +258,6 @@ impl Request {
         self.inserted_at
     }
 
-    /// Says whether an elevator has had it, which orders by holding back what the drive has no room for.
-    #[inline]
-    pub fn was_inserted(&self) -> bool {
-        self.inserted_at != NOT_INSERTED
-    }
-
     /// When it was issued to the driver, while in flight.
     pub fn issued_at(&self) -> Instant {
         self.issued_at

@@ -12,7 +12,7 @@ use blkmq_sync::shared_ring::{Consumer, Memory, Producer, Record};
 
 use crate::bio::{Bio, Flags, Op, Status};
 use crate::ids::{DiskId, GroupId};
-use crate::request::Request;
+use crate::request::{NOT_INSERTED, Request};
 use crate::time::Instant;
 
 /// What happened to a request, or to a bio.
@@ -227,7 +227,7 @@ impl Tracer {
             let mut is_first = true;
             rq.for_each_part(|part| {
                 // Those that the plug has merged were never inserted themselves.
-                let was_inserted = part.was_inserted();
+                let was_inserted = part.inserted_at() != NOT_INSERTED;
                 if was_inserted && !std::mem::take(&mut is_first) {
                     self.tell(Step::Merged, &part.bio, now);
                 }

@@ -119,8 +119,7 @@ impl FileHctx {
         if slot.step == Step::Transfer {
             slot.memory = self.memory_of(rq, number)?;
             let disk = self.disks.of(slot.disk);
-            // An elevator needs a drive that is busy for a while: else there is nothing to hold back.
-            if !rq.was_inserted() && slot.is_read_at_once(disk) {
+            if slot.is_read_at_once(disk) {
                 disk.note_success(now);
                 return Err(Issued::Done(Status::Ok));
             }
