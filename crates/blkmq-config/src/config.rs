@@ -101,6 +101,17 @@ impl Config {
         multipath.any(|disk| disk.below().contains(&name))
     }
 
+    /// The disks on which linear and striped ones lie, each with one of those.
+    pub(crate) fn below_mapped(&self) -> BTreeMap<&str, &str> {
+        let mapped = self
+            .disks
+            .iter()
+            .filter(|disk| matches!(disk.source, Source::Mapped(_)));
+        mapped
+            .flat_map(|user| user.below().into_iter().map(|disk| (disk, user.name.as_str())))
+            .collect()
+    }
+
     /// Checks the parts against each other.
     ///
     /// # Errors

@@ -189,8 +189,11 @@ fn shown(value: &Option<impl fmt::Debug>) -> String {
 }
 
 fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result<()> {
+    let below = old.below_mapped();
     for disk in &new.disks {
-        let size = sizes.get(&disk.name).copied();
+        // Below a mapped disk, the configured size decides what is where.
+        let is_below = below.contains_key(disk.name.as_str());
+        let size = sizes.get(&disk.name).copied().filter(|_| !is_below);
         let is_mapped = matches!(disk.source, Source::Mapped(_));
         match find(old, &disk.name) {
             Some(before) if !is_same_but_for_queue(before, size, disk) => bail!(
@@ -384,6 +387,11 @@ mod tests {
             (
                 "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
                 "[disk.b]\nfile = \"c\"\nsize = \"1M\"",
+                "disk b: its source, size",
+            ),
+            (
+                "[disk.b]\nfile = \"b\"\nsize = \"2M\"\n[disk.l]\nlinear = \"b+a\"",
+                "[disk.b]\nfile = \"b\"\nsize = \"1M\"\n[disk.l]\nlinear = \"b+a\"",
                 "disk b: its source, size",
             ),
             ("", "[disk.l]\nlinear = \"a\"", "disk l: lies on other disks"),

@@ -73,6 +73,7 @@ fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
     let mut paths = Paths::take_from(&mut disks);
     let mut members: Vec<(String, Vec<Member>)> = Vec::new();
     let mut mapped = Vec::new();
+    let below = config.below_mapped();
     for spec in disks {
         group_paths::check_path(&spec.group)?;
         let group = group::number_of(&mut groups, &spec.group);
@@ -80,7 +81,12 @@ fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
             mapped.push(mapped_disk(spec, group)?);
             continue;
         }
-        let (queue, member) = open(spec, group, &mut paths)?;
+        let kept = below.get(spec.name.as_str()).copied();
+        let kept = kept.and_then(|user| Some((user, spec.source.driver()?.least_size()?)));
+        let (queue, mut member) = open(spec, group, &mut paths)?;
+        if let Some((user, size)) = kept {
+            keep_size(&mut member.entry, size, user);
+        }
         match members.iter_mut().find(|(name, _)| *name == queue) {
             Some((_, list)) => list.push(member),
             None => members.push((queue, vec![member])),
@@ -103,6 +109,19 @@ fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
     };
     let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
     Ok((Plan { queues, mapped }, groups))
+}
+
+/// Leaves out what a disk has more than its configured size, since `user` lies on it: what comes behind
+/// the disk there must not move when its file has grown.
+fn keep_size(disk: &mut DiskEntry, size: u64, user: &str) {
+    if size < disk.size {
+        tracing::warn!(
+            "disk {}: only the {size} bytes of its size= are used of {}, since disk {user} lies on it",
+            disk.name,
+            disk.size
+        );
+        disk.size = size - size % u64::from(disk.block_size);
+    }
 }
 
 impl Plan {

@@ -80,6 +80,11 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
         None
     }
 
+    /// The least size that it asks for, in bytes, where the disk may be larger.
+    fn least_size(&self) -> Option<u64> {
+        None
+    }
+
     /// Returns whether the disk that this configuration opened, which has `size` bytes now, is also what
     /// `later` asks for.
     fn serves_as(&self, _size: u64, later: &dyn DriverConfig) -> bool {

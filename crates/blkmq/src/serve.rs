@@ -399,24 +399,31 @@ impl Daemon {
 fn reload(running: &Running, args: &ServeArgs) {
     notify::reloading();
     let mut done = Vec::new();
-    let changed = configuration(args).and_then(|(new, _)| {
-        let replace = |document: &mut Document| {
-            *document = new;
-            Ok(())
-        };
-        running.change(replace, false)
-    });
-    let mut failed = Vec::new();
-    match changed {
-        Ok(steps) => done.extend(steps),
-        Err(error) => failed.push(format!("the configuration is not changed: {error:#}")),
-    }
+    let change = || {
+        configuration(args).and_then(|(new, _)| {
+            let replace = |document: &mut Document| {
+                *document = new;
+                Ok(())
+            };
+            running.change(replace, false)
+        })
+    };
+    let mut changed = change();
     // After the change, which may name other files.
     let (refreshed, unreadable) = running.refresh();
-    done.extend(refreshed);
-    failed.extend(unreadable);
+    let mut failed = unreadable;
     // Last: drives may take long to answer.
-    done.extend(running.resize_all());
+    let grown = running.resize_all();
+    if changed.is_err() && !grown.is_empty() {
+        // The file may ask for the sizes that the disks have only now.
+        changed = change();
+    }
+    match changed {
+        Ok(steps) => done.extend(steps),
+        Err(error) => failed.insert(0, format!("the configuration is not changed: {error:#}")),
+    }
+    done.extend(refreshed);
+    done.extend(grown);
     failed
         .iter()
         .for_each(|problem| tracing::error!("SIGHUP: {problem}"));

@@ -70,6 +70,10 @@ impl DriverConfig for FileConfig {
         "disk on a file"
     }
 
+    fn least_size(&self) -> Option<u64> {
+        self.size
+    }
+
     /// A file may be larger than the size that is asked for, since it can have grown.
     fn serves_as(&self, size: u64, later: &dyn DriverConfig) -> bool {
         let Some(later) = config_of::<Self>(later) else {

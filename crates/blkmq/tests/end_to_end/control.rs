@@ -212,10 +212,32 @@ fn a_disk_that_has_grown_is_served_by_the_file_that_has_its_first_size() {
         let keys = json!({"kind": "disk", "name": "vm1", "keys": {"size": size}});
         assert_eq!(control.call("config.set", &keys).is_ok(), is_right, "{size}");
     }
+    // Another program makes it larger, and the file has the new size: one SIGHUP does both.
+    let image = std::fs::File::options().write(true).open(scratch.path("vm1.raw"));
+    let image = image.expect("the image");
+    image.set_len(4 << 20).expect("it grows");
+    let text = std::fs::read_to_string(&file).expect("the file");
+    std::fs::write(&file, text.replace("1M", "4M")).expect("a configuration");
+    daemon.signal(Signal::HUP);
+    assert!(
+        daemon.wait_for(LONG, |line| line.contains("SIGHUP: ")
+            && line.contains("disk vm1 has grown")),
+        "{}",
+        daemon.said()
+    );
+    assert!(!daemon.said().contains("is not changed"), "{}", daemon.said());
     daemon.stop();
     let daemon = Daemon::start(&["-c", &file]);
     let client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
-    assert_eq!(client.size(), 2 << 20);
+    assert_eq!(client.size(), 4 << 20);
+    // What was cut off is not made up for by zeroes.
+    image.set_len(1 << 20).expect("it shrinks");
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    for params in [json!({"disk": "vm1"}), json!({"disk": "vm1", "size": 8 << 20})] {
+        let refused = control.call("disk.resize", &params).expect_err("it has shrunk");
+        assert!(refused.to_string().contains("has shrunk"), "{refused}");
+    }
+    assert_eq!(image.metadata().expect("its size").len(), 1 << 20);
     daemon.stop();
 }
 

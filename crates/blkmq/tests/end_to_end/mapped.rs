@@ -1,6 +1,8 @@
 //! Decides whether disks on other disks behave like any disk for clients: fio's verification,
 //! QEMU's operations and a file system, on a stripe of four disks, and on a disk joined from parts.
 
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::{installed, run, try_run};
 use crate::common::{Daemon, Scratch};
 use crate::fio::{VERIFY, bytes, fio, jobs};
@@ -23,6 +25,35 @@ fn serve(scratch: &Scratch) -> Daemon {
             "name=f,ram=8M",
         ],
     )
+}
+
+#[test]
+fn what_lies_behind_a_file_that_has_grown_stays_where_it_is() {
+    for (kind, at) in [("linear=a+b", 9 * MIB), ("striped=a+b", 9 * MIB)] {
+        let scratch = Scratch::new();
+        let file = |name: &str| format!("name={name},file={},size=8M", scratch.word(name));
+        let disks = [format!("name=whole,{kind}"), file("a"), file("b")];
+        let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
+        let daemon = Daemon::serve(&scratch, &disks);
+        let mut client = Client::connect(&scratch.path("nbd.sock"), "whole").expect("it is served");
+        client.write(at, &block(1, 7)).expect("a write");
+        client.flush().expect("a flush");
+        daemon.stop();
+        let grown = std::fs::File::options().write(true).open(scratch.path("a"));
+        grown.expect("the file").set_len(10 * MIB).expect("it grows");
+        let daemon = Daemon::serve(&scratch, &disks);
+        assert!(
+            daemon
+                .said()
+                .contains("disk a: only the 8388608 bytes of its size= are used"),
+            "{}",
+            daemon.said()
+        );
+        let mut client = Client::connect(&scratch.path("nbd.sock"), "whole").expect("it is served");
+        assert_eq!(client.size(), 16 * MIB, "{kind}");
+        assert!(client.read(at, BLOCK).expect("a read") == block(1, 7), "{kind}");
+        daemon.stop();
+    }
 }
 
 #[test]
