@@ -372,6 +372,8 @@ impl Service for Listener {
             cx.ring_client().push_cancel(POLL, CANCEL);
         }
         self.socket = None;
+        // Its copy of the socket would let clients connect whom nobody accepts.
+        self.common.handover.remove_door(self.door, &self.name);
         self.waiting = None;
         self.opening.end();
     }
