@@ -112,6 +112,19 @@ impl Config {
             .collect()
     }
 
+    /// Returns whether a disk is on a queue of this name.
+    pub(crate) fn has_queue(&self, name: &str) -> bool {
+        let is_path = |disk: &str| {
+            let users = self
+                .disks
+                .iter()
+                .filter(|user| matches!(user.source, Source::Multipath(_)));
+            users.flat_map(DiskSpec::below).any(|path| path == disk)
+        };
+        let mut there = self.disks.iter().filter(|disk| disk.queue_name() == Some(name));
+        there.any(|disk| !is_path(&disk.name))
+    }
+
     /// Checks the parts against each other.
     ///
     /// # Errors
@@ -171,8 +184,11 @@ impl Config {
             }
         }
         for name in self.queues.keys() {
-            if !self.disks.iter().any(|disk| disk.queue.as_deref() == Some(name)) {
-                bail!("queue {name}: no disk is on it: set queue = \"{name}\" in a disk, or take it out");
+            if !self.has_queue(name) {
+                bail!(
+                    "queue {name}: no disk is on it: set queue = \"{name}\" in a disk, or take [queue.{name}] out (blkmq ctl \
+                     remove queue {name})"
+                );
             }
         }
         Ok(())
@@ -192,6 +208,27 @@ mod tests {
             let text = format!("{DISKS}[[export]]\nnbd = \"unix:x\"\n{disks}");
             let config = Config::from_toml(&text).unwrap();
             assert_eq!(config.disks_of(&config.exports[0]), wanted, "{disks}");
+        }
+    }
+
+    #[test]
+    fn settings_are_for_queues_that_disks_name_or_have_of_their_own() {
+        let is_taken = |queue: &str| {
+            let disks =
+                format!("{DISKS}[disk.f]\nfile = \"/f\"\n[disk.g]\nfile = \"/g\"\nqueue = \"fast\"\n");
+            let text = format!("{disks}[queue.{queue}]\ndepth = 8\n[[export]]\nnbd = \"unix:x\"");
+            Config::from_toml(&text).unwrap().check()
+        };
+        for queue in ["c", "m", "fast"] {
+            is_taken(queue).unwrap();
+        }
+        // A path, a mapped disk, one of its filesystem's queue, and one on another queue.
+        for queue in ["a", "s", "f", "g"] {
+            let error = is_taken(queue).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("queue {queue}: no disk is on it")),
+                "{error}"
+            );
         }
     }
 

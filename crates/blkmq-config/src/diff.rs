@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use crate::config::Config;
 use crate::disk::{DiskSpec, Source};
 use crate::export::ExportSpec;
-use crate::queue::{Polling, QueueSettings};
+use crate::queue::QueueSettings;
 
 /// One step from a configuration to another. The same step with the two exchanged undoes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,17 +196,13 @@ fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Res
         let size = sizes.get(&disk.name).copied().filter(|_| !is_below);
         let is_mapped = matches!(disk.source, Source::Mapped(_));
         match find(old, &disk.name) {
-            Some(before) if !is_same_but_for_queue(before, size, disk) => bail!(
-                "disk {}: its source, size, group and description cannot be changed while it is served: remove it and add it \
-                 again; it can grow by blkmq ctl resize",
-                disk.name
-            ),
+            Some(before) => check_same(before, size, disk)?,
             None if is_mapped => bail!(
                 "disk {}: lies on other disks, and cannot be added while the daemon runs; start one with the new configuration \
                  that takes over (--take-over)",
                 disk.name
             ),
-            _ => {}
+            None => check_joined(old, new, disk)?,
         }
     }
     let mut gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
@@ -220,31 +216,61 @@ fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Res
     }
 }
 
-/// Returns whether a disk, which has this size if it is served, is what another one asks for, up to the
-/// settings for their queue.
-fn is_same_but_for_queue(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> bool {
-    let (mut one, mut other) = (one.clone(), other.clone());
-    for disk in [&mut one, &mut other] {
-        (disk.sched, disk.polling) = (None, Polling::default());
+/// Checks that a new disk can join its queue, if that is served.
+fn check_joined(old: &Config, new: &Config, disk: &DiskSpec) -> Result<()> {
+    let takes_disks = disk.source.driver().is_some_and(|driver| driver.shares_device());
+    let Some(queue) = disk.queue_name().filter(|_| !takes_disks) else {
+        return Ok(());
+    };
+    let mut there = old.disks.iter().filter(|other| other.queue_name() == Some(queue));
+    match there.find(|other| find(new, &other.name).is_some()) {
+        Some(other) => bail!(
+            "disk {}: queue {queue} has disk {} already, and only disks on files and in clusters join one while it is served: give \
+             it a queue= of its own",
+            disk.name,
+            other.name
+        ),
+        None => Ok(()),
     }
-    if let (Source::Driver(was), Source::Driver(is), Some(size)) = (&one.source, &other.source, size)
-        && was.serves_as(size, &**is)
-    {
-        other.source = one.source.clone();
+}
+
+/// Checks that a disk, which has this size if it is served, is what the new configuration asks for, up to
+/// the settings for its queue.
+fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()> {
+    let keys = |disk: &DiskSpec| {
+        [
+            ("queue", shown(&disk.queue)),
+            ("group", format!("{:?}", disk.group)),
+            ("description", format!("{:?}", disk.description)),
+            ("ro", disk.read_only.to_string()),
+            ("block_size", shown(&disk.block_size)),
+        ]
+    };
+    let mut pairs = keys(one).into_iter().zip(keys(other));
+    if let Some(((key, was), (_, is))) = pairs.find(|(was, is)| was != is) {
+        bail!(
+            "disk {}: {key}: cannot be changed while it is served ({was} -> {is}): remove it and add it again",
+            one.name
+        );
     }
-    one == other
+    let is_same_source = match (&one.source, &other.source, size) {
+        (Source::Driver(was), Source::Driver(is), Some(size)) => was.serves_as(size, &**is),
+        _ => one.source == other.source,
+    };
+    if !is_same_source {
+        bail!(
+            "disk {}: its source with its keys, and its size, cannot be changed while it is served: remove it and add it again; it \
+             can grow by blkmq ctl resize",
+            one.name
+        );
+    }
+    Ok(())
 }
 
 fn check_queues(old: &Config, new: &Config) -> Result<()> {
     let default = QueueSettings::default();
-    let is_on = |config: &Config, queue: &str| {
-        config
-            .disks
-            .iter()
-            .any(|disk| disk.queue.as_deref() == Some(queue))
-    };
     let both = old.queues.keys().chain(new.queues.keys());
-    for name in both.filter(|name| is_on(old, name) && is_on(new, name)) {
+    for name in both.filter(|name| old.has_queue(name) && new.has_queue(name)) {
         let was = old.queues.get(name).unwrap_or(&default);
         let is = new.queues.get(name).unwrap_or(&default);
         for (key, is_same) in [
@@ -377,22 +403,37 @@ mod tests {
             (
                 "[disk.b]\nram = \"1M\"",
                 "[disk.b]\nram = \"2M\"",
-                "disk b: its source, size",
+                "disk b: its source with",
             ),
             (
                 "[disk.b]\nfile = \"b\"\nsize = \"1M\"",
                 "[disk.b]\nfile = \"b\"\nsize = \"3M\"",
-                "disk b: its source, size",
+                "disk b: its source with",
             ),
             (
                 "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
                 "[disk.b]\nfile = \"c\"\nsize = \"1M\"",
-                "disk b: its source, size",
+                "disk b: its source with",
             ),
             (
                 "[disk.b]\nfile = \"b\"\nsize = \"2M\"\n[disk.l]\nlinear = \"b+a\"",
                 "[disk.b]\nfile = \"b\"\nsize = \"1M\"\n[disk.l]\nlinear = \"b+a\"",
-                "disk b: its source, size",
+                "disk b: its source with",
+            ),
+            (
+                "[disk.b]\nfile = \"b\"",
+                "[disk.b]\nfile = \"b\"\ngroup = \"/x\"",
+                "disk b: group: cannot be changed while it is served (\"/b\" -> \"/x\"): remove it",
+            ),
+            (
+                "[disk.b]\nfile = \"b\"",
+                "[disk.b]\nfile = \"b\"\nqueue = \"q\"",
+                "disk b: queue: cannot be changed while it is served (default -> \"q\"): remove it",
+            ),
+            (
+                "",
+                "[disk.b]\nram = \"1M\"\nqueue = \"a\"",
+                "disk b: queue a has disk a already",
             ),
             ("", "[disk.l]\nlinear = \"a\"", "disk l: lies on other disks"),
             ("[disk.l]\nlinear = \"a\"", "", "disk l: lies on other disks"),

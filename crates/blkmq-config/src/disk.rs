@@ -98,6 +98,16 @@ impl DiskSpec {
         }
     }
 
+    /// The name of its queue, unless it is that of the device on which the disk lies, or the disk has none.
+    pub fn queue_name(&self) -> Option<&str> {
+        let own = || match &self.source {
+            Source::Driver(config) => !config.shares_device(),
+            Source::Multipath(_) => true,
+            Source::Mapped(_) => false,
+        };
+        self.queue.as_deref().or_else(|| own().then_some(&*self.name))
+    }
+
     /// Parses `key=value,key=value`; `\,` is a comma in a value.
     ///
     /// # Errors

@@ -240,6 +240,9 @@ impl Document {
                 None => table.remove(&key),
             };
         }
+        if kind == Kind::Queue && table.is_empty() {
+            self.tables(kind).remove(name);
+        }
         Ok(())
     }
 

@@ -96,6 +96,12 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
         0
     }
 
+    /// Returns whether disks share a queue by the device they lie on, unless they name one, and join and
+    /// leave it while it is served. Others have a queue of their own.
+    fn shares_device(&self) -> bool {
+        false
+    }
+
     /// Returns whether the disk may be missing while this host starts: a multipath disk then starts
     /// without this path.
     fn is_remote(&self) -> bool {

@@ -78,6 +78,8 @@ struct UserList {
     is_withdrawn: bool,
     next: u64,
     wakers: BTreeMap<u64, Waker>,
+    /// How many of them are parts of other users.
+    parts: usize,
 }
 
 /// A place among the users of a disk, until it is dropped.
@@ -85,12 +87,22 @@ struct UserList {
 pub struct Use {
     users: Users,
     number: u64,
+    is_part: bool,
 }
 
 impl Users {
     /// Begins to use the disk. `waker` is used when the disk is withdrawn: the user must then finish its work
     /// under way and drop the [`Use`]. None if the disk is withdrawn already.
     pub fn enter(&self, waker: Waker) -> Option<Use> {
+        self.add(waker, false)
+    }
+
+    /// The same for another thread of a user that has entered: it is not counted.
+    pub fn enter_as_part(&self, waker: Waker) -> Option<Use> {
+        self.add(waker, true)
+    }
+
+    fn add(&self, waker: Waker, is_part: bool) -> Option<Use> {
         let mut list = self.lock();
         if list.is_withdrawn {
             return None;
@@ -98,9 +110,11 @@ impl Users {
         let number = list.next;
         list.next += 1;
         list.wakers.insert(number, waker);
+        list.parts += usize::from(is_part);
         Some(Use {
             users: self.clone(),
             number,
+            is_part,
         })
     }
 
@@ -111,7 +125,13 @@ impl Users {
 
     /// The number of users.
     pub fn count(&self) -> usize {
-        self.lock().wakers.len()
+        let list = self.lock();
+        list.wakers.len() - list.parts
+    }
+
+    /// Says whether nobody uses the disk, and no part of anybody does.
+    pub(crate) fn have_left(&self) -> bool {
+        self.lock().wakers.is_empty()
     }
 
     /// Admits no new user any more and wakes the present ones; or admits users again.
@@ -149,7 +169,9 @@ impl Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.users.lock().wakers.remove(&self.number);
+        let mut list = self.users.lock();
+        list.wakers.remove(&self.number);
+        list.parts -= usize::from(self.is_part);
     }
 }
 

@@ -74,6 +74,10 @@ impl DriverConfig for FileConfig {
         self.size
     }
 
+    fn shares_device(&self) -> bool {
+        true
+    }
+
     /// A file may be larger than the size that is asked for, since it can have grown.
     fn serves_as(&self, size: u64, later: &dyn DriverConfig) -> bool {
         let Some(later) = config_of::<Self>(later) else {

@@ -97,6 +97,10 @@ impl DriverConfig for RbdConfig {
         CONNECTIONS
     }
 
+    fn shares_device(&self) -> bool {
+        true
+    }
+
     fn is_remote(&self) -> bool {
         true
     }

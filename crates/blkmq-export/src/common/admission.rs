@@ -43,8 +43,31 @@ pub struct AddressStats {
     pub refused: u64,
     /// Connections that had selected no disk and were displaced by others.
     pub displaced: u64,
-    /// What is served there is gone, although nobody has closed the address.
-    pub is_gone: bool,
+    /// Whether new connections are admitted.
+    pub state: AddressState,
+}
+
+/// Whether new connections are admitted at an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AddressState {
+    /// They are.
+    #[default]
+    Served,
+    /// The address was removed; those who were connected stay.
+    Closed,
+    /// The mount or device is gone, which the address was opened for, although nobody has removed the address.
+    Gone,
+}
+
+impl AddressState {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Served => "served",
+            Self::Closed => "closed",
+            Self::Gone => "gone",
+        }
+    }
 }
 
 /// The limits of an address.
@@ -146,7 +169,11 @@ impl Connections {
             negotiating: address.open - address.selected.values().sum::<u32>(),
             refused: address.refused,
             displaced: address.displaced,
-            is_gone: address.is_gone,
+            state: match address {
+                Address { is_closed: true, .. } => AddressState::Closed,
+                Address { is_gone: true, .. } => AddressState::Gone,
+                _ => AddressState::Served,
+            },
         };
         let shown = |address: &&Address| !address.is_closed || address.open > 0;
         state.addresses.iter().filter(shown).map(stats).collect()

@@ -54,7 +54,7 @@ use blkmq_host::engine::Engine;
 use crate::handover::{Handover, Phase};
 
 pub use address::{Address, AddressError};
-pub use admission::{AddressLimits, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
+pub use admission::{AddressLimits, AddressState, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 pub use socket::{OpenError, Socket, open, remove_stale};

@@ -2,23 +2,31 @@
 //! over, who owns it, and who unmounts it. Root mounts directly; other users need `fusermount3`.
 //! All of this may block: no reactor calls it.
 
-use std::fs::OpenOptions;
+mod sys;
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, fcntl_setfl, flock};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
     socketpair,
 };
+use rustix::process::{WaitOptions, waitpid};
 
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
@@ -68,8 +76,11 @@ impl Place {
     /// What is there instead, and what to do.
     pub(super) fn find(path: &Path) -> Result<Self, OpenError> {
         let path = absolute(path)?;
+        let turn = Turn::wait_for(&path)
+            .map_err(|error| OpenError::new(format!("export fuse:{}: {error}", path.display())))?;
         remove_dead(&path)?;
         let is_made = make(&path)?;
+        drop(turn);
         let refused = |what: &str| OpenError::new(format!("export fuse:{}: {what}", path.display()));
         let found = std::fs::symlink_metadata(&path)
             .map_err(|error| refused(&format!("the file cannot be looked at: {error}")))?;
@@ -89,8 +100,12 @@ impl Place {
     /// which never blocks.
     ///
     /// # Errors
-    /// The error of the system or of `fusermount3`.
+    /// The error of the system or of `fusermount3`, or another daemon has mounted one meanwhile.
     pub(super) fn mount(self) -> io::Result<(Mount, OwnedFd)> {
+        let _turn = Turn::wait_for(&self.path)?;
+        if mount_table::at(&self.path)?.is_some_and(|entry| entry.is_fuse()) {
+            return Err(io::Error::other(SERVED));
+        }
         let device = match mount_directly(&self) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => mount_by_helper(&self.path)?,
             mounted => mounted?,
@@ -103,6 +118,39 @@ impl Place {
             ownership: Ownership::new(true),
         };
         Ok((mount, device))
+    }
+}
+
+/// The turn of this daemon to look at what is mounted in a directory and to change it, until it is dropped:
+/// daemons that start at the same moment look one after the other. The kernel would stack their mounts.
+struct Turn {
+    /// The locked directory, unless it cannot be locked: then nobody waits for anybody.
+    _directory: Option<File>,
+}
+
+impl Turn {
+    /// Waits until no other daemon has its turn in the directory of a path.
+    ///
+    /// # Errors
+    /// One has it for too long.
+    fn wait_for(path: &Path) -> io::Result<Self> {
+        let directory = path.parent().and_then(|parent| File::open(parent).ok());
+        let start = Instant::now();
+        while let Some(directory) = &directory
+            && let Err(Errno::WOULDBLOCK) = flock(directory, FlockOperation::NonBlockingLockExclusive)
+        {
+            if start.elapsed() > TURN_MAX {
+                let what = format!(
+                    "another process has its directory locked for {} s",
+                    TURN_MAX.as_secs()
+                );
+                return Err(io::Error::new(ErrorKind::TimedOut, what));
+            }
+            thread::sleep(TURN_PAUSE);
+        }
+        Ok(Self {
+            _directory: directory,
+        })
     }
 }
 
@@ -248,9 +296,15 @@ fn remove_dead(path: &Path) -> Result<(), OpenError> {
         if !found.is_some_and(|entry| entry.is_fuse()) {
             return Ok(());
         }
-        match std::fs::symlink_metadata(path) {
+        match look_at(path) {
+            None => {
+                return Err(refused(format!(
+                    "{SERVED}; it has not answered for {} s",
+                    ANSWER_MAX.as_secs()
+                )));
+            }
             // `ECONNABORTED` if the daemon died during the question.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
+            Some(Err(error)) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
                 unmount_with(path, true)
                     .map_err(|error| refused(format!("what a killed daemon left stays mounted: {error}")))?;
                 tracing::info!(
@@ -258,16 +312,34 @@ fn remove_dead(path: &Path) -> Result<(), OpenError> {
                     path.display()
                 );
             }
-            _ => {
-                return Err(refused(
-                    "another daemon serves there: stop it, or choose another path".to_owned(),
-                ));
-            }
+            Some(_) => return Err(refused(SERVED.to_owned())),
         }
     }
     Err(refused(format!(
         "more than {STACKED_MAX} filesystems are mounted there: unmount them"
     )))
+}
+
+/// Looks at a file, about which its daemon is asked; `None` if that does not answer. The process that asks is
+/// left behind then, and ends when the daemon answers or ends.
+fn look_at(path: &Path) -> Option<io::Result<()>> {
+    let (sender, receiver) = sync_channel(1);
+    let looked = CString::new(path.as_os_str().as_bytes())
+        .map_err(io::Error::from)
+        .and_then(|path| sys::start_looking(&path));
+    let child = match looked {
+        Ok(child) => child,
+        Err(error) => return Some(Err(error)),
+    };
+    thread::spawn(move || sender.send(waitpid(Some(child), WaitOptions::empty())));
+    let ended = receiver.recv_timeout(ANSWER_MAX).ok()?;
+    let code = ended.map(|ended| ended.and_then(|(_, status)| status.exit_status()));
+    Some(match code {
+        Ok(Some(0)) => Ok(()),
+        Ok(Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
+        Ok(None) => Err(io::Error::other("the process that looked at it was killed")),
+        Err(errno) => Err(errno.into()),
+    })
 }
 
 /// Makes an empty file, if nothing is there. Returns whether it did.
@@ -382,5 +454,12 @@ const OPTIONS: &str = "default_permissions,max_read=1048576";
 const _: () = assert!(DATA_BYTES_MAX == 1_048_576);
 const NAME: &str = "blkmq";
 const HELPER: &str = "fusermount3";
+/// Why nothing is mounted at a path.
+const SERVED: &str = "another daemon serves there: stop it, or choose another path";
+/// How long a daemon may take to say what its file looks like.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
+/// How long to wait for other daemons that start.
+const TURN_MAX: Duration = Duration::from_secs(15);
+const TURN_PAUSE: Duration = Duration::from_millis(5);
 /// Most stacked dead mounts that are removed.
 const STACKED_MAX: usize = 16;

@@ -165,7 +165,7 @@ impl Service for RingChannel {
     fn start(&mut self, cx: &mut Cx<'_>) {
         become_io_flusher(cx, DOOR, FLUSHER);
         self.bound = Bound::to(&self.processors);
-        self.disk_use = self.filesystem.disk.users.enter(cx.waker());
+        self.disk_use = self.filesystem.disk.users.enter_as_part(cx.waker());
         self.requests.start(cx);
         self.look_around();
         self.requests.transport.register();

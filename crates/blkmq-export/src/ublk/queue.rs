@@ -268,7 +268,11 @@ impl Service for Queue {
     fn start(&mut self, cx: &mut Cx<'_>) {
         become_io_flusher(cx, DOOR, FLUSHER);
         self.device.join(cx.waker());
-        self.disk_use = self.device.disk.users.enter(cx.waker());
+        let users = &self.device.disk.users;
+        self.disk_use = match self.number {
+            0 => users.enter(cx.waker()),
+            _ => users.enter_as_part(cx.waker()),
+        };
         self.member.select(&self.device.disk.name);
         if self.member.arrive(cx.waker()) != Phase::Serving {
             self.moving = Moving::AtRest;

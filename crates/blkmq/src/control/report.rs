@@ -133,7 +133,7 @@ pub(super) fn exports(daemon: &Daemon) -> Vec<ExportStatistics> {
         negotiating: address.negotiating,
         refused: address.refused,
         displaced: address.displaced,
-        state: if address.is_gone { "gone" } else { "served" }.to_owned(),
+        state: address.state.name().to_owned(),
     };
     stats.into_iter().map(address).collect()
 }

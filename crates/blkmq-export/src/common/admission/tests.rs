@@ -132,14 +132,17 @@ impl Service for Woken {
 fn an_address_whose_mount_is_gone_is_listed_as_gone_until_it_is_closed() {
     let connections = connections(10, 1, 1);
     let ticket = connections.readmit(0).expect("there is room");
-    assert!(!connections.stats()[0].is_gone);
+    assert_eq!(connections.stats()[0].state, AddressState::Served);
     ticket.end_address();
     drop(ticket);
     let stats = connections.stats();
-    assert!(stats[0].is_gone && stats[0].open == 0, "{stats:?}");
+    assert_eq!((stats[0].state, stats[0].open), (AddressState::Gone, 0));
     connections.remove_address(0);
     assert!(connections.stats().is_empty());
     // The next one has its number.
     assert_eq!(connections.add_address(AddressLimits::default(), 1), 0);
-    assert!(!connections.stats()[0].is_gone);
+    assert_eq!(connections.stats()[0].state, AddressState::Served);
+    let _stays = connections.readmit(0).expect("there is room");
+    connections.remove_address(0);
+    assert_eq!(connections.stats()[0].state, AddressState::Closed);
 }

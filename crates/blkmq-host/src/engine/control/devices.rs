@@ -117,7 +117,7 @@ impl Control {
         let others = disks.iter().filter(|disk| disk.name != name).cloned();
         self.shared.set_disks(others.collect());
         disk.users.withdraw(true);
-        if !self.wait_for(limit, || disk.users.count() == 0) {
+        if !self.wait_for(limit, || disk.users.have_left()) {
             let count = disk.users.count();
             disk.users.withdraw(false);
             self.shared.set_disks(disks);

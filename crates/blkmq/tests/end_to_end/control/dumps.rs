@@ -139,7 +139,7 @@ impl Case {
                 set(control, "group", group, &object(group_keys(dice)))
             }
             5 => {
-                let queue = dice.one_of(&["r0", "ram", "files"]);
+                let queue = dice.one_of(&["r0", "r1", "r2", "ram", "files"]);
                 set(control, "queue", queue, &object(queue_keys(dice)))
             }
             _ => {

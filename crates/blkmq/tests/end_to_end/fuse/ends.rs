@@ -2,8 +2,9 @@
 //! kill, and when the disk is removed.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -11,7 +12,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
 
 use super::{STEP, Stage, aligned};
-use crate::common::daemon::program;
+use crate::common::daemon::{program, serve_command, wait_within};
 use crate::common::tools::{installed, run};
 
 #[test]
@@ -36,6 +37,100 @@ fn a_new_daemon_mounts_over_what_a_killed_one_has_left() {
         held.read_exact_at(&mut read.0, STEP).is_err(),
         "who had the old one has nothing"
     );
+    stage.stop();
+}
+
+#[test]
+fn of_daemons_that_start_at_the_same_moment_at_one_path_one_mounts_it() {
+    for round in 0..6 {
+        let scratch = crate::common::Scratch::new();
+        let Some(mut stage) = Stage::on(scratch, "name=vm1,ram=16M") else {
+            return;
+        };
+        let before = stage.daemon.take().expect("it serves");
+        // Every other time over what a killed daemon has left.
+        if round % 2 == 0 {
+            before.stop();
+        } else {
+            before.kill();
+        }
+        let mut running: Vec<Started> = (0..3).map(|_| Started::at(&stage.word())).collect();
+        let (begun, mut refused) = (Instant::now(), Vec::new());
+        while running.len() > 1 {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "round {round}: all stay"
+            );
+            let has_ended = |one: &mut Started| one.0.try_wait().expect("it is ours").is_some();
+            refused.extend(running.extract_if(.., has_ended));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for mut one in refused {
+            let mut said = String::new();
+            let mut from = one.0.stderr.take().expect("a pipe");
+            from.read_to_string(&mut said).expect("text");
+            assert!(
+                said.contains("another daemon serves there"),
+                "round {round}: {said}"
+            );
+        }
+        let mut last = running.pop().expect("one is left");
+        let mut read = aligned(9);
+        let mut served = || stage.path().exists() && stage.open().read_exact_at(&mut read.0, STEP).is_ok();
+        while !served() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "round {round}: it serves nothing"
+            );
+        }
+        rustix::process::kill_process(rustix::process::Pid::from_child(&last.0), Signal::TERM).unwrap();
+        let status = wait_within(&mut last.0, Duration::from_secs(10)).expect("it ends");
+        assert!(status.success(), "round {round}: {status}");
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(&stage.word()), "round {round}: {mounts}");
+    }
+}
+
+/// A daemon that may have failed to start.
+struct Started(Child);
+
+impl Started {
+    fn at(path: &str) -> Self {
+        let disk = ["--disk", "name=vm1,ram=16M", "--control", "none"];
+        let mut command = serve_command(&[&disk[..], &["--fuse", path]].concat());
+        Self(
+            command
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn()
+                .expect("it starts"),
+        )
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_daemon_that_is_stopped_keeps_its_path_and_nobody_who_asks_for_it_hangs() {
+    let Some(mut stage) = Stage::new("") else { return };
+    stage.daemon().signal(Signal::STOP);
+    let mut second = Started::at(&stage.word());
+    let status = wait_within(&mut second.0, Duration::from_secs(15));
+    let mut said = String::new();
+    if status.is_some() {
+        let mut from = second.0.stderr.take().expect("a pipe");
+        from.read_to_string(&mut said).expect("text");
+    }
+    stage.daemon().signal(Signal::CONT);
+    assert_eq!(status.expect("it ends").code(), Some(1), "{said}");
+    assert!(said.contains("another daemon serves there"), "{said}");
+    assert!(said.contains("it has not answered for"), "{said}");
+    stage.open().write_all_at(&aligned(1).0, STEP).unwrap();
     stage.stop();
 }
 
@@ -163,6 +258,10 @@ fn an_export_that_is_removed_stays_with_those_who_have_it_open() {
         std::fs::metadata(stage.path()).is_err(),
         "nobody finds it any more"
     );
+    assert!(ctl(&["list", "exports"]).contains("closed"));
+    // One client, however many threads serve it.
+    let disks: serde_json::Value = serde_json::from_str(&ctl(&["list", "disks", "--json"])).expect("JSON");
+    assert_eq!(disks[0]["clients"], 1, "{disks}");
     file.write_all_at(&aligned(1).0, STEP).unwrap();
     drop(file);
     ctl(&["add", "export", &stage.word(), &format!("fuse={}", stage.word())]);
