@@ -155,7 +155,7 @@ pub(super) static COLUMNS: &[Column] = &[
     },
     Column {
         title: "BEHIND",
-        help: "the group that it waited behind most, with its part of the waiting",
+        help: "the group it waited behind most, and that part; or a cap that it used up",
         width: 20,
         rank: 9,
         text: |numbers| numbers.behind.as_ref().map_or_else(String::new, of_behind),

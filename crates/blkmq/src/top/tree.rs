@@ -62,7 +62,7 @@ pub(super) struct Numbers {
     pub(super) got: Option<f64>,
     /// The used part of its cap, or of one above it: of the cap with the largest part used.
     pub(super) capped: Option<f64>,
-    /// The group behind which it waited most, and the share of its waiting.
+    /// The group behind which it waited most, and the share of its waiting; or a cap, and how much it used.
     pub(super) behind: Option<(String, f64)>,
 }
 
@@ -268,7 +268,7 @@ impl<'a> Builder<'a> {
             got: due.and_then(|_| share(of.did.total.bytes, queue_bytes)),
             capped,
             weight: Some(self.weight(of.path)),
-            behind: self.behind(of.path),
+            behind: self.behind(of.path, capped),
             ..self.numbers(&of.did)
         };
         let mut children = self.children(of, Above { due, capped }, queue_bytes);
@@ -292,7 +292,7 @@ impl<'a> Builder<'a> {
         let numbers = Numbers {
             got: share(own.total.bytes, root.did.total.bytes),
             capped: above.capped,
-            behind: self.behind(ROOT),
+            behind: self.behind(ROOT, above.capped),
             ..self.numbers(own)
         };
         Node {
@@ -354,8 +354,12 @@ impl<'a> Builder<'a> {
         caps.iter().filter_map(used).reduce(f64::max)
     }
 
-    /// The group behind which a top-level group waited most.
-    fn behind(&self, path: &str) -> Option<(String, f64)> {
+    /// The group behind which a top-level group waited most; or a cap of which it used that part, if that
+    /// set its rate: what it waited for then was its own turn.
+    fn behind(&self, path: &str, capped: Option<f64>) -> Option<(String, f64)> {
+        if let Some(used) = capped.filter(|used| *used >= CAP_USED_UP) {
+            return Some(("a cap".to_owned(), used));
+        }
         let delays = || self.queue.delays.iter().filter(|delay| delay.group == path);
         let most = delays().max_by_key(|delay| delay.ns)?;
         let all: u64 = delays().map(|delay| delay.ns).sum();
@@ -399,6 +403,9 @@ fn parent_of(path: &str) -> &str {
 
 /// The root group.
 pub(super) const ROOT: &str = "/";
+
+/// The part of a cap from which the cap sets the group's rate.
+const CAP_USED_UP: f64 = 0.95;
 
 #[cfg(test)]
 pub(super) mod tests {
@@ -510,6 +517,17 @@ pub(super) mod tests {
         assert_eq!((numbers("b").due, numbers("b").got), (Some(0.25), Some(0.25)));
         assert_eq!((numbers("a").capped, numbers("b").capped), (Some(0.75), None));
         assert_eq!(numbers("c").behind, Some(("/x".to_owned(), 0.75)));
+    }
+
+    #[test]
+    fn a_group_that_uses_its_cap_up_waits_for_that_and_behind_nobody() {
+        for (cap, wanted) in [(401, ("a cap", 400.0 / 401.0)), (500, ("/x", 0.75))] {
+            let (interval, mut lists) = example();
+            lists.groups[1] = group("/c", 100, &[("iops", cap)]);
+            let tree = build(&interval, &lists);
+            let found = find(&tree, "c").row.numbers.clone().unwrap().behind;
+            assert_eq!(found, Some((wanted.0.to_owned(), wanted.1)), "{cap}");
+        }
     }
 
     #[test]
