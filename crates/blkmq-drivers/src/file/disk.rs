@@ -115,6 +115,11 @@ impl FileDisk {
     /// The system's error, or the size of a block device cannot be set.
     pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
         let size = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        let new = wanted.unwrap_or(0).max(size);
+        if new > self.size() && !new.is_multiple_of(self.block_size.into()) {
+            let what = format!("size {new} is no multiple of the block size {}", self.block_size);
+            return Err(io::Error::other(what));
+        }
         let size = match wanted {
             // What was cut off is lost; the caller says so, and nothing hides it.
             _ if size < self.size() => return Ok(size),
