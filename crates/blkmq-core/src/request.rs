@@ -156,6 +156,12 @@ impl Request {
         rq
     }
 
+    /// The same request as an elevator gives it out, for tests of drivers.
+    pub fn ordered_for_test(mut self: Box<Self>) -> Box<Self> {
+        self.from_elevator = true;
+        self
+    }
+
     /// Makes a request outside any queue: a driver's own, for the drivers below it.
     pub(crate) fn outside(bio: Bio) -> Box<Self> {
         let mut rq = Self::free(ReactorId(0));
@@ -256,6 +262,12 @@ impl Request {
     /// When it was inserted (its plug flushed).
     pub fn inserted_at(&self) -> Instant {
         self.inserted_at
+    }
+
+    /// Says whether an elevator has given it out, which orders by holding back what the drive has no room for.
+    #[inline]
+    pub fn is_ordered(&self) -> bool {
+        self.from_elevator
     }
 
     /// When it was issued to the driver, while in flight.

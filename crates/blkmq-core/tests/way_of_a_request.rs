@@ -25,6 +25,7 @@ fn a_bio_goes_to_the_driver_and_its_end_comes_back() {
         bench.unplug(0);
         let seen = bench.issued(0);
         assert_eq!((seen[0].offset, seen[0].len), (5 * 4096, 4096));
+        assert_eq!(seen[0].is_ordered, kind != Kind::None, "{kind}");
         bench.end_all(0, Status::Medium);
         bench.run_until_idle();
         assert_eq!(bench.ended(0), [(42, Status::Medium)]);

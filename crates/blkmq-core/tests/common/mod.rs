@@ -24,6 +24,7 @@ pub struct Seen {
     pub offset: u64,
     pub len: u64,
     pub bios: u32,
+    pub is_ordered: bool,
     pub cookie: Cookie,
 }
 
@@ -68,6 +69,7 @@ impl HctxDriver for HandDriver {
                 offset,
                 len: rq.len(),
                 bios: rq.bio_count(),
+                is_ordered: rq.is_ordered(),
                 cookie,
             };
             hand.issued.push(seen);

@@ -33,6 +33,8 @@ pub struct FileDisk {
     pub(super) direct: Option<Alignment>,
     /// Submitting a request may block, whatever the kernel was asked for: see [`may_block`].
     pub(super) may_block: bool,
+    /// Its data is in memory, so that a read is a copy and never waits: see [`is_in_memory`].
+    pub(super) is_in_memory: bool,
     pub(super) lacks: Lacks,
     pub(super) syncs: Syncs,
     /// Whether the device can be polled, once that was tried; if not, the reason.
@@ -80,6 +82,7 @@ impl FileDisk {
         Self {
             lock: Lock::None,
             may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
+            is_in_memory: matches!(device, Backing::Filesystem(_)) && is_in_memory(&file),
             file,
             path,
             size: AtomicU64::new(size),
@@ -270,13 +273,23 @@ impl FileDisk {
 /// waits until its server has answered a write (seen on Linux 6.18), and network filesystems may do
 /// the same. Only filesystems that are known not to block are trusted.
 fn may_block(file: &File) -> bool {
-    let kind = rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff);
-    !NEVER_BLOCK.contains(&kind)
+    !NEVER_BLOCK.contains(&filesystem(file))
 }
 
-/// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2). tmpfs reports
-/// that it cannot proceed without waiting, and is left to the kernel's threads.
-const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
+/// Returns whether the file is on tmpfs, on a host without swap. io_uring leaves all requests for
+/// such a file to the kernel's threads, since tmpfs does not say that it can do without waiting.
+fn is_in_memory(file: &File) -> bool {
+    filesystem(file) == TMPFS && rustix::system::sysinfo().totalswap == 0
+}
+
+/// The kind of a file's filesystem.
+fn filesystem(file: &File) -> u64 {
+    rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff)
+}
+
+/// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2).
+const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, TMPFS];
+const TMPFS: u64 = 0x0102_1994;
 
 #[cfg(test)]
 mod tests {

@@ -104,7 +104,7 @@ impl FileHctx {
         self.disks = disks;
     }
 
-    fn start(&mut self, rq: &Request, cookie: Cookie) -> Result<(), Issued> {
+    fn start(&mut self, rq: &Request, cookie: Cookie, now: Instant) -> Result<(), Issued> {
         let number = cookie.tag().index();
         let disk = self.disks.get(rq.disk()).ok_or(Issued::Done(Status::Invalid))?;
         debug_assert_eq!(
@@ -118,6 +118,12 @@ impl FileHctx {
         }
         if slot.step == Step::Transfer {
             slot.memory = self.memory_of(rq, number)?;
+            let disk = self.disks.of(slot.disk);
+            // A scheduler needs a drive that is busy for a while: else there is nothing to hold back.
+            if !rq.is_ordered() && slot.is_read_at_once(disk) {
+                disk.note_success(now);
+                return Err(Issued::Done(Status::Ok));
+            }
         }
         let disk = self.disks.of(slot.disk);
         let polled = self.polled.as_ref();
@@ -293,8 +299,8 @@ impl FileHctx {
 }
 
 impl HctxDriver for FileHctx {
-    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, _now: Instant) -> Issued {
-        let issued = match self.start(rq, cookie) {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        let issued = match self.start(rq, cookie, now) {
             Ok(()) => {
                 self.pushed += 1;
                 Issued::Queued

@@ -25,6 +25,7 @@ use blkmq_core::time::Instant;
 use super::bounce::Area;
 use super::disk::FileDisk;
 use super::syncs::{Begun, Fence};
+use super::sys;
 
 /// What a request is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,6 +141,18 @@ impl Slot {
             offset: rq.offset(),
             len: rq.len(),
             ..Self::IDLE
+        }
+    }
+
+    /// Copies the data of a short read from a file in memory, as a copy takes less time than its way
+    /// through a thread of the kernel. Returns whether the request is done; if not, nothing is decided.
+    #[inline]
+    pub(super) fn is_read_at_once(&self, disk: &FileDisk) -> bool {
+        match self.memory {
+            Memory::Flat(piece) if disk.is_in_memory && self.op == Op::Read && self.len <= AT_ONCE_MAX => {
+                sys::read(&disk.file, piece, self.offset) == Ok(self.len as usize)
+            }
+            _ => false,
         }
     }
 
@@ -342,6 +355,9 @@ impl Slot {
     }
 }
 
+/// Bytes of a read that is a copy at once: longer ones are copied on other processors, by threads of
+/// the kernel.
+const AT_ONCE_MAX: u64 = 16 << 10;
 /// How often one request is repeated after EINTR or EAGAIN.
 const RETRIES_MAX: u8 = 32;
 

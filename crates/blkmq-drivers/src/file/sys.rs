@@ -4,12 +4,14 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use blkmq_core::bio::Lent;
 use blkmq_host::ring::RingClient;
 use io_uring::squeue;
+use rustix::io::Errno;
 
 /// A table with a row of `iovec`s for every slot, in one allocation that never moves.
 pub(super) struct Vectors {
@@ -92,6 +94,15 @@ pub(super) fn push(ring_client: &RingClient, entry: squeue::Entry, user: u64) {
     // which happens after the entry's last completion; or rows of the table and areas of mappings, which the hardware
     // context keeps, and leaks if it is dropped with requests under way; or a mapping whose owner takes the completion first.
     unsafe { ring_client.push(entry, user) }
+}
+
+/// Reads into the memory of a request that is being issued. Returns the number of bytes.
+pub(super) fn read(file: &File, into: Lent, offset: u64) -> Result<usize, Errno> {
+    let (start, len) = (into.start().as_ptr(), into.len() as usize);
+    // SAFETY: the lender keeps so many bytes valid, and leaves them to the driver, until the request is
+    // reported as ended.
+    let into = unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
+    rustix::io::pread(file, into, offset).map(|(read, _)| read.len())
 }
 
 /// The kinds of locks on a range of bytes.

@@ -258,6 +258,47 @@ fn a_file_that_became_shorter_is_an_io_error_and_no_stale_data() {
 }
 
 #[test]
+fn a_short_read_of_a_file_in_memory_is_done_when_it_is_issued() {
+    let path = scratch_file_in(Path::new("/dev/shm"), "at_once", 256 << 10);
+    let mut rig = rig(&path, Direct::Off);
+    if !rig.device.disks()[0].is_in_memory {
+        return blkmq_skip::skip("/dev/shm is no tmpfs, or this host has swap");
+    }
+    let mut data = pattern(3, 64 << 10);
+    assert_eq!(rig.write(Flags::NONE, 8192, &mut data), Status::Ok);
+    for (len, is_at_once) in [(512, true), (16 << 10, true), (32 << 10, false)] {
+        let mut memory = vec![0u8; len];
+        let rq = request_with(Op::Read, Flags::NONE, 0, 8192, &[lend(&mut memory)]);
+        match rig.hctx.issue(&rq, cookie(0), true, Instant(0)) {
+            Issued::Done(status) => assert_eq!((status, is_at_once), (Status::Ok, true), "{len}"),
+            Issued::Queued => assert_eq!((rig.wait(1)[0].status, is_at_once), (Status::Ok, false), "{len}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(memory == data[..len], "{len}");
+    }
+    // A scheduler would have nothing to hold back.
+    let mut memory = vec![0u8; 512];
+    let rq = request_with(Op::Read, Flags::NONE, 0, 8192, &[lend(&mut memory)]);
+    let rq = rq.ordered_for_test();
+    assert_eq!(rig.hctx.issue(&rq, cookie(0), true, Instant(0)), Issued::Queued);
+    assert_eq!(rig.wait(1)[0].status, Status::Ok);
+    assert!(memory == data[..512]);
+    // What is cut short fails as others do.
+    File::options()
+        .write(true)
+        .open(&*path)
+        .unwrap()
+        .set_len(4096)
+        .unwrap();
+    let mut memory = vec![0u8; 8192];
+    assert_eq!(rig.read(0, &mut memory), Status::Io);
+    assert_eq!(rig.device.disks()[0].errors(), 1);
+    let mut memory = vec![1u8; 4096];
+    assert_eq!(rig.read(0, &mut memory), Status::Ok);
+    assert!(memory == [0; 4096]);
+}
+
+#[test]
 fn requests_whose_buffers_are_missing_or_too_short_are_invalid() {
     let path = scratch_file("no_buffers", 8192);
     let mut rig = rig(&path, Direct::Auto);
