@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use self::table::{Column, table};
 use crate::complete::{Disks, Names, kinds};
-use crate::control::client::Client;
+use crate::control::client::{Client, QUERY_MAX};
 use crate::control::{LINE_MAX, path_to_ask};
 use crate::stdout::{print, unless_reader_left};
 
@@ -227,9 +227,28 @@ const EXPORTS: &[Column] = &[
 /// # Errors
 /// The daemon's error, or there is no daemon.
 pub fn main(args: &CtlArgs) -> Result<()> {
-    let mut client = Client::connect(&path_to_ask(args.socket.as_deref())?)?;
+    let path = path_to_ask(args.socket.as_deref())?;
+    let mut client = match args.command.changes() {
+        true => Client::connect(&path)?,
+        false => Client::connect_within(&path, QUERY_MAX)?,
+    };
     // The reader may have closed early.
     unless_reader_left(run(args, &mut client))
+}
+
+impl CtlCommand {
+    /// Whether its answer may take as long as a change.
+    fn changes(&self) -> bool {
+        !matches!(
+            self,
+            Self::Status
+                | Self::List { .. }
+                | Self::Watch { .. }
+                | Self::Show { .. }
+                | Self::Dump
+                | Self::Stats { .. }
+        )
+    }
 }
 
 fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {

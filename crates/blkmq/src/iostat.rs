@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
 
-use crate::control::client::Client;
+use crate::control::client::{Client, QUERY_MAX};
 use crate::control::path_to_ask;
 use crate::control::statistics::{Counts, GroupStatistics, Statistics};
 use crate::rates::{Interval, Samples, is_active, sum};
@@ -45,7 +45,7 @@ pub struct IostatArgs {
 /// # Errors
 /// The daemon's error, or there is no daemon.
 pub fn main(args: &IostatArgs) -> Result<()> {
-    let mut client = Client::connect(&path_to_ask(args.socket.as_deref())?)?;
+    let mut client = Client::connect_within(&path_to_ask(args.socket.as_deref())?, QUERY_MAX)?;
     unless_reader_left(run(args, &mut client))
 }
 

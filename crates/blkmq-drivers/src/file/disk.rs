@@ -123,6 +123,11 @@ impl FileDisk {
             let what = format!("size {new} is no multiple of the block size {}", self.block_size);
             return Err(io::Error::other(what));
         }
+        if i64::try_from(new).is_err() {
+            return Err(io::Error::other(format!(
+                "size {new} is more than a file can have"
+            )));
+        }
         let size = match wanted {
             // What was cut off is lost; the caller says so, and nothing hides it.
             _ if size < self.size() => return Ok(size),

@@ -1,7 +1,7 @@
 //! Decides how a daemon is asked over its control socket: one request after the other, with a time limit.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IoSliceMut, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -156,7 +156,7 @@ impl Client {
 
     fn subscribe_with(&mut self, params: &Value, interval: Duration) -> Result<()> {
         self.call("subscribe", params)?;
-        let patience = Some(interval + ANSWER_MAX);
+        let patience = Some(interval + QUERY_MAX);
         Ok(self.stream.get_ref().set_read_timeout(patience)?)
     }
 
@@ -201,12 +201,26 @@ impl Client {
         Ok(serde_json::from_str(&self.read_line()?)?)
     }
 
+    /// What it means that nothing can be read.
+    fn explained(&self, error: io::Error) -> anyhow::Error {
+        let limit = self.stream.get_ref().read_timeout().ok().flatten();
+        match (error.kind(), limit) {
+            (ErrorKind::WouldBlock | ErrorKind::TimedOut, Some(limit)) => {
+                anyhow::anyhow!(
+                    "the daemon has not answered for {} s: is it stopped?",
+                    limit.as_secs()
+                )
+            }
+            _ => anyhow::Error::new(error).context("the daemon does not answer"),
+        }
+    }
+
     fn read_line(&mut self) -> Result<String> {
         let mut line = String::new();
         let len = self
             .stream
             .read_line(&mut line)
-            .context("the daemon does not answer")?;
+            .map_err(|error| self.explained(error))?;
         if len == 0 {
             bail!("the daemon has closed the connection");
         }
@@ -216,5 +230,7 @@ impl Client {
 
 /// Statistics of many groups are some hundreds of KiB.
 const READ_BYTES: usize = 256 << 10;
+/// Longer than an answer may take that changes nothing.
+pub const QUERY_MAX: Duration = Duration::from_secs(10);
 /// Longer than a change may take that waits for requests under way.
 const ANSWER_MAX: Duration = Duration::from_secs(120);

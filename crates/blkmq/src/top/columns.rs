@@ -120,7 +120,7 @@ pub(super) static COLUMNS: &[Column] = &[
     },
     Column {
         title: "QUEUE",
-        help: "of a group: I/Os in the scheduler; of a queue: all in it/depth",
+        help: "of a group: I/Os in the scheduler; a queue: all in it/depth",
         width: 7,
         rank: 7,
         text: |numbers| match numbers.depth {
@@ -155,7 +155,7 @@ pub(super) static COLUMNS: &[Column] = &[
     },
     Column {
         title: "BEHIND",
-        help: "the group it waited behind most, and that part; or a cap that it used up",
+        help: "whom it waited behind most, and how much; or a full cap",
         width: 20,
         rank: 9,
         text: |numbers| numbers.behind.as_ref().map_or_else(String::new, of_behind),

@@ -39,6 +39,10 @@ fn in_lines(state: &mut State, code: KeyCode, shown: &[usize]) {
         }
         KeyCode::Char('n') => state.find(1),
         KeyCode::Char('\\') | KeyCode::F(4) => state.mode = Mode::Filter,
+        KeyCode::Esc => {
+            state.filter.clear();
+            state.arrange();
+        }
         KeyCode::Char('t') | KeyCode::F(5) | KeyCode::Tab => {
             state.shape = match state.shape {
                 Shape::Tree => Shape::List,

@@ -357,7 +357,7 @@ impl<'a> Builder<'a> {
     /// The group behind which a top-level group waited most; or a cap of which it used that part, if that
     /// set its rate: what it waited for then was its own turn.
     fn behind(&self, path: &str, capped: Option<f64>) -> Option<(String, f64)> {
-        if let Some(used) = capped.filter(|used| *used >= CAP_USED_UP) {
+        if let Some(used) = capped.filter(|used| *used >= AT_CAP) {
             return Some(("a cap".to_owned(), used));
         }
         let delays = || self.queue.delays.iter().filter(|delay| delay.group == path);
@@ -404,8 +404,8 @@ fn parent_of(path: &str) -> &str {
 /// The root group.
 pub(super) const ROOT: &str = "/";
 
-/// The part of a cap from which the cap sets the group's rate.
-const CAP_USED_UP: f64 = 0.95;
+/// The part of its cap from which on a group counts as held back by it, judged from outside.
+pub(super) const AT_CAP: f64 = 0.95;
 
 #[cfg(test)]
 pub(super) mod tests {

@@ -11,7 +11,7 @@ use ratatui::widgets::{RenderDirection, Sparkline, Widget};
 
 use super::columns::{COLUMNS, Column, fitting};
 use super::state::{Fold, Line, Mode, Shape, Sort, State};
-use super::tree::{Key, Numbers, Row};
+use super::tree::{AT_CAP, Key, Numbers, Row};
 use crate::units::{count, size};
 
 /// The numbers of the columns on a screen of this width.
@@ -303,8 +303,6 @@ const FOOT: &[(&str, &str)] = &[
 ];
 /// Lines above the titles.
 const HEAD_LINES: usize = 4;
-/// The part of its cap from which on a group counts as held back by it, judged from outside.
-const AT_CAP: f64 = 0.95;
 
 #[cfg(test)]
 mod tests {
@@ -380,6 +378,7 @@ mod tests {
         state.mode = Mode::Help;
         let help = screen(&mut state, 80, 24).join("\n");
         assert!(help.contains("DEV99") && !help.contains("BEHIND"), "{help}");
+        assert!(help.contains("all in it/depth"), "{help}");
     }
 
     #[test]

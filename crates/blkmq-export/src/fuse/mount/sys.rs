@@ -17,12 +17,12 @@ pub(super) fn start_looking(path: &CStr) -> io::Result<Pid> {
     if child != 0 {
         return Pid::from_raw(child.max(0)).ok_or_else(io::Error::last_os_error);
     }
+    // SAFETY: the descriptors are this child's copies, and nothing here uses them.
+    unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
     let mut found = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: as above. The path was there before the fork, and `found` has room for the answer. The
-    // descriptors are this child's copies, which it must not keep open.
-    unsafe {
-        libc::close_range(0, libc::c_uint::MAX, 0);
-        let looked = libc::lstat(path.as_ptr(), found.as_mut_ptr());
-        libc::_exit(if looked == 0 { 0 } else { *libc::__errno_location() })
-    }
+    // SAFETY: the path ends with a zero, and `found` has room for the answer.
+    let looked = unsafe { libc::lstat(path.as_ptr(), found.as_mut_ptr()) };
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+    // SAFETY: ends the child without what an end of the whole process would do.
+    unsafe { libc::_exit(if looked == 0 { 0 } else { errno }) }
 }
