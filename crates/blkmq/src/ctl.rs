@@ -271,12 +271,13 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let found: Vec<&Value> = all.filter(|row| row[what.key()] == name.as_str()).collect();
             if found.is_empty() {
                 let known = rows.as_array().into_iter().flatten();
-                let known: Vec<&str> = known
-                    .filter_map(|row| row[what.key()].as_str())
-                    .take(20)
-                    .collect();
+                let mut known: Vec<&str> = known.filter_map(|row| row[what.key()].as_str()).collect();
+                known.sort_unstable();
+                known.dedup();
+                let more = if known.len() > SHOWN_MAX { ", …" } else { "" };
+                known.truncate(SHOWN_MAX);
                 bail!(
-                    "{name}: there is none of this name; there are: {}",
+                    "{name}: there is none of this name; there are: {}{more}",
                     known.join(", ")
                 );
             }
@@ -376,6 +377,9 @@ impl EditArgs {
         // is a key.
         let (name, first) = match self.name.split_once('=') {
             Some(_) if self.kind == "daemon" => ("", Some(&self.name)),
+            None if self.kind == "daemon" && self.name != "daemon" => {
+                bail!("{:?} is not KEY=VALUE, as in shutdown_limit=20s", self.name)
+            }
             Some((door, address)) if self.kind == "export" && !door.contains(':') => {
                 (address, Some(&self.name))
             }
@@ -425,6 +429,8 @@ fn print_json(value: &Value) -> Result<()> {
 
 /// What a request has besides its parameters.
 const REQUEST_BYTES: usize = 100;
+/// Names that an error lists.
+const SHOWN_MAX: usize = 20;
 const EXAMPLES: &str = "\
 Examples:
   blkmq ctl list groups

@@ -41,7 +41,7 @@ pub enum FileError {
     },
     /// Its size is no multiple of the block size.
     #[error(
-        "file {path:?}: size {size} rejected: must be a multiple of the block size {block}: use `truncate -s {next} {path:?}` or a smaller block_size"
+        "file {path:?}: size {size} rejected: must be a multiple of the block size {block}: use a smaller block_size or, for a file, `truncate -s {next} {path:?}`"
     )]
     Ragged {
         /// The file.
@@ -55,8 +55,8 @@ pub enum FileError {
     },
     /// It is smaller than the configured size.
     #[error(
-        "file {path:?}: size {size} is less than size={wanted}: leave size= out to serve the file as it is, or make it larger \
-         (truncate -s {wanted})"
+        "file {path:?}: size {size} is less than size={wanted}: leave size= out to serve it as it is, or make it larger (a \
+         file: `truncate -s {wanted} {path:?}`)"
     )]
     TooSmall {
         /// The file.

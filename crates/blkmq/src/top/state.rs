@@ -132,8 +132,12 @@ impl State {
     pub(super) fn take(&mut self, sample: Sample) {
         self.lost = None;
         let Sample { statistics, lists } = sample;
-        let interval = self.samples.take(statistics.clone());
-        let interval = interval.unwrap_or_else(|| idle(&statistics));
+        let interval = match self.samples.take(statistics.clone()) {
+            Some(interval) => interval,
+            None if self.tree.is_empty() => idle(&statistics),
+            // Of another daemon than before: nothing is known of it yet, and the last screen stays so long.
+            None => return,
+        };
         let tree = self.of.build(&interval, &lists);
         self.remember(&tree);
         if !self.is_frozen {
@@ -345,15 +349,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn between_a_lost_daemon_and_the_next_one_there_are_no_rates() {
+    fn the_last_screen_of_a_lost_daemon_stays_until_the_next_one_has_rates() {
         let mut state = example();
+        let before = state.head.iops;
+        assert!(before > 0.0);
         state.lose("gone".to_owned());
-        let statistics = answer(9, vec![reads("/c/a", 1000, 0)]);
-        state.take(Sample {
-            statistics,
-            lists: Arc::default(),
-        });
-        assert_eq!((state.head.iops, state.lost.as_deref()), (0.0, None));
+        for (at, reads_before, wanted) in [(9, 1000, before), (10, 1070, 70.0)] {
+            let statistics = answer(at, vec![reads("/c/a", reads_before, 0)]);
+            state.take(Sample {
+                statistics,
+                lists: Arc::default(),
+            });
+            assert_eq!((state.head.iops, state.lost.as_deref()), (wanted, None));
+        }
     }
 
     #[test]
