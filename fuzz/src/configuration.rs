@@ -35,7 +35,7 @@ fn file(text: &str) {
         Ok(()) => {
             assert!(!config.disks.is_empty());
             for queue in config.queues.keys() {
-                let is_on_it = |disk: &DiskSpec| disk.queue.as_ref() == Some(queue);
+                let is_on_it = |disk: &DiskSpec| disk.queue_name() == Some(queue);
                 assert!(config.disks.iter().any(is_on_it), "nobody is on queue {queue}");
             }
         }

@@ -114,15 +114,8 @@ impl Config {
 
     /// Returns whether a disk is on a queue of this name.
     pub(crate) fn has_queue(&self, name: &str) -> bool {
-        let is_path = |disk: &str| {
-            let users = self
-                .disks
-                .iter()
-                .filter(|user| matches!(user.source, Source::Multipath(_)));
-            users.flat_map(DiskSpec::below).any(|path| path == disk)
-        };
         let mut there = self.disks.iter().filter(|disk| disk.queue_name() == Some(name));
-        there.any(|disk| !is_path(&disk.name))
+        there.any(|disk| !self.is_path(&disk.name))
     }
 
     /// Checks the parts against each other.

@@ -137,7 +137,7 @@ fn find<'a>(config: &'a Config, name: &str) -> Option<&'a DiskSpec> {
 }
 
 /// Returns whether a disk has to be removed before another one can be added: it has that one's
-/// file, or becomes its path, or has it as a path.
+/// file or is alone on its queue, or becomes its path, or has it as a path.
 fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
     let is_freed =
         |path: &&str| old.is_path(path) && find(new, path).is_some_and(|disk| is_served(new, disk));
@@ -145,9 +145,12 @@ fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
         return true;
     }
     let path = |disk: &DiskSpec| Some(disk.source.driver()?.file()?.path.to_owned());
-    let Some(file) = path(disk) else { return false };
+    let (file, queue) = (path(disk), disk.queue_name());
     let mut come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
-    come.any(|disk| path(disk).as_ref() == Some(&file))
+    come.any(|other| {
+        let is_alone = || queue.is_some() && other.queue_name() == queue && !disk.may_be_joined_by(other);
+        file.is_some() && path(other) == file || is_alone()
+    })
 }
 
 fn check_daemon(old: &Config, new: &Config) -> Result<()> {
@@ -216,17 +219,25 @@ fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Res
     }
 }
 
-/// Checks that a new disk can join its queue, if that is served.
+/// Checks that a new disk can join the disks that are on its queue already, or come to it before.
 fn check_joined(old: &Config, new: &Config, disk: &DiskSpec) -> Result<()> {
-    let takes_disks = disk.source.driver().is_some_and(|driver| driver.shares_device());
-    let Some(queue) = disk.queue_name().filter(|_| !takes_disks) else {
+    let Some(queue) = disk.queue_name().filter(|_| !new.is_path(&disk.name)) else {
         return Ok(());
     };
-    let mut there = old.disks.iter().filter(|other| other.queue_name() == Some(queue));
-    match there.find(|other| find(new, &other.name).is_some()) {
+    let is_there = |other: &&DiskSpec| {
+        let mut before = new.disks.iter().take_while(|one| one.name != disk.name);
+        find(old, &other.name).is_some() || before.any(|one| one.name == other.name)
+    };
+    let mut others = new
+        .disks
+        .iter()
+        .filter(|other| other.name != disk.name && other.queue_name() == Some(queue))
+        .filter(|other| !new.is_path(&other.name))
+        .filter(is_there);
+    match others.find(|other| !other.may_be_joined_by(disk)) {
         Some(other) => bail!(
-            "disk {}: queue {queue} has disk {} already, and only disks on files and in clusters join one while it is served: give \
-             it a queue= of its own",
+            "disk {}: queue {queue} has disk {} already, and only disks on files join others on files while the daemon runs, and \
+             disks in a cluster others in it: give it a queue= of its own",
             disk.name,
             other.name
         ),
@@ -253,10 +264,11 @@ fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()>
             one.name
         );
     }
-    let is_same_source = match (&one.source, &other.source, size) {
+    let serves_as = || match (&one.source, &other.source, size) {
         (Source::Driver(was), Source::Driver(is), Some(size)) => was.serves_as(size, &**is),
-        _ => one.source == other.source,
+        _ => false,
     };
+    let is_same_source = one.source == other.source || serves_as();
     if !is_same_source {
         bail!(
             "disk {}: its source with its keys, and its size, cannot be changed while it is served: remove it and add it again; it \
@@ -327,6 +339,12 @@ mod tests {
                 "[disk.b]\nfile = \"b\"",
                 "",
             ),
+            // Larger than what is served, which is said elsewhere.
+            (
+                "[disk.b]\nfile = \"b\"\nsize = \"9M\"",
+                "[disk.b]\nfile = \"b\"\nsize = \"9M\"",
+                "",
+            ),
             (
                 "[disk.b]\nfile = \"b\"",
                 "[disk.b]\nfile = \"b\"\nsize = \"2M\"",
@@ -353,6 +371,11 @@ mod tests {
             (
                 "[disk.x]\nfile = \"/f\"",
                 "[disk.y]\nfile = \"/f\"",
+                "remove disk x; add disk y",
+            ),
+            (
+                "[disk.x]\nram = \"1M\"\nqueue = \"q\"",
+                "[disk.y]\nram = \"1M\"\nqueue = \"q\"",
                 "remove disk x; add disk y",
             ),
             (
@@ -433,6 +456,16 @@ mod tests {
             (
                 "",
                 "[disk.b]\nram = \"1M\"\nqueue = \"a\"",
+                "disk b: queue a has disk a already",
+            ),
+            (
+                "",
+                "[disk.b]\nram = \"1M\"\nqueue = \"q\"\n[disk.c]\nram = \"1M\"\nqueue = \"q\"",
+                "disk c: queue q has disk b already",
+            ),
+            (
+                "",
+                "[disk.b]\nfile = \"b\"\nqueue = \"a\"",
                 "disk b: queue a has disk a already",
             ),
             ("", "[disk.l]\nlinear = \"a\"", "disk l: lies on other disks"),

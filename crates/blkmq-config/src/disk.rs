@@ -108,6 +108,14 @@ impl DiskSpec {
         self.queue.as_deref().or_else(|| own().then_some(&*self.name))
     }
 
+    /// Returns whether another disk can join its queue while that is served.
+    pub(crate) fn may_be_joined_by(&self, other: &Self) -> bool {
+        match (self.source.driver(), other.source.driver()) {
+            (Some(one), Some(other)) => one.driver() == other.driver() && one.shares_device(),
+            _ => false,
+        }
+    }
+
     /// Parses `key=value,key=value`; `\,` is a comma in a value.
     ///
     /// # Errors

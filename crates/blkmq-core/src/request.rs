@@ -109,6 +109,7 @@ impl Request {
             state: self.state,
             sealed: self.sealed,
             is_flush: self.is_flush,
+            from_elevator: self.from_elevator,
             bio: self.bio.clone(),
             before: copy(&self.before),
             after: copy(&self.after),

@@ -377,7 +377,7 @@ impl EditArgs {
         // is a key.
         let (name, first) = match self.name.split_once('=') {
             Some(_) if self.kind == "daemon" => ("", Some(&self.name)),
-            None if self.kind == "daemon" && self.name != "daemon" => {
+            None if self.kind == "daemon" && !["", "daemon"].contains(&self.name.as_str()) => {
                 bail!("{:?} is not KEY=VALUE, as in shutdown_limit=20s", self.name)
             }
             Some((door, address)) if self.kind == "export" && !door.contains(':') => {

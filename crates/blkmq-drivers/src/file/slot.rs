@@ -150,7 +150,7 @@ impl Slot {
     pub(super) fn is_read_at_once(&self, disk: &FileDisk) -> bool {
         match self.memory {
             Memory::Flat(piece) if disk.is_in_memory && self.op == Op::Read && self.len <= AT_ONCE_MAX => {
-                sys::read(&disk.file, piece, self.offset) == Ok(self.len as usize)
+                sys::read_all(&disk.file, piece, self.offset)
             }
             _ => false,
         }

@@ -4,14 +4,12 @@
 
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use blkmq_core::bio::Lent;
 use blkmq_host::ring::RingClient;
 use io_uring::squeue;
-use rustix::io::Errno;
 
 /// A table with a row of `iovec`s for every slot, in one allocation that never moves.
 pub(super) struct Vectors {
@@ -96,13 +94,16 @@ pub(super) fn push(ring_client: &RingClient, entry: squeue::Entry, user: u64) {
     unsafe { ring_client.push(entry, user) }
 }
 
-/// Reads into the memory of a request that is being issued. Returns the number of bytes.
-pub(super) fn read(file: &File, into: Lent, offset: u64) -> Result<usize, Errno> {
+/// Reads into the memory of a request that is being issued. Returns whether it is full.
+pub(super) fn read_all(file: &File, into: Lent, offset: u64) -> bool {
+    let Ok(offset) = libc::off_t::try_from(offset) else {
+        return false;
+    };
     let (start, len) = (into.start().as_ptr(), into.len() as usize);
     // SAFETY: the lender keeps so many bytes valid, and leaves them to the driver, until the request is
-    // reported as ended.
-    let into = unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
-    rustix::io::pread(file, into, offset).map(|(read, _)| read.len())
+    // reported as ended. Like a ring's read, this one makes no reference to them: they may be a guest's.
+    let read = unsafe { libc::pread(file.as_raw_fd(), start.cast(), len, offset) };
+    read.cast_unsigned() == len
 }
 
 /// The kinds of locks on a range of bytes.

@@ -372,8 +372,10 @@ impl Service for Listener {
             cx.ring_client().push_cancel(POLL, CANCEL);
         }
         self.socket = None;
-        // Its copy of the socket would let clients connect whom nobody accepts.
-        self.common.handover.remove_door(self.door, &self.name);
+        if !self.opening.is_closed() {
+            // At a shutdown: the copy of the socket would let clients connect whom nobody accepts.
+            self.common.handover.remove_door(self.door, &self.name);
+        }
         self.waiting = None;
         self.opening.end();
     }

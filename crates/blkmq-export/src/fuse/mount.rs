@@ -2,20 +2,15 @@
 //! over, who owns it, and who unmounts it. Root mounts directly; other users need `fusermount3`.
 //! All of this may block: no reactor calls it.
 
-mod sys;
-
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +21,6 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
     socketpair,
 };
-use rustix::process::{WaitOptions, waitpid};
 
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
@@ -76,14 +70,12 @@ impl Place {
     /// What is there instead, and what to do.
     pub(super) fn find(path: &Path) -> Result<Self, OpenError> {
         let path = absolute(path)?;
-        let turn = Turn::wait_for(&path)
-            .map_err(|error| OpenError::new(format!("export fuse:{}: {error}", path.display())))?;
-        remove_dead(&path)?;
+        let turn = remove_dead(&path)?;
         let is_made = make(&path)?;
-        drop(turn);
         let refused = |what: &str| OpenError::new(format!("export fuse:{}: {what}", path.display()));
         let found = std::fs::symlink_metadata(&path)
             .map_err(|error| refused(&format!("the file cannot be looked at: {error}")))?;
+        drop(turn);
         if !found.is_file() {
             return Err(refused(
                 "there is something else than a regular file: choose another path, or move it away",
@@ -101,11 +93,13 @@ impl Place {
     ///
     /// # Errors
     /// The error of the system or of `fusermount3`, or another daemon has mounted one meanwhile.
-    pub(super) fn mount(self) -> io::Result<(Mount, OwnedFd)> {
-        let _turn = Turn::wait_for(&self.path)?;
-        if mount_table::at(&self.path)?.is_some_and(|entry| entry.is_fuse()) {
+    pub(super) fn mount(mut self) -> io::Result<(Mount, OwnedFd)> {
+        let _turn = Turn::wait_for(&self.path);
+        if is_fuse(&self.path)? {
             return Err(io::Error::other(SERVED));
         }
+        // Another daemon may have ended meanwhile, and removed the file that it had made.
+        self.is_made |= make(&self.path).map_err(io::Error::other)?;
         let device = match mount_directly(&self) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => mount_by_helper(&self.path)?,
             mounted => mounted?,
@@ -124,40 +118,37 @@ impl Place {
 /// The turn of this daemon to look at what is mounted in a directory and to change it, until it is dropped:
 /// daemons that start at the same moment look one after the other. The kernel would stack their mounts.
 struct Turn {
-    /// The locked directory, unless it cannot be locked: then nobody waits for anybody.
+    /// The directory, which is locked unless it cannot be, or somebody keeps it locked.
     _directory: Option<File>,
 }
 
 impl Turn {
-    /// Waits until no other daemon has its turn in the directory of a path.
-    ///
-    /// # Errors
-    /// One has it for too long.
-    fn wait_for(path: &Path) -> io::Result<Self> {
+    /// Waits until no other daemon has its turn in the directory of a path, for a while: who may read the
+    /// directory may also lock it, and must not be able to prevent every mount.
+    fn wait_for(path: &Path) -> Self {
         let directory = path.parent().and_then(|parent| File::open(parent).ok());
         let start = Instant::now();
         while let Some(directory) = &directory
             && let Err(Errno::WOULDBLOCK) = flock(directory, FlockOperation::NonBlockingLockExclusive)
+            && start.elapsed() < TURN_MAX
         {
-            if start.elapsed() > TURN_MAX {
-                let what = format!(
-                    "another process has its directory locked for {} s",
-                    TURN_MAX.as_secs()
-                );
-                return Err(io::Error::new(ErrorKind::TimedOut, what));
-            }
-            thread::sleep(TURN_PAUSE);
+            thread::sleep(PAUSE);
         }
-        Ok(Self {
+        Self {
             _directory: directory,
-        })
+        }
     }
 }
 
 impl Place {
     /// Removes the file, if it was made for this.
     fn clear(&mut self) {
-        if std::mem::take(&mut self.is_made) {
+        if !std::mem::take(&mut self.is_made) {
+            return;
+        }
+        let _turn = Turn::wait_for(&self.path);
+        // Where another daemon serves, it is asked for nothing.
+        if is_fuse(&self.path).is_ok_and(|is_fuse| !is_fuse) {
             // A file that is not ours, or not empty, or gone, is left alone.
             let found = std::fs::symlink_metadata(&self.path);
             if found.is_ok_and(|found| found.is_file() && found.len() == 0) {
@@ -287,24 +278,23 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
     Ok(parent.join(name))
 }
 
-/// Unmounts what a killed daemon left there.
-fn remove_dead(path: &Path) -> Result<(), OpenError> {
+/// Says whether a daemon serves a path, or did until it was killed. The daemon is not asked.
+fn is_fuse(path: &Path) -> io::Result<bool> {
+    Ok(mount_table::at(path)?.is_some_and(|entry| entry.is_fuse()))
+}
+
+/// Unmounts what a killed daemon left there. Returns the turn to go on with.
+fn remove_dead(path: &Path) -> Result<Turn, OpenError> {
     let refused = |what: String| OpenError::new(format!("export fuse:{}: {what}", path.display()));
     for _ in 0..STACKED_MAX {
-        let found = mount_table::at(path)
-            .map_err(|error| refused(format!("the table of mounts cannot be read: {error}")))?;
-        if !found.is_some_and(|entry| entry.is_fuse()) {
-            return Ok(());
+        let turn = Turn::wait_for(path);
+        let is_fuse =
+            is_fuse(path).map_err(|error| refused(format!("the table of mounts cannot be read: {error}")))?;
+        if !is_fuse {
+            return Ok(turn);
         }
-        match look_at(path) {
-            None => {
-                return Err(refused(format!(
-                    "{SERVED}; it has not answered for {} s",
-                    ANSWER_MAX.as_secs()
-                )));
-            }
-            // `ECONNABORTED` if the daemon died during the question.
-            Some(Err(error)) if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
+        match look_at(path, MOMENT) {
+            Daemon::Dead => {
                 unmount_with(path, true)
                     .map_err(|error| refused(format!("what a killed daemon left stays mounted: {error}")))?;
                 tracing::info!(
@@ -312,7 +302,15 @@ fn remove_dead(path: &Path) -> Result<(), OpenError> {
                     path.display()
                 );
             }
-            Some(_) => return Err(refused(SERVED.to_owned())),
+            Daemon::Alive => return Err(refused(SERVED.to_owned())),
+            Daemon::Silent => {
+                drop(turn);
+                // The end of a killed daemon takes as long as what it has begun at its drives.
+                if let Daemon::Silent = look_at(path, ANSWER_MAX) {
+                    let limit = ANSWER_MAX.as_secs();
+                    return Err(refused(format!("{SERVED}; it has not answered for {limit} s")));
+                }
+            }
         }
     }
     Err(refused(format!(
@@ -320,26 +318,56 @@ fn remove_dead(path: &Path) -> Result<(), OpenError> {
     )))
 }
 
-/// Looks at a file, about which its daemon is asked; `None` if that does not answer. The process that asks is
-/// left behind then, and ends when the daemon answers or ends.
-fn look_at(path: &Path) -> Option<io::Result<()>> {
-    let (sender, receiver) = sync_channel(1);
-    let looked = CString::new(path.as_os_str().as_bytes())
-        .map_err(io::Error::from)
-        .and_then(|path| sys::start_looking(&path));
-    let child = match looked {
-        Ok(child) => child,
-        Err(error) => return Some(Err(error)),
-    };
-    thread::spawn(move || sender.send(waitpid(Some(child), WaitOptions::empty())));
-    let ended = receiver.recv_timeout(ANSWER_MAX).ok()?;
-    let code = ended.map(|ended| ended.and_then(|(_, status)| status.exit_status()));
-    Some(match code {
-        Ok(Some(0)) => Ok(()),
-        Ok(Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
-        Ok(None) => Err(io::Error::other("the process that looked at it was killed")),
-        Err(errno) => Err(errno.into()),
-    })
+/// What is known of the daemon that serves a path.
+enum Daemon {
+    Alive,
+    Dead,
+    Silent,
+}
+
+/// Looks at a file, about which its daemon is asked. A process of its own asks first, since whoever asks a
+/// daemon that does not answer may hang so that nothing ends it.
+fn look_at(path: &Path, limit: Duration) -> Daemon {
+    let mut command = Command::new("stat");
+    command.arg("--").arg(path);
+    let quiet = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    // Without such a process, this one has to ask.
+    if let Ok(mut child) = quiet.spawn() {
+        match ended_within(&mut child, limit) {
+            Some(true) => return Daemon::Alive,
+            Some(false) => {}
+            None => {
+                let _ = child.kill();
+                if ended_within(&mut child, MOMENT).is_none() {
+                    // It ends when the daemon goes on or ends.
+                    let _ = thread::Builder::new().spawn(move || child.wait());
+                }
+                return Daemon::Silent;
+            }
+        }
+    }
+    let error = std::fs::symlink_metadata(path).err();
+    match error.and_then(|error| error.raw_os_error()) {
+        // `ECONNABORTED` if the daemon died during the question.
+        Some(libc::ENOTCONN | libc::ECONNABORTED) => Daemon::Dead,
+        _ => Daemon::Alive,
+    }
+}
+
+/// Whether a process ended with success; `None` if it has not ended.
+fn ended_within(child: &mut Child, limit: Duration) -> Option<bool> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(None) if start.elapsed() < limit => thread::sleep(PAUSE),
+            Ok(ended) => return ended.map(|status| status.success()),
+            // It ended, and where `SIGCHLD` is ignored nobody knows how.
+            Err(_) => return Some(false),
+        }
+    }
 }
 
 /// Makes an empty file, if nothing is there. Returns whether it did.
@@ -456,10 +484,11 @@ const NAME: &str = "blkmq";
 const HELPER: &str = "fusermount3";
 /// Why nothing is mounted at a path.
 const SERVED: &str = "another daemon serves there: stop it, or choose another path";
-/// How long a daemon may take to say what its file looks like.
-const ANSWER_MAX: Duration = Duration::from_secs(3);
+/// How long a daemon may take to say what its file looks like: at first, and in the end.
+const MOMENT: Duration = Duration::from_secs(1);
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// How long to wait for other daemons that start.
-const TURN_MAX: Duration = Duration::from_secs(15);
-const TURN_PAUSE: Duration = Duration::from_millis(5);
+const TURN_MAX: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(2);
 /// Most stacked dead mounts that are removed.
 const STACKED_MAX: usize = 16;

@@ -6,15 +6,24 @@ use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
+    SocketType, recv, recvmsg, socket_with,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::statistics::{QueueStatistics, Statistics};
+
+/// What a daemon says against a request.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refused(String);
 
 /// A connection to a daemon.
 #[derive(Debug)]
@@ -39,7 +48,7 @@ impl Client {
     /// # Errors
     /// As for [`Client::connect`].
     pub fn connect_within(path: &Path, answer_max: Duration) -> Result<Self> {
-        let stream = UnixStream::connect(path).with_context(|| {
+        let stream = connected(path, answer_max).with_context(|| {
             format!("no daemon can be asked at {}: is one running, with this control socket (--control), and may you use it?", path.display())
         })?;
         stream.set_read_timeout(Some(answer_max))?;
@@ -83,7 +92,7 @@ impl Client {
         let id = answer.get("id");
         let is_its = id == Some(&self.next.into());
         match answer.pointer("/error/message").and_then(Value::as_str) {
-            Some(message) if is_its || id == Some(&Value::Null) => bail!("{message}"),
+            Some(message) if is_its || id == Some(&Value::Null) => bail!(Refused(message.to_owned())),
             _ => Ok(is_its.then(|| answer["result"].take())),
         }
     }
@@ -150,8 +159,10 @@ impl Client {
     pub fn follow(&mut self, interval: Duration) -> Result<()> {
         let params = json!({"interval_ms": interval.as_millis() as u64, "changed": true});
         // An older daemon does not know this.
-        self.subscribe_with(&params, interval)
-            .or_else(|_| self.subscribe(interval))
+        match self.subscribe_with(&params, interval) {
+            Err(error) if error.is::<Refused>() => self.subscribe(interval),
+            done => done,
+        }
     }
 
     fn subscribe_with(&mut self, params: &Value, interval: Duration) -> Result<()> {
@@ -228,6 +239,32 @@ impl Client {
     }
 }
 
+/// Connects to a socket. One whose daemon is stopped may have as many clients waiting as it can have.
+fn connected(path: &Path, limit: Duration) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let (address, start) = (SocketAddrUnix::new(path)?, Instant::now());
+    loop {
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => break,
+            Err(Errno::AGAIN) if start.elapsed() < limit => thread::sleep(PAUSE),
+            Err(Errno::AGAIN) => {
+                let what = format!(
+                    "too many wait there, and none was answered for {} s",
+                    limit.as_secs()
+                );
+                return Err(io::Error::new(ErrorKind::TimedOut, what));
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Statistics of many groups are some hundreds of KiB.
 const READ_BYTES: usize = 256 << 10;
 /// Longer than an answer may take that changes nothing.

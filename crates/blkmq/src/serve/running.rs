@@ -197,8 +197,12 @@ impl Running {
         let grown = asked.filter(|disk| match self.resize(&disk.name, None) {
             Ok((old, new)) => new > old,
             Err(error) => {
-                // Most sizes are unchanged; a disk that has shrunk is logged.
-                if error.to_string().contains("shrunk") {
+                // Most sizes are unchanged; a disk that has shrunk, or to an odd size, is logged.
+                let text = error.to_string();
+                if ["shrunk", "is no multiple of"]
+                    .iter()
+                    .any(|part| text.contains(part))
+                {
                     tracing::error!("{error:#}");
                 }
                 false

@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use super::Event;
 use super::lists::Lists;
-use crate::control::client::Client;
+use crate::control::client::{Client, QUERY_MAX};
 use crate::control::statistics::Statistics;
 
 /// What a daemon did, and has.
@@ -40,7 +40,7 @@ pub(super) fn start(path: PathBuf, interval: Duration, to: Sender<Event>) -> Res
 }
 
 fn follow(path: &std::path::Path, interval: Duration, to: &Sender<Event>) -> Result<Infallible> {
-    let mut client = Client::connect(path)?;
+    let mut client = Client::connect_within(path, QUERY_MAX)?;
     client.follow(interval)?;
     let (mut lists, mut asked): (Arc<Lists>, Option<(u64, Instant)>) = (Arc::default(), None);
     loop {

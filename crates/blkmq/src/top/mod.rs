@@ -35,7 +35,7 @@ use signal_hook::iterator::Signals;
 
 use self::feed::Sample;
 use self::state::State;
-use crate::control::client::Client;
+use crate::control::client::{Client, QUERY_MAX};
 use crate::control::path_to_ask;
 
 /// What `top` takes.
@@ -69,7 +69,7 @@ enum Event {
 pub fn main(args: &TopArgs) -> Result<()> {
     let path = path_to_ask(args.socket.as_deref())?;
     // A mistyped address is reported at once; a daemon that is lost later is waited for.
-    Client::connect(&path)?;
+    Client::connect_within(&path, QUERY_MAX)?;
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         bail!("top needs a terminal; for scripts there is blkmq iostat");
     }

@@ -354,8 +354,8 @@ impl<'a> Builder<'a> {
         caps.iter().filter_map(used).reduce(f64::max)
     }
 
-    /// The group behind which a top-level group waited most; or a cap of which it used that part, if that
-    /// set its rate: what it waited for then was its own turn.
+    /// The group behind which a top-level group waited most; or a cap of which it used that part, if it was
+    /// at one: without the others it would not have got more.
     fn behind(&self, path: &str, capped: Option<f64>) -> Option<(String, f64)> {
         if let Some(used) = capped.filter(|used| *used >= AT_CAP) {
             return Some(("a cap".to_owned(), used));

@@ -498,6 +498,7 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         (&["list", "queues"], 0, "kyber"),
         (&["set", "disk", "vm1", "sched=cfq"], 1, "sched=cfq rejected"),
         (&["set", "daemon", "", "reactors=7"], 1, "--take-over"),
+        (&["set", "daemon", "reactors"], 1, "is not KEY=VALUE"),
         (
             &["add", "disk", "vm2", "ram=1M", "--dry-run"],
             0,

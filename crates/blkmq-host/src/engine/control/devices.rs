@@ -118,7 +118,8 @@ impl Control {
         self.shared.set_disks(others.collect());
         disk.users.withdraw(true);
         if !self.wait_for(limit, || disk.users.have_left()) {
-            let count = disk.users.count();
+            // Parts of one that has left are of one, too.
+            let count = disk.users.count().max(1);
             disk.users.withdraw(false);
             self.shared.set_disks(disks);
             return Err(Error::Disk(format!(

@@ -120,7 +120,7 @@ fn a_daemon_that_is_stopped_keeps_its_path_and_nobody_who_asks_for_it_hangs() {
     let Some(mut stage) = Stage::new("") else { return };
     stage.daemon().signal(Signal::STOP);
     let mut second = Started::at(&stage.word());
-    let status = wait_within(&mut second.0, Duration::from_secs(15));
+    let status = wait_within(&mut second.0, Duration::from_secs(30));
     let mut said = String::new();
     if status.is_some() {
         let mut from = second.0.stderr.take().expect("a pipe");
