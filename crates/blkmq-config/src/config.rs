@@ -153,6 +153,10 @@ impl Config {
                         export.address
                     );
                 }
+                let named = export.disks.iter().flatten().filter(|other| *other == disk);
+                if named.count() > 1 {
+                    bail!("export {}: disk {disk} is named twice: keep one", export.address);
+                }
             }
         }
         if self.fuse_io_uring == Some(true) && self.upgrade_socket.is_some() {

@@ -8,6 +8,7 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use blkmq_host::group_paths::check_path;
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -196,10 +197,29 @@ impl Document {
             }
             _ => {
                 let removed = self.tables(kind).remove(name);
-                removed.with_context(|| self.missing(kind, name))?;
+                let removed = removed.with_context(|| self.missing(kind, name))?;
+                if kind == Kind::Disk {
+                    self.remove_settings_of_queue(queue_of(name, &removed));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Removes the settings of a queue that has lost a disk, if none is left on it.
+    fn remove_settings_of_queue(&mut self, queue: &str) {
+        let mut disks = self.tables(Kind::Disk).iter();
+        if !disks.any(|(name, disk)| queue_of(name, disk) == queue) {
+            self.remove_queue(queue);
+        }
+    }
+
+    fn remove_queue(&mut self, name: &str) {
+        let queues = self.tables(Kind::Queue);
+        queues.remove(name);
+        if queues.is_empty() {
+            self.0.remove(Kind::Queue.name());
+        }
     }
 
     /// Sets keys of a table; keys without a value get their defaults again. Missing tables of
@@ -221,6 +241,9 @@ impl Document {
         if self.get(kind, name).is_none() && !is_implied {
             bail!("{}", self.missing(kind, name));
         }
+        if kind == Kind::Group {
+            check_path(name)?;
+        }
         if kind == Kind::Group && self.get(kind, name).is_none() && !self.has_disk_in(name) {
             bail!("group {name}: no disk is in it, and it is not configured; add it, if a disk is to come");
         }
@@ -241,7 +264,7 @@ impl Document {
             };
         }
         if kind == Kind::Queue && table.is_empty() {
-            self.tables(kind).remove(name);
+            self.remove_queue(name);
         }
         Ok(())
     }
@@ -328,6 +351,11 @@ impl fmt::Display for Document {
 }
 
 /// The address of an export: its text that is no other key's.
+/// The queue of a disk, if it names one or has one of its own.
+fn queue_of<'a>(name: &'a str, disk: &'a Value) -> &'a str {
+    disk.get("queue").and_then(Value::as_str).unwrap_or(name)
+}
+
 fn address(export: &Value) -> Option<&str> {
     let mut keys = export.as_table()?.iter();
     keys.find_map(|(key, value)| value.as_str().filter(|_| !file::is_export_key(key)))
@@ -441,6 +469,24 @@ mod tests {
         assert!(document.config().unwrap().exports.is_empty());
         assert!(document.set(Kind::Group, "/a", weight("heavy")).is_ok());
         assert!(document.config().unwrap_err().to_string().contains("group /a"));
+    }
+
+    #[test]
+    fn settings_of_a_queue_go_with_its_last_disk_and_with_their_last_key() {
+        let disks = "[disk.a]\nram = \"1M\"\n[disk.b]\nram = \"1M\"\nqueue = \"q\"\n[disk.c]\nram = \"1M\"\nqueue = \"q\"\n";
+        let mut document = Document::from_toml(disks).unwrap();
+        let depth = |value: Option<&str>| [("depth".to_owned(), value.map(typed))];
+        document.set(Kind::Queue, "a", depth(Some("8"))).unwrap();
+        document.set(Kind::Queue, "q", depth(Some("8"))).unwrap();
+        let is_there = |document: &Document, queue| document.get(Kind::Queue, queue).is_some();
+        document.remove(Kind::Disk, "b").unwrap();
+        assert!(is_there(&document, "a") && is_there(&document, "q"));
+        document.remove(Kind::Disk, "c").unwrap();
+        assert!(is_there(&document, "a") && !is_there(&document, "q"));
+        document.set(Kind::Queue, "a", depth(None)).unwrap();
+        assert!(!document.to_string().contains("queue"), "{document}");
+        let error = document.set(Kind::Group, "t", [("weight".to_owned(), Some(typed("3")))]);
+        assert!(error.unwrap_err().to_string().contains("group"));
     }
 
     #[test]

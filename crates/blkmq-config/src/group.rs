@@ -51,7 +51,16 @@ impl GroupSpec {
         };
         let kind = CapKind::ALL.into_iter().find(|kind| kind.name() == name);
         match (key, kind) {
-            ("weight", _) => self.weight = value::whole(key, value, 1..=1000, "from 1 to 1000")?,
+            ("weight", _) => {
+                self.weight = value::whole(key, value, 1..=1000, "from 1 to 1000")?;
+                if self.path == "/" && self.weight != WEIGHT_DEFAULT {
+                    return value::bad(
+                        key,
+                        value,
+                        "left out: the root group cannot be weighted, name a group below it",
+                    );
+                }
+            }
             ("latency_target", _) => {
                 let target = value::time(key, value)?;
                 if target == Nanos::ZERO {
@@ -272,14 +281,8 @@ mod tests {
             .to_string();
         assert!(error.contains("group /a: bps 4096 rejected"), "{error}");
         let mut root = GroupSpec::new("/").unwrap();
-        root.set("weight", "7").unwrap();
-        let error = tree_of(&paths, &[root], &Limits::default(), 0)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("group /: the root group cannot be weighted"),
-            "{error}"
-        );
+        let error = root.set("weight", "7").unwrap_err().to_string();
+        assert!(error.contains("the root group cannot be weighted"), "{error}");
         for path in ["", "a", "//", "/a/", "/a b"] {
             assert!(GroupSpec::new(path).is_err(), "{path}");
         }

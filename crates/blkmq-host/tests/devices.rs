@@ -234,7 +234,7 @@ fn a_disk_that_somebody_keeps_is_not_removed_and_serves_on() {
     goes_on(&counts);
     let error = control.remove_disk("second", SOON).unwrap_err().to_string();
     assert!(
-        error.contains("disk second: 1 clients have not let it go"),
+        error.contains("disk second: 1 client has not let it go"),
         "{error}"
     );
     goes_on(&counts);

@@ -292,7 +292,10 @@ fn a_shutdown_that_cannot_finish_says_why_and_can_be_hurried() {
         control.hurry();
     });
     let error = engine.shutdown(LONG).unwrap_err();
-    assert_eq!(error.to_string(), "shutdown: 1 services are not finished");
+    assert_eq!(
+        error.to_string(),
+        "shutdown: 1 services are not finished; requests under way: 1 on queue q"
+    );
     hurry.join().unwrap();
 }
 

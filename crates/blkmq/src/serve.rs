@@ -494,12 +494,14 @@ fn warn_of_members(served: &[&Disk], export: &ExportSpec) {
 
 /// Starts a thread that ends the process at the next signal, whatever is under way, once it is
 /// given the signals. It is started early: when the daemon ends there may be no memory for it.
+/// `timeout` and some supervisors send one signal twice, to the process and to its group, which counts as one.
 fn end_at_once_on_the_next() -> Result<SyncSender<Signals>> {
     let (at_shutdown, given) = mpsc::sync_channel::<Signals>(1);
     let end = move || {
         let Ok(mut signals) = given.recv() else { return };
+        let first = Instant::now();
         for signal in signals.forever() {
-            if !matches!(signal, SIGUSR1 | SIGHUP) {
+            if !matches!(signal, SIGUSR1 | SIGHUP) && first.elapsed() > SAME_SIGNAL {
                 std::process::exit(128 + signal);
             }
         }
@@ -521,6 +523,8 @@ fn default_reactors() -> usize {
         .min(REACTORS_MAX)
 }
 
+/// How long after a signal another one is the same.
+const SAME_SIGNAL: Duration = Duration::from_millis(300);
 const REACTORS_MAX: usize = 4;
 /// How long statistics wait for a reader, before the rest is left out.
 const REPORT_WAIT_MAX: Duration = Duration::from_secs(1);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, fcntl_setfl, flock};
+use rustix::fs::{AtFlags, CWD, FlockOperation, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, flock, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::net::{
@@ -329,7 +329,8 @@ enum Daemon {
 /// daemon that does not answer may hang so that nothing ends it.
 fn look_at(path: &Path, limit: Duration) -> Daemon {
     let mut command = Command::new("stat");
-    command.arg("--").arg(path);
+    // The kernel answers from memory for a second after somebody has looked.
+    command.args(["--cached=never", "--"]).arg(path);
     let quiet = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -349,10 +350,10 @@ fn look_at(path: &Path, limit: Duration) -> Daemon {
             }
         }
     }
-    let error = std::fs::symlink_metadata(path).err();
-    match error.and_then(|error| error.raw_os_error()) {
+    let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    match statx(CWD, path, how, StatxFlags::BASIC_STATS) {
         // `ECONNABORTED` if the daemon died during the question.
-        Some(libc::ENOTCONN | libc::ECONNABORTED) => Daemon::Dead,
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => Daemon::Dead,
         _ => Daemon::Alive,
     }
 }

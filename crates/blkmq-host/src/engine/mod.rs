@@ -153,7 +153,7 @@ impl Engine {
         self.wait_for(
             limit,
             || services() == 0,
-            || format!("{} services are not finished", services()),
+            || format!("{} services are not finished{}", services(), self.under_way()),
         )?;
         let attached = || shared.close_free_queues();
         self.wait_for(
@@ -173,6 +173,23 @@ impl Engine {
             let _ = thread.join();
         }
         Ok(())
+    }
+
+    /// The requests that have not ended, for people.
+    fn under_way(&self) -> String {
+        let mut text = String::new();
+        for (_, entry) in self.shared.entries() {
+            let (name, count) = (entry.queue.name(), entry.queue.outstanding());
+            if count > 0 {
+                let comma = if text.is_empty() {
+                    "; requests under way:"
+                } else {
+                    ","
+                };
+                text += &format!("{comma} {count} on queue {name}");
+            }
+        }
+        text
     }
 
     fn wait_for(

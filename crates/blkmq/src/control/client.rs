@@ -111,13 +111,9 @@ impl Client {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut into = [IoSliceMut::new(&mut piece)];
-            let came = recvmsg(
-                self.stream.get_ref(),
-                &mut into,
-                &mut control,
-                RecvFlags::CMSG_CLOEXEC,
-            )
-            .context("the daemon does not answer")?;
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let came = recvmsg(self.stream.get_ref(), &mut into, &mut control, flags);
+            let came = came.map_err(|errno| self.explained(errno.into()))?;
             ensure!(came.bytes > 0, "the daemon has closed the connection");
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(mut files) = message {

@@ -34,7 +34,7 @@ use self::encode::Encoder;
 use self::output::Output;
 use self::recording::{FORMAT, Started};
 use crate::complete::Disks;
-use crate::control::client::Client;
+use crate::control::client::{Client, QUERY_MAX};
 use crate::control::{default_path, socket_path};
 
 /// What `trace` takes.
@@ -82,7 +82,7 @@ pub fn main(args: &TraceArgs) -> Result<()> {
     }
     // A write beyond a limit of file sizes fails then, instead of ending the process.
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default())?;
-    let mut client = Client::connect(&path)?;
+    let mut client = Client::connect_within(&path, QUERY_MAX)?;
     let (started, memory) = client.call_for_file("trace.start", &json!({"disks": args.disks}))?;
     let started: Started = serde_json::from_value(started).context(OTHER_VERSION)?;
     ensure!(started.format == FORMAT, OTHER_VERSION);

@@ -159,6 +159,25 @@ fn a_hangup_without_a_difference_is_spoken_of() {
 }
 
 #[test]
+fn a_signal_that_arrives_twice_at_once_is_one() {
+    let scratch = Scratch::new();
+    let mut daemon = Daemon::serve(&scratch, &["name=slow,null=1M,latency=1s"]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "slow").expect("the daemon serves it");
+    client
+        .send(Command::Read, 0, 0, BLOCK as u32, &[])
+        .expect("a read is sent");
+    std::thread::sleep(Duration::from_millis(300));
+    // As `timeout` does: to the process, and to its group.
+    daemon.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(20));
+    daemon.signal(Signal::TERM);
+    client.reply().expect("what was under way is answered");
+    let status = daemon.ended_within(Duration::from_secs(10));
+    assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
+    assert!(!scratch.path("nbd.sock").exists(), "the socket was left behind");
+}
+
+#[test]
 fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
     let scratch = Scratch::new();
     // A request that stays in flight for longer than any limit.

@@ -119,11 +119,14 @@ impl Control {
         disk.users.withdraw(true);
         if !self.wait_for(limit, || disk.users.have_left()) {
             // Parts of one that has left are of one, too.
-            let count = disk.users.count().max(1);
+            let clients = match disk.users.count() {
+                0 | 1 => "1 client has".to_owned(),
+                count => format!("{count} clients have"),
+            };
             disk.users.withdraw(false);
             self.shared.set_disks(disks);
             return Err(Error::Disk(format!(
-                "disk {name}: {count} clients have not let it go in {limit}; it is served on"
+                "disk {name}: {clients} not let it go in {limit}; it is served on"
             )));
         }
         entry.queue.remove_disk(disk.id);

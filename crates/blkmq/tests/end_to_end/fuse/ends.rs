@@ -22,7 +22,14 @@ fn a_new_daemon_mounts_over_what_a_killed_one_has_left() {
     let held = stage.open();
     held.write_all_at(&aligned(1).0, STEP).unwrap();
     held.sync_all().unwrap();
+    // What the kernel remembers of the file must not pass for an answer.
+    std::fs::metadata(stage.path()).unwrap();
     stage.daemon.take().expect("it serves").kill();
+    let path = stage.word();
+    let mut first = Started::at(&path);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(first.0.try_wait().expect("it is ours").is_none(), "it is refused");
+    drop(first);
     let gone = Some(Errno::NOTCONN.raw_os_error());
     // The first request may be aborted while the kernel cleans up.
     let _ = std::fs::metadata(stage.path());
