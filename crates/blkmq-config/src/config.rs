@@ -112,8 +112,13 @@ impl Config {
             .collect()
     }
 
+    /// Returns whether there is a disk of this name.
+    pub fn has_disk(&self, name: &str) -> bool {
+        self.disks.iter().any(|disk| disk.name == name)
+    }
+
     /// Returns whether a disk is on a queue of this name.
-    pub(crate) fn has_queue(&self, name: &str) -> bool {
+    pub fn has_queue(&self, name: &str) -> bool {
         let mut there = self.disks.iter().filter(|disk| disk.queue_name() == Some(name));
         there.any(|disk| !self.is_path(&disk.name))
     }

@@ -74,8 +74,8 @@ struct Queue {
     sched: Option<String>,
     depth: Option<u32>,
     timeout: Option<String>,
-    merges: Option<bool>,
-    io_poll: Option<bool>,
+    merges: Option<Value>,
+    io_poll: Option<Value>,
     io_poll_delay: Option<Value>,
     #[serde(default)]
     tunables: BTreeMap<String, u64>,
@@ -186,13 +186,30 @@ impl Queue {
                 .as_deref()
                 .map(|text| duration("timeout", text))
                 .transpose()?,
-            merges: self.merges,
+            merges: self
+                .merges
+                .as_ref()
+                .map(|value| switch("merges", value))
+                .transpose()?,
             polling: Polling {
-                io_poll: self.io_poll,
+                io_poll: self
+                    .io_poll
+                    .as_ref()
+                    .map(|value| switch("io_poll", value))
+                    .transpose()?,
                 delay: self.io_poll_delay.as_ref().map(delay).transpose()?,
             },
             tunables: self.tunables.into_iter().collect(),
         })
+    }
+}
+
+/// Parses a switch: a boolean, or a text such as `"on"`.
+fn switch(key: &str, value: &Value) -> Result<bool> {
+    match value {
+        Value::Boolean(is_on) => Ok(*is_on),
+        Value::String(text) => Ok(blkmq_host::value::switch(key, text)?),
+        other => bail!("{key}={other} rejected: must be true, false, \"on\" or \"off\""),
     }
 }
 
@@ -406,7 +423,7 @@ mod tests {
         fuse_io_uring = "on"
         wait = "hybrid"
         [queue.fast]
-        io_poll = true
+        io_poll = "on"
         io_poll_delay = -1
         sched = "mq-deadline"
         depth = 64

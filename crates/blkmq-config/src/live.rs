@@ -195,6 +195,19 @@ pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> R
     Ok(())
 }
 
+/// Checks that every drive can be shared with the caps of all groups.
+///
+/// # Errors
+/// The first cap that is rejected.
+pub fn check_groups(control: &Control, config: &Config) -> Result<(), Error> {
+    for (_, queue) in control.queues() {
+        for spec in &config.groups {
+            group::check_caps(spec, queue.limits())?;
+        }
+    }
+    Ok(())
+}
+
 /// Changes a group to its configuration, or to the default without one, on the queues that have
 /// disks in it.
 ///

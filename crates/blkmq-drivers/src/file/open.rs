@@ -152,7 +152,7 @@ fn cannot_open(config: &FileConfig, error: io::Error) -> FileError {
             ": a program that runs cannot be written to; serve it with ro=on"
         }
         io::ErrorKind::NotConnected => {
-            ": a daemon that was killed has left its mount there; unmount it (umount), and the file is below"
+            ": a daemon that was killed has left its mount there; unmount it (umount -l), and the file is below"
         }
         io::ErrorKind::ResourceBusy => ": the device is mounted or otherwise in use by the kernel",
         _ => "",

@@ -3,7 +3,7 @@
 //! | part | decides |
 //! |---|---|
 //! | [`protocol`] | what a request means, and an answer |
-//! | `mount`, `mount_table` | how a file becomes a disk, and when it is a plain file again |
+//! | `mount`, `mount_table`, `question` | how a file becomes a disk, when it is a plain file again, and who serves it |
 //! | `filesystem` | what a mount shows, and how it ends |
 //! | `requests` | what a request asks of the disk, and what is answered |
 //! | `channel` | how `/dev/fuse` is served on its reactor |
@@ -17,6 +17,7 @@ mod front_door;
 mod mount;
 mod mount_table;
 pub mod protocol;
+mod question;
 mod requests;
 mod ring;
 pub mod saved;

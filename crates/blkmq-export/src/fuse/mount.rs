@@ -8,13 +8,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, flock, statx};
+use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, fcntl_setfl, flock};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::net::{
@@ -24,6 +24,7 @@ use rustix::net::{
 
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
+use super::question::{Daemon, Question};
 use super::saved::SavedMount;
 use crate::common::OpenError;
 
@@ -293,8 +294,9 @@ fn remove_dead(path: &Path) -> Result<Turn, OpenError> {
         if !is_fuse {
             return Ok(turn);
         }
-        match look_at(path, MOMENT) {
-            Daemon::Dead => {
+        let mut question = Question::ask(path);
+        match question.answer_within(MOMENT, path) {
+            Some(Daemon::Dead) => {
                 unmount_with(path, true)
                     .map_err(|error| refused(format!("what a killed daemon left stays mounted: {error}")))?;
                 tracing::info!(
@@ -302,13 +304,19 @@ fn remove_dead(path: &Path) -> Result<Turn, OpenError> {
                     path.display()
                 );
             }
-            Daemon::Alive => return Err(refused(SERVED.to_owned())),
-            Daemon::Silent => {
+            Some(Daemon::Alive) => return Err(refused(SERVED.to_owned())),
+            Some(Daemon::NotAsked) => return Err(refused(INTERRUPTED.to_owned())),
+            None => {
                 drop(turn);
                 // The end of a killed daemon takes as long as what it has begun at its drives.
-                if let Daemon::Silent = look_at(path, ANSWER_MAX) {
-                    let limit = ANSWER_MAX.as_secs();
-                    return Err(refused(format!("{SERVED}; it has not answered for {limit} s")));
+                match question.answer_within(ANSWER_MAX, path) {
+                    Some(Daemon::NotAsked) => return Err(refused(INTERRUPTED.to_owned())),
+                    Some(_) => {}
+                    None => {
+                        question.give_up();
+                        let limit = (MOMENT + ANSWER_MAX).as_secs();
+                        return Err(refused(format!("{SERVED}; it has not answered for {limit} s")));
+                    }
                 }
             }
         }
@@ -316,59 +324,6 @@ fn remove_dead(path: &Path) -> Result<Turn, OpenError> {
     Err(refused(format!(
         "more than {STACKED_MAX} filesystems are mounted there: unmount them"
     )))
-}
-
-/// What is known of the daemon that serves a path.
-enum Daemon {
-    Alive,
-    Dead,
-    Silent,
-}
-
-/// Looks at a file, about which its daemon is asked. A process of its own asks first, since whoever asks a
-/// daemon that does not answer may hang so that nothing ends it.
-fn look_at(path: &Path, limit: Duration) -> Daemon {
-    let mut command = Command::new("stat");
-    // The kernel answers from memory for a second after somebody has looked.
-    command.args(["--cached=never", "--"]).arg(path);
-    let quiet = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    // Without such a process, this one has to ask.
-    if let Ok(mut child) = quiet.spawn() {
-        match ended_within(&mut child, limit) {
-            Some(true) => return Daemon::Alive,
-            Some(false) => {}
-            None => {
-                let _ = child.kill();
-                if ended_within(&mut child, MOMENT).is_none() {
-                    // It ends when the daemon goes on or ends.
-                    let _ = thread::Builder::new().spawn(move || child.wait());
-                }
-                return Daemon::Silent;
-            }
-        }
-    }
-    let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
-    match statx(CWD, path, how, StatxFlags::BASIC_STATS) {
-        // `ECONNABORTED` if the daemon died during the question.
-        Err(Errno::NOTCONN | Errno::CONNABORTED) => Daemon::Dead,
-        _ => Daemon::Alive,
-    }
-}
-
-/// Whether a process ended with success; `None` if it has not ended.
-fn ended_within(child: &mut Child, limit: Duration) -> Option<bool> {
-    let start = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(None) if start.elapsed() < limit => thread::sleep(PAUSE),
-            Ok(ended) => return ended.map(|status| status.success()),
-            // It ended, and where `SIGCHLD` is ignored nobody knows how.
-            Err(_) => return Some(false),
-        }
-    }
 }
 
 /// Makes an empty file, if nothing is there. Returns whether it did.
@@ -485,6 +440,8 @@ const NAME: &str = "blkmq";
 const HELPER: &str = "fusermount3";
 /// Why nothing is mounted at a path.
 const SERVED: &str = "another daemon serves there: stop it, or choose another path";
+/// As by a signal to all processes of a group.
+const INTERRUPTED: &str = "the process was ended that should find out whether a daemon serves there";
 /// How long a daemon may take to say what its file looks like: at first, and in the end.
 const MOMENT: Duration = Duration::from_secs(1);
 const ANSWER_MAX: Duration = Duration::from_secs(10);

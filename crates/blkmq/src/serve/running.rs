@@ -145,7 +145,7 @@ impl Running {
         let served = self.engine.disks();
         let sizes = served.iter().map(|disk| (disk.name.clone(), disk.size)).collect();
         let changes = diff(&state.config, &new, &sizes)?;
-        self.check_queues(&new)?;
+        self.check_queues(&state.config, &new)?;
         dry_run::check_exports(&new)?;
         let told = |change: &Change| tell(change, &state.document, &document);
         let texts = changes.iter().map(told).collect();
@@ -439,9 +439,33 @@ impl Running {
         Ok(())
     }
 
-    /// Checks that disks and settings agree about each existing queue.
-    fn check_queues(&self, new: &Config) -> Result<()> {
-        self.wishes(new, new).map(drop)
+    /// Checks that disks and settings agree about each existing queue, that its drive permits them, and that
+    /// no new disk needs a queue that cannot take it.
+    fn check_queues(&self, old: &Config, new: &Config) -> Result<()> {
+        self.wishes(new, new)?;
+        let control = self.control();
+        for (id, _, is) in self.wishes(old, new)? {
+            let queue = control.core(id)?;
+            let (name, max) = (queue.name(), queue.depth_max());
+            if let Some(depth) = is.depth.filter(|depth| *depth > max) {
+                anyhow::bail!(
+                    "queue {name}: depth {depth} rejected: must be from 1 to {max} while it is served"
+                );
+            }
+        }
+        live::check_groups(&control, new)?;
+        for disk in new.disks.iter().filter(|disk| !old.has_disk(&disk.name)) {
+            // A driver that keeps its connections keeps its queue.
+            let queue = disk.queue_name().filter(|queue| !old.has_queue(queue));
+            if let Some(queue) = queue.filter(|queue| control.queue(queue).is_ok()) {
+                anyhow::bail!(
+                    "disk {}: queue {queue} has the connections of a disk that was removed, until the daemon ends: choose \
+                     another name",
+                    disk.name
+                );
+            }
+        }
+        Ok(())
     }
 
     /// The old and new settings of each existing queue, where they differ.
