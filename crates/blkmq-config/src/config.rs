@@ -118,7 +118,7 @@ impl Config {
     }
 
     /// Returns whether a disk is on a queue of this name.
-    pub fn has_queue(&self, name: &str) -> bool {
+    pub(crate) fn has_queue(&self, name: &str) -> bool {
         let mut there = self.disks.iter().filter(|disk| disk.queue_name() == Some(name));
         there.any(|disk| !self.is_path(&disk.name))
     }

@@ -146,11 +146,12 @@ fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
     }
     let path = |disk: &DiskSpec| Some(disk.source.driver()?.file()?.path.to_owned());
     let (file, queue) = (path(disk), disk.queue_name());
-    let mut come = new.disks.iter().filter(|disk| find(old, &disk.name).is_none());
-    come.any(|other| {
+    let is_for = |other: &DiskSpec| {
         let is_alone = || queue.is_some() && other.queue_name() == queue && !disk.may_be_joined_by(other);
         file.is_some() && path(other) == file || is_alone()
-    })
+    };
+    let mut wanted = new.disks.iter().filter(|other| is_for(other));
+    wanted.any(|other| find(old, &other.name).is_none())
 }
 
 fn check_daemon(old: &Config, new: &Config) -> Result<()> {
@@ -224,17 +225,13 @@ fn check_joined(old: &Config, new: &Config, disk: &DiskSpec) -> Result<()> {
     let Some(queue) = disk.queue_name().filter(|_| !new.is_path(&disk.name)) else {
         return Ok(());
     };
-    let is_there = |other: &&DiskSpec| {
+    let is_there = |other: &DiskSpec| {
         let mut before = new.disks.iter().take_while(|one| one.name != disk.name);
         find(old, &other.name).is_some() || before.any(|one| one.name == other.name)
     };
-    let mut others = new
-        .disks
-        .iter()
-        .filter(|other| other.name != disk.name && other.queue_name() == Some(queue))
-        .filter(|other| !new.is_path(&other.name))
-        .filter(is_there);
-    match others.find(|other| !other.may_be_joined_by(disk)) {
+    let is_against = |other: &&DiskSpec| other.queue_name() == Some(queue) && !other.may_be_joined_by(disk);
+    let mut others = new.disks.iter().filter(is_against);
+    match others.find(|other| other.name != disk.name && !new.is_path(&other.name) && is_there(other)) {
         Some(other) => bail!(
             "disk {}: queue {queue} has disk {} already, and only disks on files join others on files while the daemon runs, and \
              disks in a cluster others in it: give it a queue= of its own",

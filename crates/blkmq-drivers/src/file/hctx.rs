@@ -118,14 +118,13 @@ impl FileHctx {
         }
         if slot.step == Step::Transfer {
             slot.memory = self.memory_of(rq, number)?;
-            let disk = self.disks.of(slot.disk);
-            // A scheduler needs a drive that is busy for a while: else there is nothing to hold back.
-            if !rq.is_ordered() && slot.is_read_at_once(disk) {
-                disk.note_success(now);
-                return Err(Issued::Done(Status::Ok));
-            }
         }
         let disk = self.disks.of(slot.disk);
+        // A scheduler needs a drive that is busy for a while: else there is nothing to hold back.
+        if disk.is_in_memory && !rq.is_ordered() && slot.is_read_at_once(disk) {
+            disk.note_success(now);
+            return Err(Issued::Done(Status::Ok));
+        }
         let polled = self.polled.as_ref();
         slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
         self.slots[number] = slot;

@@ -149,7 +149,7 @@ impl Slot {
     #[inline]
     pub(super) fn is_read_at_once(&self, disk: &FileDisk) -> bool {
         match self.memory {
-            Memory::Flat(piece) if disk.is_in_memory && self.op == Op::Read && self.len <= AT_ONCE_MAX => {
+            Memory::Flat(piece) if self.op == Op::Read && self.len <= AT_ONCE_MAX => {
                 sys::read_all(&disk.file, piece, self.offset)
             }
             _ => false,

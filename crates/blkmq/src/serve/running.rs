@@ -454,13 +454,16 @@ impl Running {
             }
         }
         live::check_groups(&control, new)?;
+        let served = self.engine.disks();
         for disk in new.disks.iter().filter(|disk| !old.has_disk(&disk.name)) {
             // A driver that keeps its connections keeps its queue.
-            let queue = disk.queue_name().filter(|queue| !old.has_queue(queue));
-            if let Some(queue) = queue.filter(|queue| control.queue(queue).is_ok()) {
+            let queue = disk.queue_name().and_then(|name| control.queue(name).ok());
+            if let Some(queue) = queue
+                && !served.iter().any(|other| other.queue == queue)
+            {
                 anyhow::bail!(
-                    "disk {}: queue {queue} has the connections of a disk that was removed, until the daemon ends: choose \
-                     another name",
+                    "disk {}: its queue has the connections of a disk that was removed, until the daemon ends: choose another \
+                     name, or another queue=",
                     disk.name
                 );
             }

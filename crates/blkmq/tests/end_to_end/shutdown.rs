@@ -158,15 +158,21 @@ fn a_hangup_without_a_difference_is_spoken_of() {
     assert_eq!(status.code(), Some(0), "{status}; it said:\n{}", daemon.said());
 }
 
-#[test]
-fn a_signal_that_arrives_twice_at_once_is_one() {
-    let scratch = Scratch::new();
-    let mut daemon = Daemon::serve(&scratch, &["name=slow,null=1M,latency=1s"]);
+/// A daemon, and a client whose read takes that long and is under way.
+fn at_work(scratch: &Scratch, latency: &str) -> (Daemon, Client) {
+    let daemon = Daemon::serve(scratch, &[&format!("name=slow,null=1M,latency={latency}")]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "slow").expect("the daemon serves it");
     client
         .send(Command::Read, 0, 0, BLOCK as u32, &[])
         .expect("a read is sent");
     std::thread::sleep(Duration::from_millis(300));
+    (daemon, client)
+}
+
+#[test]
+fn a_signal_that_arrives_twice_at_once_is_one() {
+    let scratch = Scratch::new();
+    let (mut daemon, mut client) = at_work(&scratch, "1s");
     // As `timeout` does: to the process, and to its group.
     daemon.signal(Signal::TERM);
     std::thread::sleep(Duration::from_millis(20));
@@ -181,12 +187,7 @@ fn a_signal_that_arrives_twice_at_once_is_one() {
 fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
     let scratch = Scratch::new();
     // A request that stays in flight for longer than any limit.
-    let mut daemon = Daemon::serve(&scratch, &["name=slow,null=1M,latency=3600s"]);
-    let mut client = Client::connect(&scratch.path("nbd.sock"), "slow").expect("the daemon serves it");
-    client
-        .send(Command::Read, 0, 0, BLOCK as u32, &[])
-        .expect("a read is sent");
-    std::thread::sleep(Duration::from_millis(300));
+    let (mut daemon, _client) = at_work(&scratch, "3600s");
     daemon.signal(Signal::TERM);
     std::thread::sleep(Duration::from_millis(700));
     assert!(
