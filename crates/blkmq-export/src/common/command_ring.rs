@@ -2,16 +2,23 @@
 //! ublk need entries of 128 bytes, so they have a ring of their own, which a reactor's ring polls.
 
 mod sys;
+mod watch;
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use io_uring::{IoUring, cqueue, squeue};
 
+pub(crate) use self::watch::{FREE_USER, Watch};
+
 /// A ring of commands. Closing it ends the loan of memory to the kernel by commands that have not
 /// ended.
-pub(crate) struct CommandRing(RefCell<IoUring<squeue::Entry128>>);
+pub(crate) struct CommandRing {
+    ring: RefCell<IoUring<squeue::Entry128>>,
+    /// Signalled when commands have ended, and polled in place of the ring.
+    eventfd: Option<OwnedFd>,
+}
 
 /// A command that has ended.
 #[derive(Clone, Copy, Debug)]
@@ -22,17 +29,6 @@ pub(crate) struct Ended {
     pub(crate) result: i32,
 }
 
-/// How a reactor learns that commands have ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watch {
-    /// It looks in its next turn.
-    Again,
-    /// Its ring polls the descriptor.
-    Poll,
-    /// Not at all: some have ended, and none are taken now. A poll would complete at once.
-    Not,
-}
-
 impl CommandRing {
     /// A ring for `entries` commands at a time.
     ///
@@ -41,12 +37,31 @@ impl CommandRing {
     pub(crate) fn new(entries: u32) -> io::Result<Self> {
         let mut builder = IoUring::builder();
         let ring = builder.setup_clamp().setup_submit_all().build(entries)?;
-        Ok(Self(RefCell::new(ring)))
+        Ok(Self {
+            ring: RefCell::new(ring),
+            eventfd: None,
+        })
     }
 
-    /// The descriptor to poll for commands that have ended.
-    pub(crate) fn fd(&self) -> RawFd {
-        self.0.borrow().as_raw_fd()
+    /// The same, where a reactor's ring polls an eventfd, which takes it one more system call. When
+    /// a process was killed whose ring polled another one with commands of ublk, Linux 6.12 freed a
+    /// request twice.
+    ///
+    /// # Errors
+    /// The system's error.
+    #[cfg(feature = "ublk")]
+    pub(crate) fn with_eventfd(entries: u32) -> io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let ring = Self::new(entries)?;
+        ring.ring
+            .borrow()
+            .submitter()
+            .register_eventfd(eventfd.as_raw_fd())?;
+        Ok(Self {
+            eventfd: Some(eventfd),
+            ..ring
+        })
     }
 
     /// Submits the pushed commands to the kernel.
@@ -54,7 +69,7 @@ impl CommandRing {
     /// # Errors
     /// The system's error. The commands are submitted with the next call.
     pub(crate) fn submit(&self) -> io::Result<()> {
-        let mut ring = self.0.borrow_mut();
+        let mut ring = self.ring.borrow_mut();
         let is_empty = ring.submission().is_empty();
         match is_empty {
             true => Ok(()),
@@ -68,12 +83,16 @@ impl CommandRing {
     /// The system's error: the commands may be under way.
     #[cfg(feature = "ublk")]
     pub(crate) fn submit_and_wait(&self) -> io::Result<()> {
-        self.0.borrow_mut().submitter().submit_and_wait(1).map(drop)
+        self.ring.borrow_mut().submitter().submit_and_wait(1).map(drop)
     }
 
     /// Takes the commands that have ended.
     pub(crate) fn take(&self, into: &mut Vec<Ended>) {
-        let mut ring = self.0.borrow_mut();
+        if let Some(eventfd) = &self.eventfd {
+            // Resets it: commands that end from now on signal it again. EAGAIN: it was not signalled.
+            let _ = rustix::io::read(eventfd, &mut [0; 8]);
+        }
+        let mut ring = self.ring.borrow_mut();
         let ended = |entry: cqueue::Entry| Ended {
             user: entry.user_data(),
             result: entry.result(),
@@ -81,33 +100,14 @@ impl CommandRing {
         into.extend(ring.completion().map(ended));
     }
 
-    /// How a reactor is to learn of the next command that has ended. `is_full`: some are still to be
-    /// submitted; `takes`: those that have ended are taken now.
-    pub(crate) fn watch(&self, is_full: bool, takes: bool) -> Watch {
-        let has_ended = !self.0.borrow_mut().completion().is_empty();
-        match has_ended {
-            _ if is_full || has_ended && takes => Watch::Again,
-            true => Watch::Not,
-            false => Watch::Poll,
-        }
+    /// Says whether commands have ended that are not taken yet.
+    fn has_ended(&self) -> bool {
+        !self.ring.borrow_mut().completion().is_empty()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ring_is_not_polled_while_commands_that_have_ended_are_not_taken() {
-        let ring = CommandRing::new(2).unwrap();
-        assert_eq!(ring.watch(false, true), Watch::Poll);
-        assert_eq!(ring.watch(false, false), Watch::Poll);
-        ring.push_nop();
-        ring.submit().unwrap();
-        assert_eq!(ring.watch(false, true), Watch::Again);
-        assert_eq!(ring.watch(false, false), Watch::Not);
-        ring.take(&mut Vec::new());
-        assert_eq!(ring.watch(false, false), Watch::Poll);
-        assert_eq!(ring.watch(true, false), Watch::Again);
+    /// The descriptor to poll once all that have ended are taken.
+    fn fd(&self) -> RawFd {
+        let of_ring = || self.ring.borrow().as_raw_fd();
+        self.eventfd.as_ref().map_or_else(of_ring, AsRawFd::as_raw_fd)
     }
 }

@@ -27,7 +27,7 @@ use super::front_door::DOOR;
 use super::protocol::{RING_HEADER_BYTES, Request, commit_id, put_ring_answer};
 use super::requests::{Requests, Transport};
 use super::slots::Work;
-use crate::common::command_ring::{CommandRing, Ended, Watch};
+use crate::common::command_ring::{CommandRing, Ended, FREE_USER, Watch};
 use crate::common::io_flusher::become_io_flusher;
 use crate::common::sys::Buffer;
 
@@ -57,8 +57,7 @@ struct RingChannel {
     disk_use: Option<Use>,
     /// Kept to reuse its memory.
     ended: Vec<Ended>,
-    is_polling: bool,
-    comes_again: bool,
+    watch: Watch,
     is_stopping: bool,
 }
 
@@ -108,8 +107,7 @@ impl RingChannel {
             processors,
             bound: None,
             disk_use: None,
-            is_polling: false,
-            comes_again: false,
+            watch: Watch::default(),
             is_stopping: false,
         }
     }
@@ -163,7 +161,7 @@ impl RingChannel {
 
 impl Service for RingChannel {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        become_io_flusher(cx, DOOR, FLUSHER);
+        become_io_flusher(cx, DOOR, FREE_USER);
         self.bound = Bound::to(&self.processors);
         self.disk_use = self.filesystem.disk.users.enter_as_part(cx.waker());
         self.requests.start(cx);
@@ -173,11 +171,7 @@ impl Service for RingChannel {
 
     fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
         for completion in completed {
-            match completion.user {
-                POLL => self.is_polling = false,
-                AGAIN => self.comes_again = false,
-                _ => {}
-            }
+            self.watch.note(completion);
         }
         self.take(cx);
     }
@@ -201,20 +195,10 @@ impl Service for RingChannel {
         let ring = &self.requests.transport.ring;
         let submitted = ring.submit();
         if self.is_stopping {
-            if std::mem::take(&mut self.is_polling) {
-                cx.ring_client().push_cancel(POLL, CANCEL);
-            }
-            return;
+            return self.watch.end(cx.ring_client());
         }
-        match ring.watch(submitted.is_err(), !self.requests.has_refused()) {
-            Watch::Again if !std::mem::replace(&mut self.comes_again, true) => {
-                cx.ring_client().push_nop(AGAIN);
-            }
-            Watch::Poll if !std::mem::replace(&mut self.is_polling, true) => {
-                cx.ring_client().push_poll(ring.fd(), libc::POLLIN, false, POLL);
-            }
-            _ => {}
-        }
+        let takes = !self.requests.has_refused();
+        self.watch.keep(cx.ring_client(), ring, submitted.is_err(), takes);
     }
 
     /// The processor is left to the asking process: the reactor would poll on it.
@@ -366,7 +350,3 @@ impl Transport for Entries {
 
 /// The result of an entry's command when the filesystem ends.
 const GONE: i32 = -libc::ENOTCONN;
-const POLL: u64 = 0;
-const CANCEL: u64 = 1;
-const AGAIN: u64 = 2;
-const FLUSHER: u64 = 3;

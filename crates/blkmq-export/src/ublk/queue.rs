@@ -22,7 +22,7 @@ use super::protocol::{DATA_BYTES_MAX, Request, Shape};
 use super::slots::{Memory, Slots};
 use super::sys;
 use crate::common::admission::Ticket;
-use crate::common::command_ring::{CommandRing, Ended, Watch};
+use crate::common::command_ring::{CommandRing, Ended, FREE_USER, Watch};
 use crate::common::io_flusher::become_io_flusher;
 use crate::handover::{Member, Phase};
 
@@ -61,8 +61,7 @@ pub(super) struct Queue {
     refused: VecDeque<Bio>,
     /// Kept to reuse its memory.
     ended: Vec<Ended>,
-    is_polling: bool,
-    comes_again: bool,
+    watch: Watch,
     is_stopping: bool,
     moving: Moving,
 }
@@ -82,8 +81,7 @@ impl Queue {
             disk_use: None,
             refused: VecDeque::with_capacity(depth),
             ended: Vec::with_capacity(2 * depth),
-            is_polling: false,
-            comes_again: false,
+            watch: Watch::default(),
             is_stopping: false,
             moving: Moving::No,
         }
@@ -266,7 +264,7 @@ impl Queue {
 
 impl Service for Queue {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        become_io_flusher(cx, DOOR, FLUSHER);
+        become_io_flusher(cx, DOOR, FREE_USER);
         self.device.join(cx.waker());
         let users = &self.device.disk.users;
         self.disk_use = match self.number {
@@ -284,11 +282,7 @@ impl Service for Queue {
 
     fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
         for completion in completed {
-            match completion.user {
-                POLL => self.is_polling = false,
-                AGAIN => self.comes_again = false,
-                _ => {}
-            }
+            self.watch.note(completion);
         }
         self.take(cx);
     }
@@ -322,21 +316,10 @@ impl Service for Queue {
         }
         let is_full = self.ring.submit().is_err();
         if self.is_finished() {
-            if std::mem::take(&mut self.is_polling) {
-                cx.ring_client().push_cancel(POLL, CANCEL);
-            }
-            return;
+            return self.watch.end(cx.ring_client());
         }
-        match self.ring.watch(is_full, self.takes()) {
-            Watch::Again if !std::mem::replace(&mut self.comes_again, true) => {
-                cx.ring_client().push_nop(AGAIN);
-            }
-            Watch::Poll if !std::mem::replace(&mut self.is_polling, true) => {
-                cx.ring_client()
-                    .push_poll(self.ring.fd(), libc::POLLIN, false, POLL);
-            }
-            _ => {}
-        }
+        let takes = self.takes();
+        self.watch.keep(cx.ring_client(), &self.ring, is_full, takes);
     }
 
     /// The processor is left to the asking process: the reactor would poll on it.
@@ -375,7 +358,3 @@ impl Drop for Queue {
 
 /// The result of the commands with which the kernel returns memory when the device is gone.
 const GONE: i32 = -libc::ENODEV;
-const POLL: u64 = 0;
-const CANCEL: u64 = 1;
-const AGAIN: u64 = 2;
-const FLUSHER: u64 = 3;

@@ -13,7 +13,7 @@ impl CommandRing {
     /// # Panics
     /// There are more commands than the ring was made for.
     pub(crate) unsafe fn push(&self, entry: squeue::Entry128) {
-        let mut ring = self.0.borrow_mut();
+        let mut ring = self.ring.borrow_mut();
         // SAFETY: as the caller says.
         let pushed = unsafe { ring.submission().push(&entry) };
         pushed.expect("there are no more commands than the ring is made for");
