@@ -33,6 +33,10 @@ pub trait FrontDoor: Sync {
     /// # Errors
     /// What is wrong with the address, and what is allowed.
     fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError>;
+
+    /// Prepares what was left here for the next daemon, which gets it when this process has ended. The
+    /// engine has ended. May block for a moment.
+    fn leave(&self) {}
 }
 
 /// An address that has been parsed; nothing is open yet. It is displayed as people write it.

@@ -375,8 +375,14 @@ impl Daemon {
     /// # Errors
     /// What was not finished in time.
     fn end(self, limit: Duration) -> Result<()> {
+        Ok(self.end_engine(limit)?)
+    }
+
+    fn end_engine(&self, limit: Duration) -> Result<(), blkmq_host::Error> {
         let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
-        Ok(self.engine.shutdown(limit)?)
+        self.engine.shutdown(limit)?;
+        FRONT_DOORS.iter().for_each(|door| door.leave());
+        Ok(())
     }
 
     /// Finishes requests under way, for at most about `limit`, and makes written data durable,
@@ -385,8 +391,7 @@ impl Daemon {
     /// # Errors
     /// What was not finished in time, or may be lost.
     pub fn shutdown(self, limit: Duration) -> Result<()> {
-        let limit = Nanos(limit.as_nanos().try_into().unwrap_or(u64::MAX));
-        let finished = self.engine.shutdown(limit);
+        let finished = self.end_engine(limit);
         match (finished, self.running.sync()) {
             (Ok(()), synced) => synced,
             (Err(error), Ok(())) => Err(error.into()),

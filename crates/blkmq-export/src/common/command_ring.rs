@@ -43,37 +43,52 @@ impl CommandRing {
         })
     }
 
-    /// The same, where a reactor's ring polls an eventfd, which takes it one more system call. When
-    /// a process was killed whose ring polled another one with commands of ublk, Linux 6.12 freed a
-    /// request twice.
+    /// The same, for one thread, which calls [`Self::enable`] first. The kernel ends commands only when
+    /// that thread enters it for this ring, and an eventfd tells of them: one system call more.
     ///
     /// # Errors
     /// The system's error.
     #[cfg(feature = "ublk")]
-    pub(crate) fn with_eventfd(entries: u32) -> io::Result<Self> {
+    pub(crate) fn for_one_thread(entries: u32) -> io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
+        let mut builder = IoUring::builder();
+        builder
+            .setup_clamp()
+            .setup_submit_all()
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag();
+        let ring = builder.build(entries)?;
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let ring = Self::new(entries)?;
-        ring.ring
-            .borrow()
-            .submitter()
-            .register_eventfd(eventfd.as_raw_fd())?;
+        ring.submitter().register_eventfd(eventfd.as_raw_fd())?;
         Ok(Self {
+            ring: RefCell::new(ring),
             eventfd: Some(eventfd),
-            ..ring
         })
     }
 
-    /// Submits the pushed commands to the kernel.
+    /// Makes this thread the one that uses the ring.
+    ///
+    /// # Errors
+    /// The system's error.
+    #[cfg(feature = "ublk")]
+    pub(crate) fn enable(&self) -> io::Result<()> {
+        self.ring.borrow().submitter().register_enable_rings()
+    }
+
+    /// Submits the pushed commands to the kernel, and has it end those that wait for that.
     ///
     /// # Errors
     /// The system's error. The commands are submitted with the next call.
     pub(crate) fn submit(&self) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
-        let is_empty = ring.submission().is_empty();
-        match is_empty {
-            true => Ok(()),
-            false => ring.submit().map(drop),
+        let submission = ring.submission();
+        let has_work = !submission.is_empty() || submission.taskrun();
+        drop(submission);
+        match has_work {
+            true => ring.submit().map(drop),
+            false => Ok(()),
         }
     }
 
@@ -88,11 +103,16 @@ impl CommandRing {
 
     /// Takes the commands that have ended.
     pub(crate) fn take(&self, into: &mut Vec<Ended>) {
+        let mut ring = self.ring.borrow_mut();
+        let are_waiting = ring.submission().taskrun();
+        if are_waiting {
+            // After an error they end later.
+            let _ = ring.submit();
+        }
         if let Some(eventfd) = &self.eventfd {
-            // Resets it: commands that end from now on signal it again. EAGAIN: it was not signalled.
+            // Resets it: those that end from now on signal it again. EAGAIN: it was not signalled.
             let _ = rustix::io::read(eventfd, &mut [0; 8]);
         }
-        let mut ring = self.ring.borrow_mut();
         let ended = |entry: cqueue::Entry| Ended {
             user: entry.user_data(),
             result: entry.result(),
@@ -102,7 +122,8 @@ impl CommandRing {
 
     /// Says whether commands have ended that are not taken yet.
     fn has_ended(&self) -> bool {
-        !self.ring.borrow_mut().completion().is_empty()
+        let mut ring = self.ring.borrow_mut();
+        !ring.completion().is_empty() || ring.submission().taskrun()
     }
 
     /// The descriptor to poll once all that have ended are taken.

@@ -19,6 +19,7 @@ use super::control::{Control, Named, open_queues, until};
 use super::device::{Device, Reason};
 use super::found::{Found, compare, find, remove_stopped};
 use super::keeper::{self, Beginning, Order};
+use super::left;
 use super::made::{add, check};
 use super::protocol::{DeviceInfo, NUMBERS, RECOVERY};
 use super::queue::{First, Queue, QueueParts};
@@ -53,6 +54,10 @@ impl FrontDoor for Ublk {
             })?),
         };
         Ok(Box::new(Numbered(number)))
+    }
+
+    fn leave(&self) {
+        left::close();
     }
 }
 

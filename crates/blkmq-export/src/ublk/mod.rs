@@ -9,6 +9,7 @@
 //! | `made` | which disks can be devices, and how one is made |
 //! | `device` | what the queues of one device share, and how it ends |
 //! | `keeper` | the thread that starts, recovers and removes it |
+//! | `left` | when the kernel learns that it was left to the next daemon |
 //! | `queue` | how one queue is served on its reactor |
 //! | `slots` | where a request's data lies |
 //! | [`saved`] | what another daemon needs to continue a device |
@@ -18,6 +19,7 @@ mod device;
 mod found;
 mod front_door;
 mod keeper;
+mod left;
 mod made;
 pub mod protocol;
 mod queue;

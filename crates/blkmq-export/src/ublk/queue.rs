@@ -18,6 +18,7 @@ use blkmq_host::service::{Cx, Service};
 use self::moving::Moving;
 use super::device::{Attached, Device, End, Reason};
 use super::front_door::DOOR;
+use super::left;
 use super::protocol::{DATA_BYTES_MAX, Request, Shape};
 use super::slots::{Memory, Slots};
 use super::sys;
@@ -265,6 +266,7 @@ impl Queue {
 impl Service for Queue {
     fn start(&mut self, cx: &mut Cx<'_>) {
         become_io_flusher(cx, DOOR, FREE_USER);
+        self.ring.enable().expect("a ring that was not enabled can be");
         self.device.join(cx.waker());
         let users = &self.device.disk.users;
         self.disk_use = match self.number {
@@ -347,6 +349,7 @@ impl Drop for Queue {
             // Not closed: the next daemon finds it free when this process is over, and then nothing
             // here writes to the disk any more.
             std::mem::forget(self.attached.take());
+            left::keep(self.device.named.number, &self.ring);
         }
         // No other daemon serves it.
         self.device.ask_end(Reason::Removed);

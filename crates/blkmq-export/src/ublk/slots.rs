@@ -49,7 +49,7 @@ impl Memory {
         let chunks = (0..depth).map(|_| touched(DATA_BYTES_MAX as usize));
         Ok(Self {
             chunks: chunks.collect::<io::Result<_>>()?,
-            ring: CommandRing::with_eventfd(depth.into())?,
+            ring: CommandRing::for_one_thread(depth.into())?,
         })
     }
 

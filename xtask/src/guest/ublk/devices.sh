@@ -82,13 +82,13 @@ say "killed $kill times, the last time for $(echo "$(second) $killed" | awk '{pr
 upgrade=unix:/tmp/upgrade.sock
 kill -9 $server; wait $server 2>/dev/null
 serve $disks --upgrade-socket $upgrade
-for turn in 1 2 3; do
+for upgrade_number in KILLS; do
   sleep 1; before=$server
   serve $disks --take-over $upgrade
   wait $before || fail "the first daemon has ended with $?"
 done
 sleep 2
-say 'replaced 3 times'
+say "replaced $upgrade_number times"
 
 # Ended: what was written is there.
 rm /tmp/loaded; wait $files || fail 'files'

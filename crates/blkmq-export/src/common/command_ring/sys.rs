@@ -1,4 +1,10 @@
-//! Decides nothing: it puts a command into the ring; the caller vouches for the command's memory.
+//! Decides nothing: it puts a command into the ring, for whose memory the caller vouches, and copies
+//! the ring's descriptor.
+
+#[cfg(feature = "ublk")]
+use std::io;
+#[cfg(feature = "ublk")]
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use io_uring::squeue;
 
@@ -18,6 +24,18 @@ impl CommandRing {
         let pushed = unsafe { ring.submission().push(&entry) };
         pushed.expect("there are no more commands than the ring is made for");
     }
+
+    /// A descriptor that keeps the ring open.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    #[cfg(feature = "ublk")]
+    pub(crate) fn keep_open(&self) -> io::Result<OwnedFd> {
+        let fd = self.ring.borrow().as_raw_fd();
+        // SAFETY: the ring is open as long as this borrow.
+        unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
+    }
+
     /// Adds a command that does nothing and ends.
     #[cfg(test)]
     pub(crate) fn push_nop(&self) {

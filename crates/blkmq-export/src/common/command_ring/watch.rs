@@ -59,7 +59,9 @@ mod tests {
     #[test]
     fn a_service_has_turns_for_commands_that_have_ended_and_no_others() {
         check(&CommandRing::new(2).unwrap());
-        check(&CommandRing::with_eventfd(2).unwrap());
+        let of_thread = CommandRing::for_one_thread(2).unwrap();
+        of_thread.enable().unwrap();
+        check(&of_thread);
     }
 
     fn check(commands: &CommandRing) {
