@@ -1,5 +1,6 @@
 //! Decides how commands of a character device are put into io_uring (URING_CMD): those of FUSE and
-//! ublk need entries of 128 bytes, so they have a ring of their own, which a reactor's ring polls.
+//! ublk need entries of 128 bytes, so they have a ring of their own. A reactor's ring polls it, or its
+//! eventfd.
 
 mod sys;
 mod watch;
@@ -44,7 +45,7 @@ impl CommandRing {
     }
 
     /// The same, for one thread, which calls [`Self::enable`] first. The kernel ends commands only when
-    /// that thread enters it for this ring, and an eventfd tells of them: one system call more.
+    /// that thread enters it for this ring, and an eventfd tells of them: up to two system calls more.
     ///
     /// # Errors
     /// The system's error.
@@ -77,19 +78,18 @@ impl CommandRing {
         self.ring.borrow().submitter().register_enable_rings()
     }
 
-    /// Submits the pushed commands to the kernel, and has it end those that wait for that.
-    ///
-    /// # Errors
-    /// The system's error. The commands are submitted with the next call.
-    pub(crate) fn submit(&self) -> io::Result<()> {
+    /// Submits the pushed commands to the kernel, and has it end those that wait for that. Returns
+    /// whether all are submitted; the kernel may have no memory. The others are with the next call.
+    pub(crate) fn submit(&self) -> bool {
         let mut ring = self.ring.borrow_mut();
         let submission = ring.submission();
         let has_work = !submission.is_empty() || submission.taskrun();
         drop(submission);
-        match has_work {
-            true => ring.submit().map(drop),
-            false => Ok(()),
+        if has_work {
+            // It may submit some and succeed, too.
+            let _ = ring.submit();
         }
+        ring.submission().is_empty()
     }
 
     /// Submits the pushed commands to the kernel, and blocks until one has ended.
@@ -104,14 +104,12 @@ impl CommandRing {
     /// Takes the commands that have ended.
     pub(crate) fn take(&self, into: &mut Vec<Ended>) {
         let mut ring = self.ring.borrow_mut();
-        let are_waiting = ring.submission().taskrun();
-        if are_waiting {
-            // After an error they end later.
-            let _ = ring.submit();
-        }
+        end_waiting(&mut ring);
         if let Some(eventfd) = &self.eventfd {
-            // Resets it: those that end from now on signal it again. EAGAIN: it was not signalled.
+            // Resets it. EAGAIN: it was not signalled.
             let _ = rustix::io::read(eventfd, &mut [0; 8]);
+            // Those whose signal that was; later ones signal it again.
+            end_waiting(&mut ring);
         }
         let ended = |entry: cqueue::Entry| Ended {
             user: entry.user_data(),
@@ -122,8 +120,7 @@ impl CommandRing {
 
     /// Says whether commands have ended that are not taken yet.
     fn has_ended(&self) -> bool {
-        let mut ring = self.ring.borrow_mut();
-        !ring.completion().is_empty() || ring.submission().taskrun()
+        !self.ring.borrow_mut().completion().is_empty()
     }
 
     /// The descriptor to poll once all that have ended are taken.
@@ -132,3 +129,18 @@ impl CommandRing {
         self.eventfd.as_ref().map_or_else(of_ring, AsRawFd::as_raw_fd)
     }
 }
+
+/// Has the kernel end the commands that wait for this thread.
+fn end_waiting(ring: &mut IoUring<squeue::Entry128>) {
+    for _ in 0..ENTERS_MAX {
+        if !ring.submission().taskrun() {
+            return;
+        }
+        // An error passes: pushed commands are submitted later.
+        let _ = ring.submit();
+    }
+}
+
+/// How often the kernel is entered at most. It ends 20 at a time, and says that some wait for longer
+/// than they do if another thread is late to say so.
+const ENTERS_MAX: usize = 8;

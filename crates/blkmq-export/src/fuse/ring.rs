@@ -193,12 +193,12 @@ impl Service for RingChannel {
 
     fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
         let ring = &self.requests.transport.ring;
-        let submitted = ring.submit();
+        let is_full = !ring.submit();
         if self.is_stopping {
             return self.watch.end(cx.ring_client());
         }
         let takes = !self.requests.has_refused();
-        self.watch.keep(cx.ring_client(), ring, submitted.is_err(), takes);
+        self.watch.keep(cx.ring_client(), ring, is_full, takes);
     }
 
     /// The processor is left to the asking process: the reactor would poll on it.

@@ -1,11 +1,11 @@
 //! Decides when the kernel learns that a device was left to the next daemon: once the threads that
 //! served it have ended, and some time before this process does.
 //!
-//! Linux before 6.16 returns the memory of a device's queues by work of its own, once for each
-//! queue. If the next daemon took the device over before all of that was done, the rest of it took
-//! the memory of the next daemon's queues away, and the device was lost. The next daemon cannot see
-//! that, but it gets the device only after the end of this process. And a thread that lives on may
-//! be given a request that it does not answer any more.
+//! Linux 6.12 returns the memory of a device's queues by work of its own, once for each queue. If the
+//! next daemon took the device over before all of that was done, the rest of it took the memory of the
+//! next daemon's queues away, and the device was lost. The next daemon gets the device only after the
+//! end of this process, so this one waits. And a thread that lives on may be given a request that it
+//! does not answer any more.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,10 +21,13 @@ use crate::common::command_ring::CommandRing;
 /// The rings of queues that were left, each with the number of its device.
 static RINGS: Mutex<Vec<(u32, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// Keeps the ring of a queue that is left open. Without a free descriptor it is closed too early.
+/// Keeps the ring of a queue that is left open.
 pub(super) fn keep(number: u32, ring: &CommandRing) {
-    if let Ok(ring) = ring.keep_open() {
-        lock().push((number, ring));
+    match ring.keep_open() {
+        Ok(ring) => lock().push((number, ring)),
+        Err(error) => {
+            tracing::warn!("ublk: the ring of a queue of device {number} is closed too early: {error}")
+        }
     }
 }
 
@@ -39,7 +42,7 @@ pub(super) fn close() {
     }
     let Ok(control) = Control::open() else { return };
     let infos = || numbers.iter().filter_map(|number| control.info(*number).ok()?);
-    // Linux 6.16 does this work when the process has ended, before others get the device.
+    // A kernel that can change sizes does all of it before it gives the device away.
     let are_early = || infos().filter(|info| !info.has(RESIZABLE));
     let work = || match are_early().any(|info| info.state == LIVE) {
         true => Err(io::ErrorKind::ResourceBusy.into()),

@@ -316,7 +316,7 @@ impl Service for Queue {
         if self.moving == Moving::Stopping {
             self.save_if_at_rest(cx);
         }
-        let is_full = self.ring.submit().is_err();
+        let is_full = !self.ring.submit();
         if self.is_finished() {
             return self.watch.end(cx.ring_client());
         }
@@ -348,8 +348,11 @@ impl Drop for Queue {
         if self.device.ended() == Some(End::Left) {
             // Not closed: the next daemon finds it free when this process is over, and then nothing
             // here writes to the disk any more.
-            std::mem::forget(self.attached.take());
-            left::keep(self.device.named.number, &self.ring);
+            let attached = self.attached.take();
+            if attached.is_some() {
+                left::keep(self.device.named.number, &self.ring);
+            }
+            std::mem::forget(attached);
         }
         // No other daemon serves it.
         self.device.ask_end(Reason::Removed);
