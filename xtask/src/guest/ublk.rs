@@ -15,7 +15,7 @@ use crate::place::find_tool;
 /// What a run does.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Test {
-    /// All functions of a device, with this many kills of the daemon under load.
+    /// All functions of a device, with this many kills of the daemon under load, and as many upgrades.
     Devices { kills: u32 },
     /// Upgrades and recoveries that fail, and little memory.
     Failures,
