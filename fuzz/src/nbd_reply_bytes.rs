@@ -49,9 +49,11 @@ impl Requests {
 }
 
 impl Book for Requests {
-    fn find(&mut self, cookie: u64) -> Option<(u32, Asked)> {
-        let request = self.0.get(usize::try_from(cookie).ok()?)?;
-        (!request.has_ended).then_some((cookie as u32, request.asked))
+    fn find(&mut self, cookie: u64) -> Result<(u32, Asked), Fault> {
+        let number = usize::try_from(cookie).unwrap_or(usize::MAX);
+        let request = self.0.get(number).filter(|request| !request.has_ended);
+        let request = request.ok_or(Fault::Cookie(cookie))?;
+        Ok((cookie as u32, request.asked))
     }
 
     fn cover(&mut self, request: u32) -> &mut Cover {

@@ -25,8 +25,12 @@ pub struct Asked {
 
 /// The requests of one connection, by a number that the owner chooses.
 pub trait Book {
-    /// Finds the request with this cookie, if it waits for a reply on this connection.
-    fn find(&mut self, cookie: u64) -> Option<(u32, Asked)>;
+    /// Finds the request with this cookie.
+    ///
+    /// # Errors
+    /// [`Fault::Cookie`]: none waits for a reply on this connection. [`Fault::Early`]: it was not
+    /// sent whole.
+    fn find(&mut self, cookie: u64) -> Result<(u32, Asked), Fault>;
     /// The answered part of a request that was found.
     fn cover(&mut self, request: u32) -> &mut Cover;
     /// Stores data that belongs `at` bytes into the request.
@@ -48,6 +52,9 @@ pub enum Fault {
     /// A reply to nothing.
     #[error("the server answers a request that was not made (cookie {0:#x})")]
     Cookie(u64),
+    /// A reply to a request that the server cannot have read whole.
+    #[error("the server answers a request before it was sent whole (cookie {0:#x})")]
+    Early(u64),
     /// A reply that does not fit its request, or its own form.
     #[error("the server sends {0}")]
     Misfit(&'static str),
@@ -162,7 +169,7 @@ impl Replies {
 
     #[inline]
     fn receive_simple(&mut self, cookie: u64, error: u32, book: &mut impl Book) -> Result<(), Fault> {
-        let (request, asked) = book.find(cookie).ok_or(Fault::Cookie(cookie))?;
+        let (request, asked) = book.find(cookie)?;
         if asked.reads && self.style != HeaderStyle::Simple {
             return Err(Fault::Misfit("a simple reply to a read where chunks are agreed"));
         }
@@ -185,7 +192,7 @@ impl Replies {
         input: &[u8],
         book: &mut impl Book,
     ) -> Result<Option<usize>, Fault> {
-        let (request, asked) = book.find(chunk.cookie).ok_or(Fault::Cookie(chunk.cookie))?;
+        let (request, asked) = book.find(chunk.cookie)?;
         let is_last = chunk.flags.contains(ChunkFlags::DONE);
         if chunk.kind == ChunkKind::OFFSET_DATA {
             let Some(offset) = input.first_chunk::<DATA_OFFSET_BYTES>() else {

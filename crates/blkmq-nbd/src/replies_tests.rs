@@ -31,9 +31,10 @@ impl Ledger {
 }
 
 impl Book for Ledger {
-    fn find(&mut self, cookie: u64) -> Option<(u32, Asked)> {
-        let request = u32::try_from(cookie).ok()?;
-        self.asked.get(&request).map(|found| (request, found.0))
+    fn find(&mut self, cookie: u64) -> Result<(u32, Asked), Fault> {
+        let request = u32::try_from(cookie).map_err(|_| Fault::Cookie(cookie))?;
+        let found = self.asked.get(&request).ok_or(Fault::Cookie(cookie))?;
+        Ok((request, found.0))
     }
 
     fn cover(&mut self, request: u32) -> &mut Cover {

@@ -38,6 +38,10 @@ pub(super) struct Connection {
     headers: Vec<u8>,
     sent: usize,
     outgoing: VecDeque<Outgoing>,
+    /// Bytes of the stream of requests: all that were pushed, and those of them that were sent. These
+    /// the kernel has, or TLS has sealed them: both have copied them.
+    stream_pushed: u64,
+    stream_sent: u64,
     /// The socket takes no more; the ring will report when it does.
     pub(super) is_blocked: bool,
     /// There may be more to receive, and another turn has been asked for.
@@ -92,6 +96,8 @@ impl Connection {
             headers: Vec::with_capacity((requests + 1) * EXTENDED_BYTES),
             sent: 0,
             outgoing: VecDeque::with_capacity(2 * requests + 1),
+            stream_pushed: 0,
+            stream_sent: 0,
             is_blocked: false,
             comes_again: false,
             in_flight: 0,
@@ -112,8 +118,8 @@ impl Connection {
 
     /// Appends a request to those that wait to be sent.
     #[inline]
-    pub(super) fn push(&mut self, slots: &Slots, number: u32) {
-        let slot = slots.get(number);
+    pub(super) fn push(&mut self, slots: &mut Slots, number: u32) {
+        let slot = slots.get_mut(number);
         self.in_flight += 1;
         if slot.read_bytes() > 0 {
             self.reads += 1;
@@ -131,12 +137,15 @@ impl Connection {
                 from: 0,
                 len: slot.write_bytes(),
             });
+            self.stream_pushed += slot.write_bytes();
         }
+        slot.stream_end = self.stream_pushed;
     }
 
     fn push_header(&mut self, header: &RequestHeader) {
         header.write(self.style, &mut self.headers);
         let bytes = self.style.request_bytes();
+        self.stream_pushed += bytes as u64;
         match self.outgoing.back_mut() {
             Some(Outgoing::Headers(count)) => *count += bytes,
             _ => self.outgoing.push_back(Outgoing::Headers(bytes)),
@@ -184,6 +193,7 @@ impl Connection {
     }
 
     fn advance(&mut self, mut sent: usize) {
+        self.stream_sent += sent as u64;
         while sent > 0 {
             let piece = self.outgoing.front_mut().expect("no more is sent than waits");
             let (now, is_through) = match piece {
@@ -228,6 +238,7 @@ impl Connection {
             let mut book = OfConnection {
                 slots,
                 connection: number,
+                sent: self.stream_sent,
                 is_leaving: &mut is_leaving,
             };
             let straight = received.min(direct);
@@ -373,11 +384,11 @@ mod tests {
         let slot = slots.fill(&write, cookie(0)).unwrap();
         let mut connection = Connection::new(Wire::new(near.into(), None), HeaderStyle::Extended, true, 1);
         while !connection.is_blocked {
-            connection.push(&slots, slot);
+            connection.push(&mut slots, slot);
             connection.send(&slots).unwrap();
         }
         for round in 0..100 {
-            connection.push(&slots, slot);
+            connection.push(&mut slots, slot);
             far.read_exact(&mut [0; EXTENDED_BYTES]).unwrap();
             far.read_exact(&mut vec![0; 64 << 10]).unwrap();
             connection.send(&slots).unwrap();

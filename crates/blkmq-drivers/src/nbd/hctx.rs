@@ -195,7 +195,7 @@ impl NbdHctx {
         let connection = self.links[usize::from(link)].connection.as_mut();
         connection
             .expect("a connection that is there")
-            .push(&self.slots, number);
+            .push(&mut self.slots, number);
     }
 
     /// Sends the pushed requests.
@@ -554,6 +554,8 @@ const EPOCH_MAX: u32 = (1 << 24) - 1;
 mod doubt_tests;
 #[cfg(test)]
 mod fence_tests;
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod rig;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use blkmq_core::time::Instant;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, ErrorCode};
 use blkmq_nbd::cover::Cover;
-use blkmq_nbd::replies::{Asked, Book};
+use blkmq_nbd::replies::{Asked, Book, Fault};
 
 use super::fences::Range;
 use super::sys::{self, Pieces};
@@ -52,6 +52,8 @@ pub(super) struct Slot {
     len: u64,
     pub(super) status: Status,
     cover: Cover,
+    /// Where it ends in the stream of its connection's requests, in bytes.
+    pub(super) stream_end: u64,
     /// When its connection is given up.
     pub(super) expires: Instant,
     /// How often its connection was lost.
@@ -75,6 +77,7 @@ impl Slot {
         len: 0,
         status: Status::Ok,
         cover: Cover::NEW,
+        stream_end: 0,
         expires: Instant(0),
         losses: 0,
         was_late: false,
@@ -301,24 +304,29 @@ impl Slots {
 pub(super) struct OfConnection<'a> {
     pub(super) slots: &'a mut Slots,
     pub(super) connection: u16,
+    /// Bytes of the stream of its requests that were sent.
+    pub(super) sent: u64,
     /// The server is shutting down: its requests were not executed.
     pub(super) is_leaving: &'a mut bool,
 }
 
 impl Book for OfConnection<'_> {
     #[inline]
-    fn find(&mut self, cookie: u64) -> Option<(u32, Asked)> {
+    fn find(&mut self, cookie: u64) -> Result<(u32, Asked), Fault> {
         let number = Cookie::from_raw(cookie).tag().0;
-        let slot = self.slots.slots.get(number as usize)?;
-        let is_it = slot.cookie.raw() == cookie && slot.state == State::Sent(self.connection);
-        is_it.then_some((
-            number,
-            Asked {
-                reads: slot.op == Op::Read,
-                offset: slot.offset,
-                len: slot.len,
-            },
-        ))
+        let slot = self.slots.slots.get(number as usize);
+        let is_it = |slot: &&Slot| slot.cookie.raw() == cookie && slot.state == State::Sent(self.connection);
+        let slot = slot.filter(is_it).ok_or(Fault::Cookie(cookie))?;
+        // The rest would be sent from memory that is somebody else's once the request has ended.
+        if slot.stream_end > self.sent {
+            return Err(Fault::Early(cookie));
+        }
+        let asked = Asked {
+            reads: slot.op == Op::Read,
+            offset: slot.offset,
+            len: slot.len,
+        };
+        Ok((number, asked))
     }
 
     #[inline]

@@ -125,11 +125,16 @@ impl Drop for Server {
 }
 
 impl Client {
-    /// Receives one request, and its data.
-    pub(super) fn request(&mut self) -> (RequestHeader, Vec<u8>) {
+    /// Receives the header of a request, and none of its data.
+    pub(super) fn header(&mut self) -> RequestHeader {
         let mut bytes = vec![0; self.style.request_bytes()];
         self.stream.read_exact(&mut bytes).unwrap();
-        let header = RequestHeader::parse(self.style, &bytes).unwrap().unwrap();
+        RequestHeader::parse(self.style, &bytes).unwrap().unwrap()
+    }
+
+    /// Receives one request, and its data.
+    pub(super) fn request(&mut self) -> (RequestHeader, Vec<u8>) {
+        let header = self.header();
         let is_write = header.command == Command::WRITE;
         let mut data = vec![0; if is_write { header.length as usize } else { 0 }];
         self.stream.read_exact(&mut data).unwrap();
