@@ -80,6 +80,10 @@ pub(super) enum Lost {
     /// A request got no answer.
     #[error("no answer in time")]
     Late,
+    /// A mistake of ours: what waits to be sent has no bytes, and everything behind it would wait
+    /// for ever.
+    #[error("what waits to be sent has no bytes")]
+    NothingToSend,
 }
 
 impl Connection {
@@ -172,6 +176,9 @@ impl Connection {
                     }
                     Outgoing::Data { slot, from, len } => slots.gather(slot, from, len - from, &mut pieces),
                 }
+            }
+            if pieces.bytes() == 0 && !self.wire.has_unsent() {
+                return Err(Lost::NothingToSend);
             }
             match self.wire.send(&pieces) {
                 Ok((taken, is_blocked)) => {
@@ -373,7 +380,7 @@ mod tests {
     use blkmq_core::bio::{Flags, Op};
 
     use super::*;
-    use crate::testing::{cookie, lend, request_with};
+    use crate::testing::{cookie, lend, request, request_with};
 
     #[test]
     fn headers_that_are_sent_are_dropped_though_the_socket_is_always_full() {
@@ -400,6 +407,22 @@ mod tests {
                 connection.headers.len()
             );
         }
+    }
+
+    #[test]
+    fn bytes_that_wait_without_memory_are_a_fault_and_no_endless_loop() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let mut slots = Slots::new(1);
+        let mut memory = vec![7; 1 << 20];
+        let write = request_with(Op::Write, Flags::NONE, 0, 0, &[lend(&mut memory)]);
+        let slot = slots.fill(&write, cookie(0)).unwrap();
+        let mut connection = Connection::new(Wire::new(near.into(), None), HeaderStyle::Extended, true, 1);
+        connection.push(&mut slots, slot);
+        connection.send(&slots).unwrap();
+        assert!(connection.is_blocked && connection.has_unsent());
+        // As if the write had ended, and its tag were used again.
+        slots.fill(&request(Op::Flush, 0, 0), cookie(0)).unwrap();
+        assert!(matches!(connection.send(&slots), Err(Lost::NothingToSend)));
     }
 
     #[test]
