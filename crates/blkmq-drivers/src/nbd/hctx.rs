@@ -132,9 +132,9 @@ impl NbdHctx {
         if let Some(dialed) = first {
             hctx.connected(0, dialed);
         }
-        for (number, link) in (0..).zip(&hctx.links) {
-            if link.connection.is_none() {
-                hctx.shared.reconnector.missing_one(number, 0, &hctx.mailbox);
+        for number in 0..connections {
+            if hctx.links[usize::from(number)].connection.is_none() {
+                hctx.request_connection(number);
             }
         }
         Ok(hctx)
@@ -331,6 +331,9 @@ impl NbdHctx {
             BEAT => {
                 self.is_beating = false;
                 self.look_for_late();
+                if !self.shared.reconnector.start() {
+                    self.beat();
+                }
             }
             _ => {}
         }

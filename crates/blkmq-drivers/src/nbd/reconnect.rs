@@ -25,12 +25,17 @@ pub(super) struct Reconnector {
     state: Mutex<State>,
     /// A connection is not wanted any more, or one more is missing.
     changed: Condvar,
+    /// Threads are short.
+    #[cfg(test)]
+    pub(super) has_no_threads: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     missing: VecDeque<Missing>,
     is_working: bool,
+    /// The latest attempt to make the thread has failed, and was logged.
+    has_no_thread: bool,
 }
 
 /// A connection that is missing.
@@ -110,33 +115,62 @@ impl Reconnector {
             shape,
             state: Mutex::default(),
             changed: Condvar::new(),
+            #[cfg(test)]
+            has_no_threads: AtomicBool::new(false),
         })
     }
 
     /// Requests the connection of a number: at once or, if the last `short_lived` ones were
     /// short-lived, after a pause. Otherwise a server that accepts and closes every connection
-    /// would keep both sides busy.
-    pub(super) fn missing_one(self: &Arc<Self>, connection: u16, short_lived: u32, of: &Arc<Mailbox>) {
-        let mut state = lock(&self.state);
-        state.missing.push_back(Missing {
+    /// would keep both sides busy. Returns false if there can be no thread now: the caller has to
+    /// [`start`](Self::start) it later.
+    pub(super) fn missing_one(
+        self: &Arc<Self>,
+        connection: u16,
+        short_lived: u32,
+        of: &Arc<Mailbox>,
+    ) -> bool {
+        lock(&self.state).missing.push_back(Missing {
             connection,
             short_lived,
             of: Arc::clone(of),
         });
-        if std::mem::replace(&mut state.is_working, true) {
-            return;
+        let is_working = self.start();
+        if !is_working {
+            of.put(News::Failed);
+        }
+        is_working
+    }
+
+    /// Starts the thread, if connections are missing and there is none. Returns false if it cannot
+    /// be made now.
+    pub(super) fn start(self: &Arc<Self>) -> bool {
+        let mut state = lock(&self.state);
+        if state.is_working || state.missing.is_empty() {
+            return true;
+        }
+        let spawned = self.spawn();
+        state.is_working = spawned.is_ok();
+        let had_no_thread = std::mem::replace(&mut state.has_no_thread, spawned.is_err());
+        if let Err(error) = spawned
+            && !had_no_thread
+        {
+            tracing::error!(
+                "nbd {}: no thread to connect with: {error}; trying again every second",
+                self.config.text
+            );
+        }
+        state.is_working
+    }
+
+    fn spawn(self: &Arc<Self>) -> io::Result<()> {
+        #[cfg(test)]
+        if self.has_no_threads.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
         let reconnector = Arc::clone(self);
         let thread = thread::Builder::new().name("blkmq-nbd".to_owned());
-        if let Err(error) = thread.spawn(move || reconnector.work()) {
-            state.is_working = false;
-            tracing::error!(
-                "nbd {}: no thread to connect with, so this connection stays down: {error}",
-                self.config.text
-            );
-            drop(state);
-            of.put(News::Failed);
-        }
+        thread.spawn(move || reconnector.work()).map(drop)
     }
 
     /// Drops the requests of a mailbox.

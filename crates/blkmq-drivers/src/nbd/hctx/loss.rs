@@ -29,7 +29,6 @@ impl NbdHctx {
         link.epoch = link.epoch.wrapping_add(1) & EPOCH_MAX;
         let is_short = self.now < link.since + SHORT_LIFE;
         link.short_lived = if is_short { link.short_lived + 1 } else { 0 };
-        let short_lived = link.short_lived;
         if self.batch == Some(number) {
             self.batch = None;
         }
@@ -43,10 +42,17 @@ impl NbdHctx {
             "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed",
             self.shared.disk.config.text
         );
-        self.shared
-            .reconnector
-            .missing_one(number, short_lived, &self.mailbox);
+        self.request_connection(number);
         self.send_held();
+    }
+
+    /// Requests a connection for an entry that has none.
+    pub(super) fn request_connection(&mut self, number: u16) {
+        let short_lived = self.links[usize::from(number)].short_lived;
+        let reconnector = &self.shared.reconnector;
+        if !reconnector.missing_one(number, short_lived, &self.mailbox) {
+            self.beat();
+        }
     }
 
     /// Holds the requests of a lost connection, or ends them. Returns how many were held, and how

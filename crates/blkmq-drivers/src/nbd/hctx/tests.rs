@@ -1,11 +1,14 @@
 //! Decides what a hardware context onto an NBD server must do, with a server that each test plays itself.
 
 use std::io::Read;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blkmq_nbd::codec::reply::{write_data_head, write_hole_chunk, write_simple};
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, ErrorCode, HeaderStyle};
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::rig::*;
 use super::*;
@@ -430,6 +433,30 @@ fn a_server_that_throws_everybody_out_is_not_run_at() {
         "{:?}",
         begin.elapsed()
     );
+}
+
+#[test]
+fn thread_that_connects_again_and_cannot_be_made_is_tried_later() {
+    let server = Server::new(HeaderStyle::Simple, SHARED);
+    let (mut rig, client) = rig(&server, &[]);
+    let reconnector = Arc::clone(&rig.hctx.shared.reconnector);
+    reconnector.has_no_threads.store(true, Ordering::Relaxed);
+    drop(client);
+    rig.wait_for_connections(0);
+    assert!((0..10).all(|_| rig.turn().is_empty()));
+    reconnector.has_no_threads.store(false, Ordering::Relaxed);
+    let mut comes = [PollFd::new(&server.listener, PollFlags::IN)];
+    let is_there = (0..500).any(|_| {
+        rig.turn();
+        poll(&mut comes, Some(&rustix::time::Timespec::default())).unwrap() > 0
+    });
+    assert!(is_there, "nobody connects again");
+    let mut client = server.accept();
+    rig.wait_for_connections(1);
+    rig.issue(0, &request(Op::Discard, 0, 4096));
+    let (header, _) = client.request();
+    client.reply(&header, &[]);
+    assert_eq!(rig.wait(1), [(0, Status::Ok)]);
 }
 
 #[test]
