@@ -15,6 +15,7 @@
 //! | `lookup` | in which order drives are asked for their allocation |
 //! | `losses` | which client is told of writes that may be lost |
 //! | `command_ring`, `io_flusher`, `touched` | how the kernel sends requests to doors of this host, and that nobody waits for memory then |
+//! | `worker` | which thread does for reactors what may block |
 //! | `log`, `peer` | what is logged of clients, and how they are named |
 
 pub(crate) mod address;
@@ -42,6 +43,8 @@ pub(crate) mod socket;
 pub(crate) mod sys;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod touched;
+#[cfg(any(feature = "fuse", feature = "vhost-user"))]
+pub(crate) mod worker;
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;

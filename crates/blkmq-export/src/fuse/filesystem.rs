@@ -3,9 +3,8 @@
 //! of its own or by the thread that closes the address.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use blkmq_core::bio::Status;
@@ -19,6 +18,7 @@ use super::saved::SavedMount;
 use crate::common::Common;
 use crate::common::log::Log;
 use crate::common::losses::Heard;
+use crate::common::worker::{self, Worker};
 
 /// One mount.
 pub(super) struct FileSystem {
@@ -248,7 +248,7 @@ impl FileSystem {
             self.end();
             return;
         }
-        let left = match THREAD.get_or_init(spawn) {
+        let left = match THREAD.get() {
             Some(thread) => thread.try_send(Arc::clone(self)).err().map(|_| self),
             None => Some(self),
         };
@@ -261,13 +261,7 @@ impl FileSystem {
 
 /// Starts the thread that unmounts, so that no reactor has to.
 pub(super) fn start_thread() {
-    THREAD.get_or_init(spawn);
-}
-
-fn spawn() -> Option<SyncSender<Arc<FileSystem>>> {
-    let (sender, receiver) = sync_channel(WAITING_MAX);
-    let thread = thread::Builder::new().name("unmount".to_owned());
-    thread.spawn(move || serve(&receiver)).ok().map(|_| sender)
+    THREAD.get();
 }
 
 fn serve(receiver: &Receiver<Arc<FileSystem>>) {
@@ -283,7 +277,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// One thread for the process.
-static THREAD: OnceLock<Option<SyncSender<Arc<FileSystem>>>> = OnceLock::new();
+static THREAD: Worker<Arc<FileSystem>> = Worker::new(|| worker::spawn("unmount", WAITING_MAX, serve));
 /// Mounts that wait to be unmounted.
 const WAITING_MAX: usize = 4096;
 const PAGE: u32 = 4096;

@@ -5,21 +5,21 @@
 //! [`super::sys::Mapping`] hands over unused addresses.
 
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::Receiver;
 use std::thread;
 
 use super::sys::Unused;
+use crate::common::worker::{self, Worker};
 
 /// Starts the thread, if it does not exist. The front door calls it when it has an address, so that
 /// no reactor has to.
 pub(super) fn start() {
-    THREAD.get_or_init(spawn);
+    THREAD.get();
 }
 
-/// Queues memory for unmapping. Unmaps it at once if too much waits, or there can be no thread.
+/// Queues memory for unmapping. Unmaps it at once if too much waits, or there can be no thread now.
 pub(super) fn unmap(unused: Unused) {
-    match THREAD.get_or_init(spawn) {
+    match THREAD.get() {
         // What is refused is dropped here, and so unmapped.
         Some(thread) => drop(thread.try_send(unused)),
         None => drop(unused),
@@ -31,16 +31,10 @@ pub(super) fn close(file: OwnedFd) {
     unmap(Unused::file(file));
 }
 
-fn spawn() -> Option<SyncSender<Unused>> {
-    let (sender, receiver) = sync_channel(WAITING_MAX);
-    let thread = thread::Builder::new().name("unmap".to_owned());
-    thread.spawn(move || serve(&receiver)).ok().map(|_| sender)
-}
-
-fn serve(receiver: &Receiver<Unused>) {
+fn serve(unused: &Receiver<Unused>) {
     // If the system refuses, the thread shares processors as usual.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS);
-    for mut unused in receiver {
+    for mut unused in unused {
         while unused.unmap_some() {
             // Niceness is not enough: a running thread keeps the processor for a slice of some
             // milliseconds, even if another one wakes.
@@ -50,7 +44,7 @@ fn serve(receiver: &Receiver<Unused>) {
 }
 
 /// One thread for the process.
-static THREAD: OnceLock<Option<SyncSender<Unused>>> = OnceLock::new();
+static THREAD: Worker<Unused> = Worker::new(|| worker::spawn("unmap", WAITING_MAX, serve));
 /// Mappings that wait. A front end has 33 at most.
 const WAITING_MAX: usize = 4096;
 /// Niceness of the thread, above that of the threads that serve.
