@@ -15,14 +15,14 @@ use self::sys::Context;
 /// Opens what a signal needs. The front door calls it when it has an address, so that no reactor
 /// has to.
 pub(super) fn start() {
-    EMPTY.get_or_init(open);
+    empty();
 }
 
 /// Adds 1 to the count of an eventfd, unless it is full; a front end with a full count was notified
 /// often enough. Takes a microsecond, and never blocks where the system has asynchronous I/O
 /// (`CONFIG_AIO`, `io_submit` allowed).
 pub(super) fn signal(event: &OwnedFd) {
-    let is_done = CONTEXT.with(|context| match (context, EMPTY.get_or_init(open)) {
+    let is_done = CONTEXT.with(|context| match (context, empty()) {
         (Some(context), Some(empty)) => context.read_nothing(empty, event),
         _ => false,
     });
@@ -31,8 +31,14 @@ pub(super) fn signal(event: &OwnedFd) {
     }
 }
 
-fn open() -> Option<OwnedFd> {
-    memfd_create("blkmq-signal", MemfdFlags::CLOEXEC).ok()
+/// `None` if there is no descriptor left: the next call tries again.
+fn empty() -> Option<&'static OwnedFd> {
+    if EMPTY.get().is_none()
+        && let Ok(file) = memfd_create("blkmq-signal", MemfdFlags::CLOEXEC)
+    {
+        let _ = EMPTY.set(file);
+    }
+    EMPTY.get()
 }
 
 thread_local! {
@@ -41,4 +47,4 @@ thread_local! {
 }
 
 /// A file of which nothing is read: the read ends at once, and the kernel adds to the eventfd.
-static EMPTY: OnceLock<Option<OwnedFd>> = OnceLock::new();
+static EMPTY: OnceLock<OwnedFd> = OnceLock::new();
