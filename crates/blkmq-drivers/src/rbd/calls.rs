@@ -16,6 +16,7 @@ pub(super) fn within<T: Send + 'static>(
     let work = move || {
         // The caller may have given up.
         let _ = sender.send(call());
+        do_left();
     };
     thread.spawn(work).ok()?;
     receiver.recv_timeout(limit).ok()
@@ -24,18 +25,36 @@ pub(super) fn within<T: Send + 'static>(
 /// Drops `value` on a thread of its own, since the drop may block. It is one of `closings` until then.
 pub(super) fn drop_aside<T: Send + 'static>(value: T, closings: &Arc<Calls>) {
     let closing = closings.begin();
-    let value = Arc::new(Mutex::new(Some(value)));
-    let taken = Arc::clone(&value);
     let work = move || {
-        drop(taken.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(value);
         drop(closing);
     };
+    left().push(Box::new(work));
     let thread = thread::Builder::new().name("blkmq-rbd".to_owned());
-    if let Err(error) = thread.spawn(work) {
-        tracing::error!("rbd: an image stays open, since there is no thread to close it: {error}");
-        std::mem::forget(value);
+    if let Err(error) = thread.spawn(do_left) {
+        tracing::warn!(
+            "rbd: there is no thread to close an image: {error}; it is closed after the next call of Ceph"
+        );
     }
 }
+
+/// Does what waits for a thread.
+fn do_left() {
+    loop {
+        // Not locked during the work, which may block.
+        let Some(work) = left().pop() else { return };
+        work();
+    }
+}
+
+fn left() -> MutexGuard<'static, Vec<Work>> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Work for which no thread could be made yet.
+static LEFT: Mutex<Vec<Work>> = Mutex::new(Vec::new());
 
 /// Calls that have begun and not ended, whether or not anybody waits for them.
 #[derive(Debug, Default)]
@@ -143,6 +162,16 @@ mod tests {
         assert!(drives[1].wait_for_none(Duration::from_secs(10)));
         drop(goes_on);
         assert!(drives[0].wait_for_none(Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn close_without_a_thread_is_done_after_the_next_call() {
+        let (told, tells) = mpsc::channel();
+        // As if no thread could be made for it.
+        left().push(Box::new(move || drop(told)));
+        assert_eq!(within(Duration::from_secs(10), || 7), Some(7));
+        let dropped = tells.recv_timeout(Duration::from_secs(10));
+        assert_eq!(dropped, Err::<(), _>(mpsc::RecvTimeoutError::Disconnected));
     }
 
     #[test]
