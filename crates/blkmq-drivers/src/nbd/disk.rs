@@ -59,7 +59,8 @@ impl NbdDisk {
     /// Connects and learns the export's properties. Blocks for at most `connect_timeout`.
     ///
     /// # Errors
-    /// No connection, or an export without a block, or with an invalid block size.
+    /// No connection, or an export without a block, with an invalid block size, or with a size that
+    /// is no multiple of it.
     pub fn open(config: &NbdConfig) -> Result<Self, NbdError> {
         let uri = || config.text.clone();
         let dialed = dial(config, false).map_err(|source| NbdError::Dial { uri: uri(), source })?;
@@ -83,9 +84,9 @@ impl NbdDisk {
         })
     }
 
-    /// Bytes, in whole blocks.
+    /// Bytes, a multiple of the block size.
     pub fn size(&self) -> u64 {
-        self.shape.size - self.shape.size % u64::from(self.shape.block)
+        self.shape.size
     }
 
     /// Smallest unit of addresses and lengths, in bytes.
@@ -149,6 +150,15 @@ impl Shape {
             return Err(format!(
                 "the export's size of {} bytes rejected: must be from one block, {block}, to 2^63 - 1",
                 agreed.size_bytes
+            ));
+        }
+        let rest = agreed.size_bytes % u64::from(block);
+        if rest > 0 {
+            return Err(format!(
+                "the export's size of {} bytes rejected: must be a multiple of its smallest block, {block}, or its last {rest} bytes \
+                 could not be used; have the server export {} bytes",
+                agreed.size_bytes,
+                agreed.size_bytes - rest + u64::from(block)
             ));
         }
         let preferred = if preferred.is_power_of_two() {
@@ -265,7 +275,6 @@ mod tests {
                 preferred: 65536,
                 payload_max: 300_000,
             }),
-            size_bytes: (1 << 20) + 4095,
             ..agreed()
         };
         let disk = disk(&rich);
@@ -290,6 +299,16 @@ mod tests {
         for (size_bytes, block_sizes, words) in [
             (0, None, "size of 0 bytes"),
             (1 << 63, None, "2^63"),
+            (
+                1000,
+                None,
+                "size of 1000 bytes rejected: must be a multiple of its smallest block, 512",
+            ),
+            (
+                (1 << 20) + 512,
+                sizes(4096, 1 << 20),
+                "have the server export 1052672 bytes",
+            ),
             (1 << 20, sizes(1 << 17, 1 << 20), "smallest block of 131072"),
             (1 << 20, sizes(768, 1 << 20), "smallest block of 768"),
             (1 << 20, sizes(4096, 512), "longest payload of 512"),
