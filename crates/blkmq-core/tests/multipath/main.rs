@@ -3,7 +3,7 @@
 
 mod world;
 
-use blkmq_core::bio::Status;
+use blkmq_core::bio::{Op, Status};
 use blkmq_core::mapper::multipath::{Config, Detours, Failback, NoPath, PathId, PathState, Selector};
 use blkmq_core::time::{Instant, Nanos};
 use world::{World, paths};
@@ -140,6 +140,74 @@ fn a_failed_path_is_probed_and_used_again() {
     world.submit(8);
     assert_eq!(world.take_issued(), [4, 4]);
     world.pass(Nanos::from_millis(1));
+}
+
+/// Two groups of a path each; writes fail on the first path, and load keeps it busy for this long.
+fn write_on_a_path_that_fails_writes(time: Nanos) -> World {
+    let mut config = config(2, Selector::ServiceTime);
+    config.paths[1].group = 1;
+    let mut world = World::new(config, &[100, 100]);
+    world.models[0].borrow_mut().write_status = Status::Io;
+    let until = world.now + time;
+    while world.now < until {
+        world.submit_of(Op::Write, 1);
+        world.pass(Nanos::from_millis(1));
+    }
+    assert!(world.ended.iter().all(|status| status.is_ok()));
+    world
+}
+
+#[test]
+fn path_whose_writes_alone_fail_is_returned_to_ever_more_rarely() {
+    let world = write_on_a_path_that_fails_writes(Nanos::from_secs(8));
+    // After 10, 20, 40 ms and so on.
+    let switches = world.multipath.group_stats().switches;
+    assert!((10..=22).contains(&switches), "{switches} switches in 8 s");
+}
+
+#[test]
+fn path_on_probation_carries_what_no_other_can() {
+    let mut world = write_on_a_path_that_fails_writes(Nanos::from_secs(8));
+    assert_eq!(world.states(), [PathState::Active; 2]);
+    world.take_issued();
+    world.submit_of(Op::Write, 1);
+    world.pass(Nanos::from_millis(1));
+    assert_eq!(world.take_issued(), [0, 1], "there is another");
+    world.models[0].borrow_mut().write_status = Status::Ok;
+    world.models[1].borrow_mut().status = Status::Transport;
+    world.ended.clear();
+    world.submit_of(Op::Write, 1);
+    world.pass(Nanos::from_millis(1));
+    assert_eq!(
+        (world.take_issued(), &world.ended[..]),
+        (vec![1, 1], &[Status::Ok][..])
+    );
+}
+
+#[test]
+fn path_that_an_operator_reinstates_is_on_probation_no_more() {
+    let mut world = write_on_a_path_that_fails_writes(Nanos::from_secs(8));
+    world.models[0].borrow_mut().write_status = Status::Ok;
+    world.multipath.reinstate_path(PathId(0), world.now).unwrap();
+    world.pass(Nanos::from_millis(1));
+    world.take_issued();
+    world.submit_of(Op::Write, 1);
+    world.pass(Nanos::from_millis(1));
+    assert_eq!(world.take_issued(), [1, 0]);
+}
+
+#[test]
+fn path_that_was_well_for_a_minute_has_not_relapsed() {
+    let mut world = write_on_a_path_that_fails_writes(Nanos::from_secs(8));
+    world.models[0].borrow_mut().write_status = Status::Ok;
+    world.pass(Nanos::from_secs(130));
+    assert_eq!(world.states(), [PathState::Active; 2]);
+    world.models[0].borrow_mut().write_status = Status::Io;
+    world.submit_of(Op::Write, 1);
+    world.pass(Nanos::from_millis(5));
+    assert_eq!(world.states(), [PathState::Failed, PathState::Active]);
+    world.pass(Nanos::from_millis(10));
+    assert_eq!(world.states(), [PathState::Active; 2]);
 }
 
 #[test]

@@ -23,12 +23,13 @@ use blkmq_core::time::{Instant, Nanos};
 #[derive(Debug)]
 pub struct Model {
     pub service: Nanos,
-    /// The status of its requests.
+    /// The status of its requests, and of writes if they are well.
     pub status: Status,
+    pub write_status: Status,
     /// With this many requests in flight it answers that it is busy.
     pub slots: usize,
     free_at: Instant,
-    under_way: VecDeque<(Cookie, Instant, Instant)>,
+    under_way: VecDeque<(Cookie, Instant, Instant, Op)>,
     /// How long each request was at the path.
     pub times: Vec<Nanos>,
     pub issued: u64,
@@ -37,7 +38,7 @@ pub struct Model {
 pub struct Path(Rc<RefCell<Model>>);
 
 impl HctxDriver for Path {
-    fn issue(&mut self, _rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let mut model = self.0.borrow_mut();
         if model.under_way.len() >= model.slots {
             return Issued::DeviceResource;
@@ -45,32 +46,35 @@ impl HctxDriver for Path {
         model.issued += 1;
         let end = model.free_at.max(now) + model.service;
         model.free_at = end;
-        model.under_way.push_back((cookie, now, end));
+        model.under_way.push_back((cookie, now, end, rq.op()));
         Issued::Queued
     }
 
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
         let mut model = self.0.borrow_mut();
-        while let Some(&(cookie, start, end)) = model.under_way.front() {
+        while let Some(&(cookie, start, end, op)) = model.under_way.front() {
             if end > now {
                 break;
             }
             model.under_way.pop_front();
             model.times.push(end.since(start));
-            let status = model.status;
+            let status = match op {
+                Op::Write => model.status.and(model.write_status),
+                _ => model.status,
+            };
             done.push(Done { cookie, status });
         }
     }
 
     fn next_event(&self) -> Option<Instant> {
-        self.0.borrow().under_way.front().map(|&(_, _, end)| end)
+        self.0.borrow().under_way.front().map(|&(_, _, end, _)| end)
     }
 
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
         self.0
             .borrow_mut()
             .under_way
-            .retain(|(other, _, _)| *other != cookie);
+            .retain(|(other, ..)| *other != cookie);
         TimedOut::Ended
     }
 }
@@ -154,6 +158,7 @@ impl World {
         let model = |us: &u64| Model {
             service: Nanos::from_micros(*us),
             status: Status::Ok,
+            write_status: Status::Ok,
             slots: usize::MAX,
             free_at: Instant(0),
             under_way: VecDeque::new(),
@@ -195,10 +200,15 @@ impl World {
 
     /// Submits `count` reads of 4 KiB.
     pub fn submit(&mut self, count: usize) {
+        self.submit_of(Op::Read, count);
+    }
+
+    /// Submits `count` reads or writes of 4 KiB.
+    pub fn submit_of(&mut self, op: Op, count: usize) {
         for _ in 0..count {
             self.next += 1;
             let bio = Bio {
-                op: Op::Read,
+                op,
                 offset: self.next * 8192 % (1 << 39),
                 len: 4096,
                 ..Bio::default()

@@ -165,7 +165,7 @@ impl Multipath {
             let found = table.path(path).filter(|path| path.state != PathState::Leaving);
             let Some(found) = found else { return false };
             if state == PathState::Active {
-                table.came_back(path, now);
+                table.reinstate(path, now);
             } else {
                 found.state = state;
             }

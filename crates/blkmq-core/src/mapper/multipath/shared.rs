@@ -275,12 +275,14 @@ impl Multipath {
             view.throughputs[place] = path.spec.throughput;
             if path.spec.group == table.current {
                 view.members.push(place);
-                if path.state == PathState::Active {
-                    view.usable.push(place);
-                }
             }
             if mine & 1 << place == 0 {
                 table.hold(PathId(place as u8));
+            }
+        }
+        for (id, path) in table.usable() {
+            if path.spec.group == table.current {
+                view.usable.push(id.index());
             }
         }
         view.selector = table.selector;

@@ -9,6 +9,8 @@
 //!     └──── a probe succeeds, or reinstate (message) ◄──── Failed       │
 //!     └──── reinstate (message) ◄───────────────────────────────────────┘      remove (message): any ─► Leaving ─► gone
 //! ```
+//!
+//! A path that fails soon after its return is on probation: it is active, and used only while no other is.
 
 use crate::bio::Status;
 use crate::time::{Instant, Nanos};
@@ -129,6 +131,13 @@ pub(super) struct Path {
     /// While failed: when it is probed next, and the interval to the probe after that.
     next_check: Instant,
     pause: Nanos,
+    /// When it was last back, and how often in a row it failed soon after: its probes succeed, and what
+    /// others ask of it does not.
+    back_at: Option<Instant>,
+    relapses: u32,
+    /// It may relapse once more: it is used only while there is no other, until this time.
+    on_probation: bool,
+    probation_ends: Instant,
     /// Hardware contexts that have a driver of it, or are about to open one.
     holders: u32,
 }
@@ -195,6 +204,10 @@ impl Table {
             last_error: Status::Ok,
             next_check: Instant(0),
             pause: FIRST_CHECK,
+            back_at: None,
+            relapses: 0,
+            on_probation: false,
+            probation_ends: Instant(0),
             holders: 0,
         });
         Some(PathId(place as u8))
@@ -218,6 +231,11 @@ impl Table {
         path.fails += 1;
         path.last_error = error;
         path.pause = pause;
+        let is_relapse = path.back_at.is_some_and(|at| now < at + STEADY);
+        path.relapses = if is_relapse { path.relapses + 1 } else { 0 };
+        let probation = Nanos(FIRST_CHECK.0 << path.relapses.min(RELAPSES_MAX));
+        path.on_probation = path.relapses > 0;
+        path.probation_ends = now + probation.min(PROBATION_MAX);
         path.next_check = now + pause;
         true
     }
@@ -228,9 +246,40 @@ impl Table {
             return false;
         };
         path.state = PathState::Active;
+        path.back_at = Some(now);
         let group = path.spec.group;
-        self.fall_back(group, now);
+        if !path.on_probation {
+            self.fall_back(group, now);
+        }
         true
+    }
+
+    /// Makes a path usable by message: an operator knows better than its history.
+    pub(super) fn reinstate(&mut self, id: PathId, now: Instant) {
+        if let Some(path) = self.path(id) {
+            path.relapses = 0;
+            path.probation_ends = now;
+        }
+        self.came_back(id, now);
+    }
+
+    /// Uses paths again whose probation is over. Says whether there were any.
+    fn end_probations(&mut self, now: Instant) -> bool {
+        let mut ended = false;
+        for place in 0..PATHS_MAX {
+            let Some(path) = &mut self.paths[place] else {
+                continue;
+            };
+            if path.on_probation && path.probation_ends <= now {
+                path.on_probation = false;
+                let (group, is_back) = (path.spec.group, path.state == PathState::Active);
+                ended |= is_back;
+                if is_back {
+                    self.fall_back(group, now);
+                }
+            }
+        }
+        ended
     }
 
     /// Notes that a path of `group` is usable from now on: that group may be returned to.
@@ -285,7 +334,8 @@ impl Table {
         if let Some(best) = self.best_group().filter(|_| fails_back) {
             self.go_to(best);
         }
-        gives_up || fails_back
+        let has_ended = self.end_probations(now);
+        gives_up || fails_back || has_ended
     }
 
     /// Takes the failed paths that must be probed now, a bit each.
@@ -316,7 +366,13 @@ impl Table {
     pub(super) fn next_due(&self) -> Option<Instant> {
         let failed = |(_, path): (_, &Path)| (path.state == PathState::Failed).then_some(path.next_check);
         let checks = self.all().filter_map(failed);
-        checks.chain(self.failback_due).chain(self.gives_up_at()).min()
+        let probations = self.all().filter(|(_, path)| path.on_probation);
+        let probations = probations.map(|(_, path)| path.probation_ends);
+        checks
+            .chain(probations)
+            .chain(self.failback_due)
+            .chain(self.gives_up_at())
+            .min()
     }
 
     /// Says whether requests are held while there is no path.
@@ -343,13 +399,19 @@ impl Table {
     }
 
     pub(super) fn is_usable(&self, group: u8) -> bool {
-        let mut paths = self.all();
-        paths.any(|(_, path)| path.spec.group == group && path.state == PathState::Active)
+        self.usable().any(|(_, path)| path.spec.group == group)
+    }
+
+    /// The active paths; without those on probation, if there are others.
+    pub(super) fn usable(&self) -> impl Iterator<Item = (PathId, &Path)> {
+        let active = |path: &Path| path.state == PathState::Active;
+        let others = self.all().any(|(_, path)| active(path) && !path.on_probation);
+        self.all()
+            .filter(move |(_, path)| active(path) && !(path.on_probation && others))
     }
 
     fn best_group(&self) -> Option<u8> {
-        let active = self.all().filter(|(_, path)| path.state == PathState::Active);
-        active.map(|(_, path)| path.spec.group).min()
+        self.usable().map(|(_, path)| path.spec.group).min()
     }
 
     fn gives_up_at(&self) -> Option<Instant> {
@@ -367,3 +429,8 @@ impl Table {
 
 /// How soon after its failure a path is probed; the interval doubles after each probe, up to the configured interval.
 const FIRST_CHECK: Nanos = Nanos::from_millis(10);
+/// A path that fails within this time of its return has relapsed. Each relapse doubles the time of its probation, up to
+/// the longest. A longer time costs the throughput of a path that was down for another reason.
+const STEADY: Nanos = Nanos::from_secs(60);
+const PROBATION_MAX: Nanos = Nanos::from_secs(60);
+const RELAPSES_MAX: u32 = 13;
