@@ -346,8 +346,11 @@ fn a_timed_out_request_is_cancelled_and_ends_only_when_the_kernel_let_go() {
     let mut memory = vec![0u8; 4096];
     let rq = request_with(Op::Read, Flags::NONE, 0, 0, &[lend(&mut memory)]);
     assert_eq!(rig.hctx.issue(&rq, cookie(3), true, Instant(0)), Issued::Queued);
+    let alone = rig.hctx.ring_client.in_flight();
     assert_eq!(rig.hctx.timed_out(cookie(3)), TimedOut::Wait);
     assert_eq!(rig.hctx.timed_out(cookie(3)), TimedOut::Wait);
+    let cancels = rig.hctx.ring_client.in_flight() - alone;
+    assert_eq!(cancels, 1, "cancelled once");
     let end = rig.wait(1)[0];
     assert!(
         end.cookie == cookie(3) && matches!(end.status, Status::Ok | Status::Timeout),
