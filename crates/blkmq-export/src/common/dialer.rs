@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
-use blkmq_core::time::Nanos;
+use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service, Waker};
 use rustix::io::Errno;
@@ -33,8 +33,10 @@ pub(crate) struct Dialer {
     opening: Arc<Opening>,
     member: Member,
     phase: Phase,
-    /// Until the next attempt.
+    /// Until the next attempt. Doubles with each; a connection that lives long makes it short again.
     pause: Nanos,
+    /// When the present connection was made.
+    since: Option<Instant>,
     /// The error of the last attempt, so that it is logged once.
     failed: Option<Errno>,
     has_ended: bool,
@@ -92,6 +94,7 @@ impl Dialer {
             member: Member::new(&common.handover),
             phase: Phase::Serving,
             pause: PAUSE_MIN,
+            since: None,
             failed: None,
             has_ended: false,
         }
@@ -114,10 +117,11 @@ impl Dialer {
         if has_one || self.phase != Phase::Serving || self.has_ended {
             return;
         }
+        let pause = self.pause;
+        self.pause = Nanos((2 * pause.0).min(PAUSE_MAX.0));
         match self.try_dial() {
             Ok(socket) => {
                 self.failed = None;
-                self.pause = PAUSE_MIN;
                 self.serve(cx, socket);
             }
             Err(errno) => {
@@ -125,8 +129,7 @@ impl Dialer {
                     let what = format_args!("{}: nobody can be reached: {errno}; trying again", self.name);
                     self.log.info(cx.now(), what);
                 }
-                cx.set_timer(cx.now() + self.pause);
-                self.pause = Nanos((2 * self.pause.0).min(PAUSE_MAX.0));
+                cx.set_timer(cx.now() + pause);
             }
         }
     }
@@ -152,6 +155,7 @@ impl Dialer {
             ticket,
             member: Member::new(&self.common.handover),
         });
+        self.since = Some(cx.now());
         let reactor = ReactorId((self.address as usize % cx.reactors()) as u16);
         cx.spawn_on(reactor, connection);
     }
@@ -184,13 +188,20 @@ impl Service for Dialer {
     }
 
     /// The phase has changed, or the connection has ended. Dials later, so that a peer that hangs
-    /// up does not keep a reactor busy.
+    /// up does not keep a reactor busy, and more and more so while it does that at once.
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
         if self.opening.is_closed() {
             return self.drain(cx);
         }
         self.follow(self.member.phase());
-        cx.set_timer(cx.now() + PAUSE_MIN);
+        // Relaxed, as in `dial`.
+        let has_ended = self.dialed.connections.load(Ordering::Relaxed) == 0;
+        let since = self.since.take_if(|_| has_ended);
+        // One that was handed over is not known here, and has lived.
+        if has_ended && since.is_none_or(|since| cx.now() >= since + LONG_LIFE) {
+            self.pause = PAUSE_MIN;
+        }
+        cx.set_timer(cx.now() + self.pause);
     }
 
     fn drain(&mut self, cx: &mut Cx<'_>) {
@@ -208,3 +219,5 @@ impl Service for Dialer {
 /// The pause before a peer is tried again, at first and at most.
 const PAUSE_MIN: Nanos = Nanos::from_millis(50);
 const PAUSE_MAX: Nanos = Nanos::from_secs(2);
+/// A connection that lives so long is not one of a peer that hangs up at once.
+const LONG_LIFE: Nanos = Nanos::from_secs(1);
