@@ -114,7 +114,7 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 10] = [
+const MUTANTS: [Mutant; 11] = [
     Mutant {
         name: "nbd_memory",
         what: "payload takes memory without a limit",
@@ -184,6 +184,13 @@ const MUTANTS: [Mutant; 10] = [
         attack: "slow",
         setting: "ordinary",
         is_slow: true,
+    },
+    Mutant {
+        name: "early_answers",
+        what: "an NBD server is believed before the request that it answers was sent",
+        attack: "servers",
+        setting: "ordinary",
+        is_slow: false,
     },
 ];
 pub(crate) const SECONDS_DEFAULT: u64 = 300;

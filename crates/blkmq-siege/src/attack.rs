@@ -3,13 +3,15 @@
 //! nothing.
 //!
 //! `messages` has attacks with wrong messages, `clients` with misbehaving clients, `descriptors`
-//! with descriptors, `guests` with virtual machines, `drives` with failing drives.
+//! with descriptors, `guests` with virtual machines, `drives` with failing drives, `servers` with NBD
+//! servers that break the protocol.
 
 mod clients;
 mod descriptors;
 mod drives;
 mod guests;
 mod messages;
+mod servers;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,6 +24,7 @@ use blkmq_forget::mount::Mount;
 use rustix::process::Pid;
 
 pub use clients::client;
+pub use servers::Servers;
 
 /// A kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +59,9 @@ pub enum Attack {
     Slow,
     /// An image that is truncated and grows again.
     Cut,
+    /// NBD servers behind the daemon that answer early, twice, for others, never, by half, or with
+    /// anything.
+    Servers,
     /// The daemon is stopped for a while, as when its host sleeps: its deadlines have passed when
     /// it continues.
     Pause,
@@ -76,6 +82,8 @@ pub struct Site<'a> {
     pub cut: PathBuf,
     /// The filesystems below [`FULL`] and [`SLOW`], if there is FUSE.
     pub mounts: Option<&'a [Mount; 2]>,
+    /// The NBD servers of [`REMOTES`].
+    pub servers: &'a Servers,
     /// How many places of a conversation the attackers have used.
     pub place: AtomicU64,
 }
@@ -91,7 +99,7 @@ pub struct Tally {
 
 impl Attack {
     /// All attacks.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Truncated,
         Self::Malformed,
         Self::Options,
@@ -107,6 +115,7 @@ impl Attack {
         Self::Errors,
         Self::Slow,
         Self::Cut,
+        Self::Servers,
         Self::Pause,
     ];
 
@@ -128,6 +137,7 @@ impl Attack {
             Self::Errors => "errors",
             Self::Slow => "slow",
             Self::Cut => "cut",
+            Self::Servers => "servers",
             Self::Pause => "pause",
         }
     }
@@ -165,6 +175,7 @@ impl Attack {
             Self::Errors => Ok(drives::errors(site, chance, end)),
             Self::Slow => Ok(drives::slow(site, chance, end)),
             Self::Cut => drives::cut(site, chance, end),
+            Self::Servers => servers::servers(site, chance, end),
         }
     }
 }
@@ -220,5 +231,7 @@ pub const CUT_BYTES: u64 = 4 << 20;
 pub const HOLES: &str = "holes";
 /// Size of [`HOLES`].
 pub const HOLES_BYTES: u64 = 16 << 20;
+/// Disks of NBD servers. Requests to the last two wait for a lost server.
+pub const REMOTES: [&str; 4] = ["remote-1", "remote-2", "remote-3", "remote-4"];
 /// Size of the other disks.
 pub const DISK_BYTES: usize = 4 << 20;

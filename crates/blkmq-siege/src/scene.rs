@@ -16,8 +16,8 @@ use blkmq_forget::scratch::Scratch;
 use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::attack::{
-    BIG, BIG_BYTES, BROKEN, CUT, CUT_BYTES, DISK_BYTES, FULL, HOLES, HOLES_BYTES, PREY, PREY_BYTES, SLOW,
-    Site,
+    BIG, BIG_BYTES, BROKEN, CUT, CUT_BYTES, DISK_BYTES, FULL, HOLES, HOLES_BYTES, PREY, PREY_BYTES, REMOTES,
+    SLOW, Servers, Site,
 };
 use crate::tenant::{self, GOOD, GOOD_BYTES, GUEST, GUEST_BYTES};
 use crate::vitals::data_bytes;
@@ -47,6 +47,7 @@ pub struct Scene {
     /// Why there are no mounts.
     pub no_mounts: Option<String>,
     tcp: SocketAddr,
+    servers: Servers,
     scratch: Scratch,
     /// On a filesystem in memory, if there is one, so that the tenant's latencies depend only on
     /// the daemon.
@@ -119,6 +120,7 @@ impl Scene {
         Ok(Self {
             program: program.to_owned(),
             tcp: free_address()?,
+            servers: Servers::start(scratch.dir().join("servers.sock"))?,
             mounts,
             no_mounts,
             scratch,
@@ -135,6 +137,7 @@ impl Scene {
             pid: target.daemon.pid(),
             cut: self.images.dir().join(CUT),
             mounts: self.mounts.as_ref(),
+            servers: &self.servers,
             place: AtomicU64::new(0),
         }
     }
@@ -275,6 +278,13 @@ disks = ["{BIG}"]
             let image = mount.image().display().to_string();
             text += &format!(
                 "\n[disk.{name}]\nfile = \"{image}\"\nblock_size = 512\ngroup = \"/hostile/{name}\"\nqueue = \"{name}\"\n"
+            );
+        }
+        for (name, reconnect) in REMOTES.into_iter().zip(["0s", "0s", "2s", "2s"]) {
+            let socket = self.servers.path().display();
+            text += &format!(
+                "\n[disk.{name}]\nnbd = \"nbd+unix:///{name}?socket={socket}\"\nconnections = 4\ntimeout = \"1s\"\n\
+                 connect_timeout = \"1s\"\nreconnect = \"{reconnect}\"\ngroup = \"/hostile/{name}\"\n"
             );
         }
         text
