@@ -48,6 +48,11 @@ fn the_example_of_two_containers_runs_as_it_stands() {
         blkmq_skip::skip(&format!("runc finds no control groups here: {errors}"));
         return;
     }
+    assert!(
+        output.status.success(),
+        "the commands ended with {}: {said}\n{errors}",
+        output.status
+    );
     let reads = |group: &str| {
         let mut lines = said.lines().filter(|line| line.contains(group));
         let last = lines.next_back().unwrap_or_default().split_whitespace().nth(2);

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use blkmq_forget::mount::{Cache, Mount};
 use rustix::process::Signal;
 
 use crate::common::nbd::Client;
@@ -47,29 +48,46 @@ fn what_was_flushed_survives_kill_9_in_the_middle_of_writes() {
     );
 }
 
+/// On a filesystem that forgets: the page cache of this host survives the daemon.
 #[test]
-fn forced_writes_survive_kill_9_without_a_flush() {
+fn forced_writes_survive_a_crash_without_a_flush() {
     let scratch = Scratch::new();
-    let image = scratch.image("vm1.raw", 1 << 20);
-    let disk = format!("name=vm1,file={image}");
+    let dir = scratch.path("mount");
+    let mount = std::fs::create_dir(&dir).and_then(|()| Mount::new(&dir, 1 << 20, Cache::Back));
+    let mount = match mount {
+        Ok(mount) => mount,
+        Err(error) => return blkmq_skip::skip(&format!("no FUSE here: {error}")),
+    };
+    let disk = format!("name=vm1,file={}", mount.image().display());
     let daemon = Daemon::serve(&scratch, &[&disk]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
-    for number in 0..64 {
+    for number in 0..FORCED {
+        let block = block(number, number + 1);
         client
-            .write_through(number * BLOCK as u64, &block(number, number + 1))
+            .write_through(number * BLOCK as u64, &block)
             .expect("a forced write");
+        // What only the page cache has is forgotten: else this filesystem forgets nothing.
+        client
+            .write((FORCED + number) * BLOCK as u64, &block)
+            .expect("a write");
     }
     daemon.kill();
+    mount
+        .wait_closed(Duration::from_secs(10))
+        .expect("nobody has it open");
+    mount.forget(1);
 
     let daemon = Daemon::serve(&scratch, &[&disk]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it again");
-    for number in 0..64 {
-        let found = client.read(number * BLOCK as u64, BLOCK).expect("a read");
-        assert!(
-            found == block(number, number + 1),
-            "block {number} is not what was forced"
-        );
+    let mut is_there = |place: u64, number: u64| {
+        let found = client.read(place * BLOCK as u64, BLOCK).expect("a read");
+        found == block(number, number + 1)
+    };
+    for number in 0..FORCED {
+        assert!(is_there(number, number), "block {number} is not what was forced");
     }
+    let others = (0..FORCED).filter(|number| is_there(FORCED + number, *number));
+    assert!((others.count() as u64) < FORCED, "nothing was forgotten: no test");
     daemon.stop();
 }
 
@@ -230,3 +248,5 @@ const WRITERS: u64 = 3;
 const REGION_BLOCKS: u64 = 256;
 const BATCH: usize = 24;
 const KILLS: u64 = 6;
+/// Blocks that are forced, and as many others.
+const FORCED: u64 = 64;
