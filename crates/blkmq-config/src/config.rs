@@ -102,7 +102,7 @@ impl Config {
     }
 
     /// The disks on which linear and striped ones lie, each with one of those.
-    pub(crate) fn below_mapped(&self) -> BTreeMap<&str, &str> {
+    pub fn below_mapped(&self) -> BTreeMap<&str, &str> {
         let mapped = self
             .disks
             .iter()

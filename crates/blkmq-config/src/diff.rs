@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::disk::{DiskSpec, Source};
 use crate::export::ExportSpec;
 use crate::queue::QueueSettings;
+use crate::same::{Data, check_data};
 
 /// One step from a configuration to another. The same step with the two exchanged undoes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -261,12 +262,13 @@ fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()>
             one.name
         );
     }
-    let serves_as = || match (&one.source, &other.source, size) {
-        (Source::Driver(was), Source::Driver(is), Some(size)) => was.serves_as(size, &**is),
-        _ => false,
+    // A disk that stays keeps its open files, whatever is at their paths now.
+    let data = |spec, size| Data {
+        spec,
+        size,
+        files: None,
     };
-    let is_same_source = one.source == other.source || serves_as();
-    if !is_same_source {
+    if check_data(data(one, size), data(other, None)).is_err() {
         bail!(
             "disk {}: its source with its keys, and its size, cannot be changed while it is served: remove it and add it again; it \
              can grow by blkmq ctl resize",

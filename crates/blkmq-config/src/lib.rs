@@ -12,6 +12,7 @@
 //! | [`Document`] | a configuration as it is written, to be changed by key and saved |
 //! | [`mod@plan`] | which disks share a queue; opens them |
 //! | [`diff`] | what changes from one configuration to another |
+//! | [`same`] | whether a disk in another configuration is the one that clients use |
 //! | [`live`] | how disks are added to a running engine, and removed from it |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -29,6 +30,7 @@ mod name;
 mod paths;
 pub mod plan;
 pub mod queue;
+pub mod same;
 mod told;
 
 pub use config::{Config, Control};
@@ -38,4 +40,4 @@ pub use export::ExportSpec;
 pub use group::GroupSpec;
 pub use plan::{Plan, plan, plan_with_all_groups};
 pub use queue::{Polling, QueueSettings};
-pub use told::tell;
+pub use told::{differing_keys, tell};

@@ -11,10 +11,10 @@ use crate::document::{Document, Kind};
 /// Returns a description of a change, which is a step from `old` to `new`.
 pub fn tell(change: &Change, old: &Document, new: &Document) -> String {
     let differing: Vec<String> = match change {
-        Change::Group(path) => keys(old.get(Kind::Group, path), new.get(Kind::Group, path)),
+        Change::Group(path) => differing_keys(old.get(Kind::Group, path), new.get(Kind::Group, path)),
         Change::Export(export) => {
             let of = |document: &'_ Document| document.get(Kind::Export, &export.address).cloned();
-            keys(of(old).as_ref(), of(new).as_ref())
+            differing_keys(of(old).as_ref(), of(new).as_ref())
         }
         Change::ShutdownLimit => {
             let of = |document: &Document| shown(document.get(Kind::Daemon, "")?.get("shutdown_limit"));
@@ -51,15 +51,15 @@ fn of_queues(old: &Document, new: &Document) -> Vec<String> {
         };
         for name in names {
             let of = |tables: &'_ Table| tables.get(name).and_then(Value::as_table).cloned();
-            let differing = keys(of(&was).as_ref(), of(&is).as_ref()).into_iter();
+            let differing = differing_keys(of(&was).as_ref(), of(&is).as_ref()).into_iter();
             all.extend(differing.map(|text| format!("{} {name} {text}", kind.name())));
         }
     }
     all
 }
 
-/// The keys that differ, with their values.
-fn keys(old: Option<&Table>, new: Option<&Table>) -> Vec<String> {
+/// The keys of two tables that differ, with their values.
+pub fn differing_keys(old: Option<&Table>, new: Option<&Table>) -> Vec<String> {
     let none = Table::new();
     let (old, new) = (old.unwrap_or(&none), new.unwrap_or(&none));
     let all: BTreeSet<&String> = old.keys().chain(new.keys()).collect();

@@ -2,8 +2,10 @@
 //! `blkmq-drivers` has the drives; `engine` opens their hardware contexts on the reactors.
 
 use std::any::Any;
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 
 use blkmq_core::driver::HctxDriver;
@@ -113,12 +115,42 @@ pub trait Device: Allocation + Any {
         })
     }
 
+    /// The files of this host that contain a disk, as they were opened; those of all its paths.
+    fn files(&self, _disk: DiskId) -> Vec<FileId> {
+        Vec::new()
+    }
+
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
     /// is that reactor's.
     ///
     /// # Errors
     /// The operating system's error, with the object named.
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>>;
+}
+
+/// The identity of a file, whatever its path is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileId {
+    /// The device of its filesystem; of a block device, its own number.
+    pub device: u64,
+    /// Its inode number; 0 of a block device, which may have several inodes.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// The identity of the file of which the system says this.
+    pub fn of(found: &Metadata) -> Self {
+        match found.file_type().is_block_device() {
+            true => Self {
+                device: found.rdev(),
+                inode: 0,
+            },
+            false => Self {
+                device: found.dev(),
+                inode: found.ino(),
+            },
+        }
+    }
 }
 
 /// A disk's state that is only in this process.

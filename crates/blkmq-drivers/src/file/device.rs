@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains};
+use blkmq_host::device::{Allocation, Device, Extent, FileId, Polling, Remains};
 use blkmq_host::ring::RingHandle;
 
 use super::bounce::LARGE_BYTES;
@@ -206,6 +206,11 @@ impl Device for FileDevice {
             obstacle: has_failed.then_some(obstacle),
             ..Remains::default()
         })
+    }
+
+    fn files(&self, disk: DiskId) -> Vec<FileId> {
+        let disks = self.shared.disks();
+        disks.get(disk).and_then(|disk| disk.id).into_iter().collect()
     }
 
     fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
-use blkmq_host::device::Extent;
+use blkmq_host::device::{Extent, FileId};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -25,6 +25,8 @@ pub struct FileDisk {
     /// The lock that excludes others.
     pub(super) lock: Lock,
     pub(super) path: PathBuf,
+    /// What was opened, whatever is at the path now.
+    pub(super) id: Option<FileId>,
     size: AtomicU64,
     pub(super) block_size: u32,
     pub(super) read_only: bool,
@@ -83,6 +85,7 @@ impl FileDisk {
             lock: Lock::None,
             may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
             is_in_memory: matches!(device, Backing::Filesystem(_)) && is_in_memory(&file),
+            id: file.metadata().ok().as_ref().map(FileId::of),
             file,
             path,
             size: AtomicU64::new(size),

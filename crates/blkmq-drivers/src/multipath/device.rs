@@ -15,7 +15,7 @@ use blkmq_core::mapper::multipath::{
     PathSpec, PathStats, Selector,
 };
 use blkmq_host::clock::Clock;
-use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling, Remains};
+use blkmq_host::device::{Allocation, Device, Extent, FileId, Losses, Polling, Remains};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 use blkmq_host::{Control, Error, QueueId};
@@ -372,6 +372,12 @@ impl Device for MultipathDevice {
             all.obstacle = all.obstacle.or(one.obstacle);
         }
         Ok(all)
+    }
+
+    fn files(&self, disk: DiskId) -> Vec<FileId> {
+        let links = self.links.lock();
+        let files = links.iter().flatten().flat_map(|device| device.files(disk));
+        files.collect()
     }
 
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
