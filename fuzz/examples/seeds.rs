@@ -161,6 +161,13 @@ fn messages() -> Vec<u8> {
             version: VERSION,
             instance: Some(1),
         },
+        Message::Source(handover::Source {
+            disk: "a".to_owned(),
+            keys: "file = \"/a\"\n".to_owned(),
+            size: Some(1 << 20),
+            files: vec![handover::FileId { device: 1, inode: 2 }],
+            has_clients: true,
+        }),
         Message::Lock,
         Message::Socket(Socket {
             door: door.clone(),
@@ -172,6 +179,10 @@ fn messages() -> Vec<u8> {
             size: 1 << 20,
             block_size: 512,
             read_only: true,
+        }),
+        Message::Differs(handover::Difference {
+            disk: "a".to_owned(),
+            how: "another file".to_owned(),
         }),
         Message::Session(handover::Session {
             door,

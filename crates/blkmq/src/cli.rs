@@ -136,6 +136,10 @@ pub struct ServeArgs {
     /// Take over from the daemon that has this upgrade socket (unix:PATH): its clients notice a short pause
     #[arg(long, value_name = "ADDRESS", conflicts_with = "check")]
     pub take_over: Option<String>,
+    /// Take over disk NAME with its clients although its source or its file is another one, as it is when the disk
+    /// was moved: the data must be the same, byte for byte; may be given again
+    #[arg(long, value_name = "NAME", requires = "take_over")]
+    pub same_data: Vec<String>,
     /// Check the configuration, open the disks, and end
     #[arg(long)]
     pub check: bool,

@@ -56,7 +56,7 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
         return check(&config);
     }
     let daemon = match &args.take_over {
-        Some(address) => upgrade::take_over(document, config, address)?,
+        Some(address) => upgrade::take_over(document, config, address, &args.same_data)?,
         None => {
             let plan = plan(&config)?;
             Daemon::start(document, config, plan)?

@@ -3,24 +3,35 @@
 //! defines the session's body.
 //!
 //! ```text
-//!  incoming: hello                     outgoing: welcome, locks, sockets, end
-//!  incoming: disks, take               outgoing: sessions, statistics, end    (it serves nobody meanwhile)
+//!  incoming: hello                     outgoing: welcome, sources, locks, sockets, end
+//!  incoming: disks, differences, take               outgoing: sessions, statistics, end    (it serves nobody meanwhile)
 //!  incoming: ready                     outgoing: go
 //!  incoming: taken                     outgoing: ends
 //! ```
 //!
 //! Either may send `refused` with a reason instead. Numbers are little-endian; a text or a list of
 //! bytes has its length before it.
+//!
+//! An incoming daemon begins with the newest version that it has. One that is refused before the
+//! welcome says hello again, on another connection, with the next older one.
 
 use std::fmt;
 
-/// The version of the protocol. Both daemons must have the same.
-pub const VERSION: u32 = 3;
+pub use blkmq_host::device::FileId;
+
+/// The newest version of the protocol.
+pub const VERSION: u32 = 4;
+/// The oldest one that can be spoken, too: it has no sources and no differences.
+pub const VERSION_MIN: u32 = 3;
+/// The first one in which disks are compared by their sources.
+pub const VERSION_OF_SOURCES: u32 = 4;
 /// Bytes before the body of each message: its length and its kind.
 pub const HEADER_BYTES: usize = 6;
 /// The longest body: a session with all data that its client may have under way, in either
 /// direction.
 pub const BODY_BYTES_MAX: usize = 256 << 20;
+/// The longest body of a source.
+pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// The longest body of any other message.
 pub const SHORT_BODY_BYTES_MAX: usize = 64 << 10;
 /// The longest text within a message.
@@ -43,12 +54,16 @@ pub enum Message {
         /// The instance of the server that its clients know.
         instance: Option<u64>,
     },
+    /// Where the data of one of the outgoing daemon's disks are.
+    Source(Source),
     /// One descriptor: it holds the lock of a disk's file.
     Lock,
     /// One descriptor: a socket that listens, or that of a mount.
     Socket(Socket),
     /// A disk, as the incoming daemon has it.
     Disk(Disk),
+    /// The incoming daemon has other data under a disk's name.
+    Differs(Difference),
     /// The incoming daemon has sent everything: the outgoing one is to stop and to hand over.
     Take,
     /// One client, with its descriptors; the first one is its socket.
@@ -71,6 +86,30 @@ pub enum Message {
         /// The reason, for people.
         reason: String,
     },
+}
+
+/// Where a disk's data are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The disk's name.
+    pub disk: String,
+    /// Its keys in the configuration, as TOML.
+    pub keys: String,
+    /// Bytes, where they may have become more than the configuration has.
+    pub size: Option<u64>,
+    /// The open files that contain it.
+    pub files: Vec<FileId>,
+    /// Whether clients use it.
+    pub has_clients: bool,
+}
+
+/// A disk that has other data in the incoming daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The disk's name.
+    pub disk: String,
+    /// In which way, for people.
+    pub how: String,
 }
 
 /// A socket that listens, or a mount.
@@ -193,8 +232,7 @@ impl Message {
         let [a, b, c, d, e, f] = bytes;
         let (length, kind) = (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]));
         let max = match kind {
-            SESSION => BODY_BYTES_MAX,
-            HELLO..=REFUSED => SHORT_BODY_BYTES_MAX,
+            HELLO..=DIFFERS => body_bytes_max(kind),
             _ => return Err(DecodeError::Kind(kind)),
         };
         let length = length as usize;
@@ -218,6 +256,13 @@ impl Message {
                 version: reader.u32("the version")?,
                 instance: reader.optional("the instance", |reader| reader.u64("the instance"))?,
             },
+            SOURCE => Self::Source(Source {
+                disk: reader.text("a disk's name")?,
+                keys: reader.long_text("a disk's keys", SOURCE_BYTES_MAX)?,
+                size: reader.optional("a disk's size", |reader| reader.u64("a disk's size"))?,
+                files: reader.files()?,
+                has_clients: reader.flag("a disk's mark of clients")?,
+            }),
             LOCK => Self::Lock,
             SOCKET => Self::Socket(Socket {
                 door: reader.text("a front door")?,
@@ -233,6 +278,10 @@ impl Message {
                 size: reader.u64("a disk's size")?,
                 block_size: reader.u32("a disk's block size")?,
                 read_only: reader.flag("a disk's read-only mark")?,
+            }),
+            DIFFERS => Self::Differs(Difference {
+                disk: reader.text("a disk's name")?,
+                how: reader.text("a difference")?,
             }),
             TAKE => Self::Take,
             SESSION => Self::Session(Session {
@@ -273,11 +322,7 @@ impl Message {
         let mut writer = Writer(out);
         let kind = self.write_body(&mut writer);
         let length = out.len() - start - HEADER_BYTES;
-        let max = if kind == SESSION {
-            BODY_BYTES_MAX
-        } else {
-            SHORT_BODY_BYTES_MAX
-        };
+        let max = body_bytes_max(kind);
         assert!(
             length <= max,
             "a message of {length} bytes: at most {max} are taken"
@@ -297,6 +342,14 @@ impl Message {
                 writer.optional(instance.as_ref(), |writer, instance| writer.u64(*instance));
                 WELCOME
             }
+            Self::Source(source) => {
+                writer.text(&source.disk);
+                writer.bytes(source.keys.as_bytes());
+                writer.optional(source.size.as_ref(), |writer, size| writer.u64(*size));
+                writer.files(&source.files);
+                writer.u8(source.has_clients.into());
+                SOURCE
+            }
             Self::Lock => LOCK,
             Self::Socket(socket) => {
                 writer.text(&socket.door);
@@ -310,6 +363,11 @@ impl Message {
                 writer.u32(disk.block_size);
                 writer.u8(disk.read_only.into());
                 DISK
+            }
+            Self::Differs(difference) => {
+                writer.text(&difference.disk);
+                writer.text(&difference.how);
+                DIFFERS
             }
             Self::Take => TAKE,
             Self::Session(session) => {
@@ -426,9 +484,27 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// The text is too long, missing, or no UTF-8.
     pub fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
-        let bytes = self.bytes(what, TEXT_BYTES_MAX)?;
+        self.long_text(what, TEXT_BYTES_MAX)
+    }
+
+    fn long_text(&mut self, what: &'static str, max: usize) -> Result<String, DecodeError> {
+        let bytes = self.bytes(what, max)?;
         let text = std::str::from_utf8(bytes).map_err(|_| DecodeError::Text(what))?;
         Ok(text.to_owned())
+    }
+
+    fn files(&mut self) -> Result<Vec<FileId>, DecodeError> {
+        let count = self.u32("a number of files")? as usize;
+        if count > FILES_MAX {
+            return Err(too_long("a list of files", 16 * count, 16 * FILES_MAX));
+        }
+        let mut file = || {
+            Ok(FileId {
+                device: self.u64("a file's device")?,
+                inode: self.u64("a file's inode")?,
+            })
+        };
+        (0..count).map(|_| file()).collect()
     }
 
     fn counts(&mut self) -> Result<Vec<u64>, DecodeError> {
@@ -480,6 +556,14 @@ impl Writer<'_> {
         counts.iter().for_each(|count| self.u64(*count));
     }
 
+    fn files(&mut self, files: &[FileId]) {
+        self.u32(files.len() as u32);
+        for file in files {
+            self.u64(file.device);
+            self.u64(file.inode);
+        }
+    }
+
     /// Appends a value that may be missing.
     pub fn optional<T: ?Sized>(&mut self, value: Option<&T>, write: impl FnOnce(&mut Self, &T)) {
         self.u8(value.is_some().into());
@@ -497,6 +581,15 @@ impl Writer<'_> {
     /// Appends a text behind its length. A text that is too long is cut.
     pub fn text(&mut self, text: &str) {
         self.bytes(&text.as_bytes()[..text.floor_char_boundary(TEXT_BYTES_MAX)]);
+    }
+}
+
+/// The longest body of a message of this kind.
+fn body_bytes_max(kind: u16) -> usize {
+    match kind {
+        SESSION => BODY_BYTES_MAX,
+        SOURCE => SOURCE_BYTES_MAX,
+        _ => SHORT_BODY_BYTES_MAX,
     }
 }
 
@@ -521,6 +614,10 @@ const READY: u16 = 10;
 const GO: u16 = 11;
 const TAKEN: u16 = 12;
 const REFUSED: u16 = 13;
+const SOURCE: u16 = 14;
+const DIFFERS: u16 = 15;
+/// Most files of one disk.
+const FILES_MAX: usize = 1 << 10;
 
 #[cfg(test)]
 #[path = "codec/tests.rs"]

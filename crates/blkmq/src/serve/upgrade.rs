@@ -5,6 +5,7 @@
 mod flusher;
 mod incoming;
 mod outgoing;
+mod sources;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

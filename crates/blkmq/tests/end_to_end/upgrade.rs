@@ -10,6 +10,7 @@ mod clients;
 mod forgets;
 pub(crate) mod load;
 pub(crate) mod refusals;
+mod sources;
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};

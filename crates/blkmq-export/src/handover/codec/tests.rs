@@ -14,6 +14,16 @@ fn one_of_each() -> Vec<Message> {
             version: 7,
             instance: None,
         },
+        Message::Source(Source {
+            disk: "vm1".to_owned(),
+            keys: "file = \"/a\"\n".to_owned(),
+            size: Some(1 << 40),
+            files: vec![FileId {
+                device: 7,
+                inode: u64::MAX,
+            }],
+            has_clients: true,
+        }),
         Message::Lock,
         Message::Socket(Socket {
             door: door.clone(),
@@ -25,6 +35,10 @@ fn one_of_each() -> Vec<Message> {
             size: 1 << 40,
             block_size: 4096,
             read_only: true,
+        }),
+        Message::Differs(Difference {
+            disk: "vm1".to_owned(),
+            how: "another file".to_owned(),
         }),
         Message::Take,
         Message::Session(Session {
@@ -100,7 +114,7 @@ fn lengths_kinds_and_values_out_of_their_range_have_an_error_each() {
         Message::parse_header([a, b, c, d, e, f])
     };
     assert_eq!(header(0, 0), Err(DecodeError::Kind(0)));
-    assert_eq!(header(0, REFUSED + 1), Err(DecodeError::Kind(REFUSED + 1)));
+    assert_eq!(header(0, DIFFERS + 1), Err(DecodeError::Kind(DIFFERS + 1)));
     assert!(matches!(
         header(u32::MAX, SESSION),
         Err(DecodeError::TooLong { .. })

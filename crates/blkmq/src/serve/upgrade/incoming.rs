@@ -12,11 +12,12 @@ use blkmq_core::group::Debts;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::stat::GroupStats;
 use blkmq_drivers::file;
-use blkmq_export::handover::channel::Channel;
-use blkmq_export::handover::codec::{self, Message, VERSION};
+use blkmq_export::handover::channel::{Channel, ChannelError};
+use blkmq_export::handover::codec::{self, Message, VERSION, VERSION_MIN, VERSION_OF_SOURCES};
 use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::control::Control;
 
+use super::sources::{Ours, Predecessor};
 use super::{ANSWER_MAX, Earlier};
 use crate::serve::Daemon;
 
@@ -24,14 +25,25 @@ use crate::serve::Daemon;
 ///
 /// # Errors
 /// The reason why not. The other daemon continues then.
-pub(crate) fn take_over(document: Document, config: Config, address: &str) -> Result<Daemon> {
-    let path = super::socket_path(address)?;
-    let stream = UnixStream::connect(&path)
-        .with_context(|| format!("no daemon can be reached at {address}: start without --take-over"))?;
-    let mut channel = Channel::new(stream).with_context(|| address.to_owned())?;
+pub(crate) fn take_over(
+    document: Document,
+    config: Config,
+    address: &str,
+    same_data: &[String],
+) -> Result<Daemon> {
     let handover = Arc::new(Handover::new(Phase::Suspended));
-    take_what_a_start_needs(&mut channel, &handover)?;
-    let started = plan(&config).and_then(|plan| Daemon::start_with(document, config, plan, &handover));
+    let mut channel = greet(address, &handover)?;
+    let predecessor = take_what_a_start_needs(&mut channel, &handover)?;
+    let (our_document, our_config) = (document.clone(), config.clone());
+    let ours = Ours {
+        document: &our_document,
+        config: &our_config,
+        same: same_data,
+    };
+    let started = predecessor
+        .check(&ours)
+        .and_then(|()| plan(&config))
+        .and_then(|plan| Daemon::start_with(document, config, plan, &handover));
     let mut daemon = match started {
         Ok(daemon) => daemon,
         Err(error) => {
@@ -39,7 +51,8 @@ pub(crate) fn take_over(document: Document, config: Config, address: &str) -> Re
             return Err(error);
         }
     };
-    match take_clients(&mut channel, &daemon, &handover) {
+    let differences = predecessor.differences(&ours, &daemon.engine().control());
+    match take_clients(&mut channel, &daemon, &handover, differences) {
         Ok(earlier) => {
             daemon.earlier = Arc::new(earlier);
             Ok(daemon)
@@ -62,33 +75,60 @@ fn say_why(channel: &mut Channel, error: &anyhow::Error) {
     let _ = channel.send(&Message::Refused { reason }, &[], ANSWER_MAX);
 }
 
-fn take_what_a_start_needs(channel: &mut Channel, handover: &Handover) -> Result<()> {
-    channel.send(&Message::Hello { version: VERSION }, &[], ANSWER_MAX)?;
-    match channel.receive(TURN_MAX)?.0 {
-        Message::Welcome {
-            version: VERSION,
-            instance,
-        } => handover.set_instance(instance),
-        Message::Welcome { version, .. } => {
-            bail!("the running daemon speaks version {version} of the hand-over, this one {VERSION}")
+/// Connects to the running daemon, in the newest version of the hand-over that it does not refuse.
+fn greet(address: &str, handover: &Handover) -> Result<Channel> {
+    let path = super::socket_path(address)?;
+    let mut version = VERSION;
+    loop {
+        let stream = UnixStream::connect(&path)
+            .with_context(|| format!("no daemon can be reached at {address}: start without --take-over"))?;
+        let mut channel = Channel::new(stream).with_context(|| address.to_owned())?;
+        channel.send(&Message::Hello { version }, &[], ANSWER_MAX)?;
+        match channel.receive(TURN_MAX) {
+            Ok((
+                Message::Welcome {
+                    version: theirs,
+                    instance,
+                },
+                _,
+            )) if theirs == version => {
+                if version < VERSION_OF_SOURCES {
+                    tracing::warn!("upgrade: the running daemon cannot tell where the data of its disks are");
+                }
+                handover.set_instance(instance);
+                return Ok(channel);
+            }
+            // An older daemon refuses every version but its own.
+            Err(ChannelError::Refused(_)) if version > VERSION_MIN => version -= 1,
+            Ok(_) => bail!("the running daemon does not answer with a welcome"),
+            Err(error) => return Err(error.into()),
         }
-        _ => bail!("the running daemon does not answer with a welcome"),
     }
+}
+
+fn take_what_a_start_needs(channel: &mut Channel, handover: &Handover) -> Result<Predecessor> {
+    let mut predecessor = Predecessor::default();
     let mut count = 0;
     loop {
         let (message, mut fds) = channel.receive(ANSWER_MAX)?;
         match (message, fds.pop()) {
+            (Message::Source(source), None) => predecessor.add(source),
             (Message::Lock, Some(lock)) => file::inherit_lock(lock),
             (Message::Socket(named), Some(socket)) => handover.inherit(named, socket),
-            (Message::End { count: sent }, None) if sent == count => return Ok(()),
-            _ => bail!("the running daemon says something else than locks and sockets"),
+            (Message::End { count: sent }, None) if sent == count => return Ok(predecessor),
+            _ => bail!("the running daemon says something else than sources, locks and sockets"),
         }
         count += 1;
     }
 }
 
 /// Returns the earlier statistics of groups.
-fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> Result<Earlier> {
+fn take_clients(
+    channel: &mut Channel,
+    daemon: &Daemon,
+    handover: &Handover,
+    differences: Vec<codec::Difference>,
+) -> Result<Earlier> {
     for disk in &*daemon.engine().disks() {
         let disk = codec::Disk {
             name: disk.name.clone(),
@@ -97,6 +137,9 @@ fn take_clients(channel: &mut Channel, daemon: &Daemon, handover: &Handover) -> 
             read_only: disk.read_only,
         };
         channel.send(&Message::Disk(disk), &[], ANSWER_MAX)?;
+    }
+    for difference in differences {
+        channel.send(&Message::Differs(difference), &[], ANSWER_MAX)?;
     }
     channel.send(&Message::Take, &[], ANSWER_MAX)?;
     let reactors = daemon.engine().reactors();

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use blkmq_core::group::Debts;
 use blkmq_export::common::{self, Common, Socket};
 use blkmq_export::handover::channel::{Channel, ChannelError};
-use blkmq_export::handover::codec::{self, Message, Origin, VERSION};
+use blkmq_export::handover::codec::{self, Message, Origin, VERSION, VERSION_MIN, VERSION_OF_SOURCES};
 use blkmq_host::control::{Control, Uncapped};
 use blkmq_host::disk::{Disk, MAPPED};
 use blkmq_host::engine::Engine;
@@ -25,7 +25,7 @@ use rustix::net::sockopt;
 use signal_hook::iterator::Handle;
 
 use super::flusher::Flusher;
-use super::{ANSWER_MAX, DOOR, Earlier};
+use super::{ANSWER_MAX, DOOR, Earlier, sources};
 use crate::serve::running::Running;
 
 /// The upgrade socket, and the thread that answers there.
@@ -54,6 +54,14 @@ struct Conductor {
     main: Handle,
     socket: OwnedFd,
     address: String,
+}
+
+/// The disks of the incoming daemon.
+#[derive(Default)]
+struct Theirs {
+    disks: BTreeMap<String, codec::Disk>,
+    /// How the data of some differ from ours.
+    differences: BTreeMap<String, String>,
 }
 
 impl Outgoing {
@@ -169,16 +177,17 @@ impl Conductor {
     }
 
     fn hand_over(&self, channel: &mut Channel, pid: i32) -> Result<()> {
-        match channel.receive(ANSWER_MAX)? {
-            (Message::Hello { version: VERSION }, _) => {}
+        let version = match channel.receive(ANSWER_MAX)? {
+            (Message::Hello { version }, _) if (VERSION_MIN..=VERSION).contains(&version) => version,
             (Message::Hello { version }, _) => {
                 bail!(
-                    "it speaks version {version} of the hand-over, this daemon {VERSION}: stop this one, and start that"
+                    "it speaks version {version} of the hand-over, this daemon {VERSION_MIN} to {VERSION}: stop this one, and \
+                     start that"
                 )
             }
             _ => bail!("it does not begin with a hello"),
-        }
-        self.tell_what_a_start_needs(channel)?;
+        };
+        self.tell_what_a_start_needs(channel, version)?;
         let theirs = receive_disks(channel)?;
         let must_flush = self.check(&theirs)?;
         // While clients are served, so that little is left for later.
@@ -207,14 +216,21 @@ impl Conductor {
     }
 
     /// Sends locks and sockets: without them another daemon could not open its disks and addresses.
-    fn tell_what_a_start_needs(&self, channel: &mut Channel) -> Result<()> {
+    fn tell_what_a_start_needs(&self, channel: &mut Channel, version: u32) -> Result<()> {
         let handover = &self.common.handover;
         let welcome = Message::Welcome {
-            version: VERSION,
+            version,
             instance: handover.instance(),
         };
         channel.send(&welcome, &[], ANSWER_MAX)?;
         let mut count = 0;
+        if version >= VERSION_OF_SOURCES {
+            let document = self.running.document();
+            for source in sources::of_running(&document, &self.control, &handover.disks())? {
+                channel.send(&Message::Source(source), &[], ANSWER_MAX)?;
+                count += 1;
+            }
+        }
         for disk in self.leaves() {
             let remains = self.control.device(disk.queue)?.remains(disk.id)?;
             if let Some(obstacle) = remains.obstacle.filter(|_| remains.is_exclusive) {
@@ -256,7 +272,7 @@ impl Conductor {
 
     /// Compares the disks that have clients. Returns those that have to be flushed for another
     /// daemon.
-    fn check(&self, theirs: &BTreeMap<String, codec::Disk>) -> Result<Vec<Disk>> {
+    fn check(&self, theirs: &Theirs) -> Result<Vec<Disk>> {
         let connected = self.common.handover.disks();
         let disks = self.control.disks();
         for disk in disks.iter().filter(|disk| connected.contains(&disk.name)) {
@@ -293,7 +309,7 @@ impl Conductor {
     fn suspend_and_hand_over(
         &self,
         channel: &mut Channel,
-        theirs: &BTreeMap<String, codec::Disk>,
+        theirs: &Theirs,
         must_flush: Vec<Disk>,
     ) -> Result<usize> {
         let handover = &self.common.handover;
@@ -377,26 +393,32 @@ fn wait_until_taken(channel: &mut Channel) -> Result<()> {
 }
 
 /// Receives the other daemon's disks; it opens them meanwhile, which may take long.
-fn receive_disks(channel: &mut Channel) -> Result<BTreeMap<String, codec::Disk>> {
-    let mut disks = BTreeMap::new();
+fn receive_disks(channel: &mut Channel) -> Result<Theirs> {
+    let mut theirs = Theirs::default();
     loop {
         match channel.receive(OPEN_MAX)? {
-            (Message::Disk(disk), _) if disks.len() < DISKS_MAX => {
-                disks.insert(disk.name.clone(), disk);
+            (Message::Disk(disk), _) if theirs.disks.len() < DISKS_MAX => {
+                theirs.disks.insert(disk.name.clone(), disk);
             }
-            (Message::Take, _) => return Ok(disks),
+            (Message::Differs(other), _) if theirs.differences.len() < DISKS_MAX => {
+                theirs.differences.insert(other.disk, other.how);
+            }
+            (Message::Take, _) => return Ok(theirs),
             _ => bail!("it says something else than its disks"),
         }
     }
 }
 
 /// Checks that a disk there matches what its clients were told.
-fn compare(ours: &Disk, theirs: &BTreeMap<String, codec::Disk>) -> Result<()> {
+fn compare(ours: &Disk, theirs: &Theirs) -> Result<()> {
     let name = &ours.name;
     let differs = |what: &str, ours: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
         anyhow!("disk {name}: it has clients, with {what} {ours}, and {theirs} in the new configuration")
     };
-    let Some(theirs) = theirs.get(name) else {
+    if let Some(how) = theirs.differences.get(name) {
+        return Err(sources::refusal(name, how));
+    }
+    let Some(theirs) = theirs.disks.get(name) else {
         bail!("disk {name}: it has clients, and is not in the new configuration");
     };
     if theirs.size != ours.size {

@@ -205,6 +205,7 @@ fn a_daemon_that_cannot_take_over_leaves_the_mount_to_the_running_one() {
     ] {
         let mut words = stage.words("--take-over");
         words[1] = disk;
+        words.extend(["--same-data", "vm1"].map(str::to_owned));
         let said = stage.fail_to_upgrade(&words);
         assert!(said.contains(reason), "{said}");
         load.wait_for_more();
@@ -293,11 +294,14 @@ fn a_disk_over_its_own_image_is_not_handed_over() {
         words[1] = format!("name=vm1,file={image}");
         words
     };
-    let (first, next) = (words("--upgrade-socket"), words("--take-over"));
+    let (first, mut next) = (words("--upgrade-socket"), words("--take-over"));
     stage.daemon = Some(Daemon::start(
         &first.iter().map(String::as_str).collect::<Vec<_>>(),
     ));
     let file = stage.open();
+    let said = stage.fail_to_upgrade(&next);
+    assert!(said.contains("another file at the same path"), "{said}");
+    next.extend(["--same-data", "vm1"].map(str::to_owned));
     let said = stage.fail_to_upgrade(&next);
     assert!(
         said.contains("mounted over a file that this daemon needs"),

@@ -39,6 +39,8 @@ fn a_daemon_with_another_configuration_does_not_take_over_and_says_why() {
     for (generation, (disk, reason)) in (1..).zip(&cases) {
         let mut words = stage.words("--take-over");
         words[1].clone_from(disk);
+        // What clients were told is compared of a disk that was moved, too.
+        words.extend(["--same-data", "vm1"].map(str::to_owned));
         let said = stage.fail_to_upgrade(&words);
         assert!(said.contains(reason), "{disk}: {said}");
         client
