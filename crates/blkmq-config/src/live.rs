@@ -19,25 +19,54 @@ use crate::plan::settings::{self, Wish};
 use crate::plan::{self, Member, multipath};
 use crate::queue::QueueSettings;
 
+/// A disk that is open, to be added to an engine.
+pub struct Opened {
+    queue: String,
+    member: Member,
+}
+
 /// Adds a disk of `config` to an engine that has other disks of it already.
 ///
 /// # Errors
 /// Why the disk cannot be served, with its name; nothing is changed then.
 pub fn add_disk(control: &Control, config: &Config, name: &str) -> anyhow::Result<Disk> {
+    add_opened(control, config, name, open_disk(config, name)?)
+}
+
+/// Opens a disk of `config`, and its paths. May block for as long as its drive does not answer.
+///
+/// # Errors
+/// Why the disk cannot be served, with its name.
+pub fn open_disk(config: &Config, name: &str) -> anyhow::Result<Opened> {
+    let spec = spec_of(config, name)?;
+    let mut disks = config.disks.clone();
+    let mut paths = multipath::Paths::take_from(&mut disks);
+    group_paths::check_path(&spec.group)?;
+    let (queue, member) = plan::open(spec.clone(), GroupId(0), &mut paths)?;
+    Ok(Opened { queue, member })
+}
+
+/// Adds a disk that is open, as [`add_disk`] does.
+///
+/// # Errors
+/// As for [`add_disk`].
+pub fn add_opened(control: &Control, config: &Config, name: &str, opened: Opened) -> anyhow::Result<Disk> {
+    let spec = spec_of(config, name)?;
+    let Opened { queue, member } = opened;
+    match control.queue(&queue) {
+        Ok(id) => join(control, config, id, spec, member),
+        Err(_) => begin(control, config, queue, spec, member),
+    }
+}
+
+fn spec_of<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a DiskSpec> {
     let Some(spec) = config.disks.iter().find(|disk| disk.name == name) else {
         anyhow::bail!("disk {name}: there is no such disk in the configuration");
     };
     if matches!(spec.source, Source::Mapped(_)) {
         anyhow::bail!("disk {name}: lies on other disks, and cannot be added while the daemon runs");
     }
-    let mut disks = config.disks.clone();
-    let mut paths = multipath::Paths::take_from(&mut disks);
-    group_paths::check_path(&spec.group)?;
-    let (queue, member) = plan::open(spec.clone(), GroupId(0), &mut paths)?;
-    match control.queue(&queue) {
-        Ok(id) => join(control, config, id, spec, member),
-        Err(_) => begin(control, config, queue, spec, member),
-    }
+    Ok(spec)
 }
 
 /// Opens a disk that is in a file of this host, as [`add_disk`] would; `None` for other disks.

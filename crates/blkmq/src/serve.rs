@@ -13,6 +13,7 @@ pub(crate) mod running;
 pub(crate) mod upgrade;
 
 use std::io::{self, Write};
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,7 +32,7 @@ use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_host::size_news::SizeNews;
 use blkmq_tls::Settings;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 use crate::cli::ServeArgs;
 use crate::control;
@@ -42,11 +43,51 @@ use placeholder::Placeholders;
 use running::{OpenExport, Running};
 use upgrade::{Earlier, Outgoing};
 
-/// Serves until a signal.
+/// Serves until a signal; a second one ends the process at once, whatever is under way.
+///
+/// All work is done by other threads, since a drive may not answer. The kernel gives the signals of a
+/// process to its first thread, even if that waits for a drive where no signal reaches it. This one
+/// waits for signals alone.
 ///
 /// # Errors
 /// What cannot be served, or was not finished in time.
 pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT]).context("signals cannot be handled")?;
+    let over = Over(signals.handle());
+    thread::scope(|scope| {
+        let serve = move || {
+            let _over = over;
+            serve(args, log)
+        };
+        let thread = thread::Builder::new().name("serve".to_owned());
+        let serving = thread.stack_size(STACK_BYTES).spawn_scoped(scope, serve);
+        let serving = serving.context("no thread that serves can be made")?;
+        end_at_once_on_the_second(&mut signals);
+        serving.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+/// Ends the wait for signals when it is dropped.
+struct Over(Handle);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Ends the process at the second signal. Returns when there is nothing left to end.
+/// `timeout` and some supervisors send one signal twice, to the process and to its group, which counts as one.
+fn end_at_once_on_the_second(signals: &mut Signals) {
+    let mut first: Option<Instant> = None;
+    for signal in signals.forever() {
+        if first.get_or_insert_with(Instant::now).elapsed() > SAME_SIGNAL {
+            std::process::exit(128 + signal);
+        }
+    }
+}
+
+fn serve(args: &ServeArgs, log: &Log) -> Result<()> {
     let (document, config) = configuration(args)?;
     // Before anything is opened, so that no signal has the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("signals cannot be handled")?;
@@ -216,7 +257,7 @@ impl Daemon {
                 let served = one.serve(&engine, running::offer_of(&spec, &config), &common);
                 let served = served.with_context(|| format!("export {address}"))?;
                 addresses.extend(served.client_line());
-                open.push(served);
+                open.push(Arc::from(served));
             }
             exports.push(OpenExport { spec, served: open });
         }
@@ -269,7 +310,6 @@ impl Daemon {
 
     /// Reports that it is ready, and serves until a signal.
     fn run(mut self, args: &ServeArgs, mut signals: Signals, log: &Log) -> Result<()> {
-        let at_shutdown = end_at_once_on_the_next()?;
         if let Some(outgoing) = &mut self.outgoing {
             outgoing.start(
                 &self.engine,
@@ -324,8 +364,6 @@ impl Daemon {
         if !has_left {
             tracing::info!("shutting down: no new requests; a second signal ends at once");
         }
-        // The thread waits only for that.
-        let _ = at_shutdown.send(signals);
         let limit = self.running.shutdown_limit();
         if has_left {
             self.common.handover.leave();
@@ -407,7 +445,7 @@ fn reload(running: &Running, args: &ServeArgs) {
     let change = || {
         configuration(args).and_then(|(new, _)| {
             let replace = |document: &mut Document| {
-                *document = new;
+                document.clone_from(&new);
                 Ok(())
             };
             running.change(replace, false)
@@ -497,25 +535,6 @@ fn warn_of_members(served: &[&Disk], export: &ExportSpec) {
     }
 }
 
-/// Starts a thread that ends the process at the next signal, whatever is under way, once it is
-/// given the signals. It is started early: when the daemon ends there may be no memory for it.
-/// `timeout` and some supervisors send one signal twice, to the process and to its group, which counts as one.
-fn end_at_once_on_the_next() -> Result<SyncSender<Signals>> {
-    let (at_shutdown, given) = mpsc::sync_channel::<Signals>(1);
-    let end = move || {
-        let Ok(mut signals) = given.recv() else { return };
-        let first = Instant::now();
-        for signal in signals.forever() {
-            if !matches!(signal, SIGUSR1 | SIGHUP) && first.elapsed() > SAME_SIGNAL {
-                std::process::exit(128 + signal);
-            }
-        }
-    };
-    let thread = thread::Builder::new().name("signals".to_owned());
-    thread.spawn(end).context("no thread for signals can be made")?;
-    Ok(at_shutdown)
-}
-
 /// The number of threads that serve.
 fn reactors(config: &Config) -> usize {
     config.reactors.map_or_else(default_reactors, usize::from)
@@ -531,6 +550,8 @@ fn default_reactors() -> usize {
 /// How long after a signal another one is the same.
 const SAME_SIGNAL: Duration = Duration::from_millis(300);
 const REACTORS_MAX: usize = 4;
+/// As the first thread of a process has by default.
+const STACK_BYTES: usize = 8 << 20;
 /// How long statistics wait for a reader, before the rest is left out.
 const REPORT_WAIT_MAX: Duration = Duration::from_secs(1);
 

@@ -168,16 +168,19 @@ impl front_door::Served for NbdAddress {
         let wrong = |error: ServeError| front_door::ServeError(error.into());
         let mut table = exports(disks, what.disks).map_err(wrong)?;
         let before = self.door.offered();
-        let server = match before.tls == *what.tls {
-            true => before.server.clone(),
-            false => Server::load(what.tls).map_err(|error| wrong(error.into()))?,
+        let loaded = match before.tls == *what.tls {
+            true => None,
+            false => Some(Server::load(what.tls).map_err(|error| wrong(error.into()))?),
         };
         table.instance = before.exports.instance;
-        *self.door.lock() = Arc::new(Offered {
+        let mut offered = self.door.lock();
+        *offered = Arc::new(Offered {
             exports: Arc::new(table),
             tls: what.tls.clone(),
-            server,
+            // The files may have been read again meanwhile.
+            server: loaded.unwrap_or_else(|| offered.server.clone()),
         });
+        drop(offered);
         self.address.set_limits(what.admitted, groups(disks, what.disks));
         Ok(())
     }
@@ -186,11 +189,15 @@ impl front_door::Served for NbdAddress {
         let before = self.door.offered();
         let server = Server::load(&before.tls).map_err(|error| front_door::ServeError(error.into()))?;
         let has_files = server.is_some();
-        *self.door.lock() = Arc::new(Offered {
-            exports: Arc::clone(&before.exports),
-            tls: before.tls.clone(),
-            server,
-        });
+        let mut offered = self.door.lock();
+        // An offer that came meanwhile stays; one of other files has read those.
+        if offered.tls == before.tls {
+            *offered = Arc::new(Offered {
+                exports: Arc::clone(&offered.exports),
+                tls: before.tls.clone(),
+                server,
+            });
+        }
         Ok(has_files)
     }
 

@@ -117,7 +117,7 @@ pub(super) static METHODS: &[Method] = &[
             edit(daemon, dry_run, |document| {
                 let kind = Kind::by_name(&kind)?;
                 let name = names::configured(document, kind, &name);
-                document.set(kind, &name, values(keys)?)
+                document.set(kind, &name, values(keys.clone())?)
             })
         },
     ),
@@ -132,7 +132,7 @@ pub(super) static METHODS: &[Method] = &[
                 dry_run,
             } = of(params)?;
             edit(daemon, dry_run, |document| {
-                let given = values(keys)?
+                let given = values(keys.clone())?
                     .into_iter()
                     .filter_map(|(key, value)| Some((key, value?)));
                 let kind = Kind::by_name(&kind)?;
@@ -395,7 +395,7 @@ struct Edit {
 fn edit(
     daemon: &Daemon,
     dry_run: bool,
-    edit: impl FnOnce(&mut Document) -> Result<()>,
+    edit: impl Fn(&mut Document) -> Result<()>,
 ) -> Result<Value, Failure> {
     let steps = daemon.running.change(edit, dry_run)?;
     if !dry_run {

@@ -4,13 +4,14 @@
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use blkmq_config::{Config, DiskSpec};
 
-/// The files that clients can write to.
-#[derive(Debug, Default)]
-pub(super) struct Files(Vec<Written>);
+/// The files that clients can write to. A clone shares them, so that they are synced with no lock held.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Files(Vec<Arc<Written>>);
 
 /// A file that clients can write to.
 #[derive(Debug)]
@@ -28,58 +29,66 @@ impl Files {
     pub(super) fn open(config: &Config) -> Result<Self> {
         let mut files = Self::default();
         for disk in &config.disks {
-            files.add(config, &disk.name)?;
+            files.open_one(config, &disk.name)?;
         }
         Ok(files)
     }
 
-    /// Opens the file of one disk, if it is in a file and clients can write to it.
+    /// Opens the files of a disk and of its paths.
     ///
     /// # Errors
-    /// It cannot be opened for reading.
-    pub(super) fn add(&mut self, config: &Config, disk: &str) -> Result<()> {
+    /// As for [`Files::open`].
+    pub(super) fn open_of(config: &Config, disk: &str) -> Result<Self> {
+        let mut files = Self::default();
+        let mut all = paths(config, disk).into_iter().chain([disk]);
+        all.try_for_each(|disk| files.open_one(config, disk))?;
+        Ok(files)
+    }
+
+    /// Opens the file of one disk, if it is in a file and clients can write to it.
+    fn open_one(&mut self, config: &Config, disk: &str) -> Result<()> {
         let mut writable = config.disks.iter().filter(|disk| !disk.read_only);
         let found = writable.find(|spec| spec.name == disk);
         let written = found.and_then(|disk| Some(disk.source.driver()?.file()?.path));
         if let Some(path) = written {
             let file = File::open(path)
                 .with_context(|| format!("file {}: cannot be opened once more", path.display()))?;
-            self.0.push(Written {
+            self.0.push(Arc::new(Written {
                 disk: disk.to_owned(),
                 path: path.to_owned(),
                 file,
-            });
+            }));
         }
         Ok(())
     }
 
-    /// Opens the files of a disk and of its paths.
-    ///
-    /// # Errors
-    /// As for [`Files::add`].
-    pub(super) fn add_all(&mut self, config: &Config, disk: &str) -> Result<()> {
-        let mut all = paths(config, disk).into_iter().chain([disk]);
-        all.try_for_each(|disk| self.add(config, disk))
+    /// Adds others.
+    pub(super) fn add(&mut self, others: &Self) {
+        self.0.extend(others.0.iter().cloned());
     }
 
-    /// Makes clients' writes to a disk of `config`, and to its paths, durable; the disk is removed.
-    ///
-    /// # Errors
-    /// Some of them may be lost.
-    pub(super) fn remove(&mut self, config: &Config, disk: &str) -> Result<()> {
+    /// The files of a disk of `config`, and of its paths.
+    pub(super) fn of(&self, config: &Config, disk: &str) -> Self {
         let paths = paths(config, disk);
-        let is_its = |written: &mut Written| written.disk == disk || paths.contains(&&*written.disk);
-        let gone = self.0.extract_if(.., is_its);
-        Self(gone.collect()).sync()
+        let is_its = |written: &&Arc<Written>| written.disk == disk || paths.contains(&&*written.disk);
+        Self(self.0.iter().filter(is_its).cloned().collect())
     }
 
-    /// Makes writes of clients durable that no flush has covered.
+    /// Removes others.
+    pub(super) fn remove(&mut self, others: &Self) {
+        let is_other = |written: &Arc<Written>| others.0.iter().any(|other| Arc::ptr_eq(other, written));
+        self.0.retain(|written| !is_other(written));
+    }
+
+    /// Makes writes of clients durable that no flush has covered. May block for as long as a drive
+    /// does not answer.
     ///
     /// # Errors
     /// All files with data that may be lost, by name.
     pub(super) fn sync(&self) -> Result<()> {
         let mut failed = Vec::new();
-        for Written { path, file, .. } in &self.0 {
+        for written in &self.0 {
+            let Written { path, file, .. } = &**written;
             if let Err(error) = file.sync_data() {
                 failed.push(format!(
                     "file {}: what was not flushed may be lost: {error}",
@@ -108,10 +117,12 @@ mod tests {
     #[test]
     fn a_file_that_fails_does_not_keep_the_others_from_being_synced_and_all_are_named() {
         // Neither of the two can be synced at all (EINVAL).
-        let open = |path: &str| Written {
-            disk: path.to_owned(),
-            path: PathBuf::from(path),
-            file: File::open(path).unwrap(),
+        let open = |path: &str| {
+            Arc::new(Written {
+                disk: path.to_owned(),
+                path: PathBuf::from(path),
+                file: File::open(path).unwrap(),
+            })
         };
         let good = std::env::current_exe().unwrap();
         let files = Files(vec![

@@ -1,15 +1,21 @@
 //! Decides how a daemon is changed while it serves: a new configuration is checked whole,
 //! differences become steps, and either all steps are done or, if one fails, those before it are
-//! undone. One change at a time; no change waits on a reactor.
+//! undone. One change at a time; no change waits on a reactor. What may block for as long as a drive
+//! does not answer is done with no lock held, as far as possible: see `prepared`.
+
+mod gate;
+mod prepared;
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
 use blkmq_config::plan::settings::{self, Wish};
-use blkmq_config::{Config, Document, ExportSpec, Kind, live, tell};
+use blkmq_config::{Config, Document, ExportSpec, Kind, live};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{Offer, Served};
@@ -17,6 +23,8 @@ use blkmq_host::control::Control;
 use blkmq_host::disk::{Disk, QueueId};
 use blkmq_host::engine::Engine;
 
+use self::gate::{Gate, Held};
+use self::prepared::{OpenedDisk, Planned, Prepared};
 use super::last_sync::Files;
 use super::{dry_run, read, served};
 
@@ -24,8 +32,12 @@ use super::{dry_run, read, served};
 pub(crate) struct Running {
     engine: Arc<Engine>,
     common: Arc<Common>,
-    /// Held by a change from its beginning to its end, which may take some seconds.
+    /// Held by a change from its first step to its last, which may take some seconds.
     state: Mutex<State>,
+    /// Whether changes are permitted.
+    gate: Gate,
+    /// Files to be made durable at the end. Never held for longer than a moment.
+    files: Mutex<Files>,
     /// The document after the last change, for queries during a change.
     shown: Mutex<Document>,
     /// The number of changes.
@@ -33,20 +45,19 @@ pub(crate) struct Running {
 }
 
 /// The daemon's description, and the state that belongs to it.
-pub(super) struct State {
+struct State {
     document: Document,
     config: Config,
-    /// Files to be made durable at the end.
-    pub(super) files: Files,
     exports: Vec<OpenExport>,
-    /// Why no change is possible now.
-    closed: Option<&'static str>,
+    /// The disks that a change has removed, with their files, which it makes durable when it has
+    /// released the lock.
+    removed: Vec<(String, Files)>,
 }
 
 /// An address of the configuration, with the sockets at which it is served.
 pub(super) struct OpenExport {
     pub(super) spec: ExportSpec,
-    pub(super) served: Vec<Box<dyn Served>>,
+    pub(super) served: Vec<Arc<dyn Served>>,
 }
 
 impl OpenExport {
@@ -69,14 +80,15 @@ impl Running {
         let state = Mutex::new(State {
             document,
             config,
-            files,
             exports,
-            closed: None,
+            removed: Vec::new(),
         });
         Self {
             engine,
             common,
             state,
+            gate: Gate::default(),
+            files: Mutex::new(files),
             shown,
             changes: AtomicU64::new(0),
         }
@@ -111,20 +123,48 @@ impl Running {
         self.lock().config.metrics.clone()
     }
 
-    /// Waits for the change that is under way, and permits no other: the daemon ends.
+    /// Permits no change any more, since the daemon ends, and waits for the one that is under way, for
+    /// a while: it may wait for a drive that does not answer.
     pub(crate) fn close(&self) {
-        self.lock().closed = Some("the daemon shuts down");
+        self.gate.close();
+        if self.wait_for_change().is_none() {
+            tracing::error!("a change has not ended after {CHANGE_MAX:?}: the daemon ends beside it");
+        }
     }
 
-    /// Permits no change while another daemon takes over; permits changes again if the takeover
-    /// fails.
-    pub(crate) fn hold(&self, is_held: bool) {
-        self.lock().closed = is_held.then_some("another daemon takes over: try again");
+    /// Permits no change while another daemon takes over.
+    ///
+    /// # Errors
+    /// A change is under way, and does not end.
+    pub(crate) fn hold(&self) -> Result<Held<'_>> {
+        let held = self.gate.hold();
+        match self.wait_for_change() {
+            Some(_) => Ok(held),
+            None => anyhow::bail!("a change of this daemon has not ended after {CHANGE_MAX:?}: try again"),
+        }
+    }
+
+    /// Waits until no change is under way. `None` if one has not ended after a while.
+    fn wait_for_change(&self) -> Option<MutexGuard<'_, State>> {
+        let start = Instant::now();
+        loop {
+            match self.state.try_lock() {
+                Ok(state) => return Some(state),
+                Err(TryLockError::Poisoned(state)) => return Some(state.into_inner()),
+                Err(TryLockError::WouldBlock) if start.elapsed() > CHANGE_MAX => return None,
+                Err(TryLockError::WouldBlock) => thread::sleep(LOOK_AGAIN),
+            }
+        }
     }
 
     /// The limit of the shutdown.
-    pub(crate) fn shutdown_limit(&self) -> std::time::Duration {
-        self.lock().config.shutdown_limit
+    pub(crate) fn shutdown_limit(&self) -> Duration {
+        // Not of the state, which a change may have that does not end.
+        let config = self.document().config();
+        config.map_or_else(
+            |_| Config::default().shutdown_limit,
+            |config| config.shutdown_limit,
+        )
     }
 
     /// Changes the daemon to the result of `edit` on its document. Returns the steps that were done
@@ -135,10 +175,39 @@ impl Running {
     /// the step that failed.
     pub(crate) fn change(
         &self,
-        edit: impl FnOnce(&mut Document) -> Result<()>,
+        edit: impl Fn(&mut Document) -> Result<()>,
         is_dry_run: bool,
     ) -> Result<Vec<String>> {
-        let mut state = self.open_state()?;
+        loop {
+            let planned = self.planned(&edit)?;
+            if is_dry_run {
+                dry_run::check_exports(&planned.new)?;
+                dry_run::check_files(&planned.changes, &planned.old, &planned.new)?;
+                return Ok(planned.texts);
+            }
+            let prepared = Prepared::make(&planned)?;
+            let mut state = self.open_state()?;
+            if self.changes() != planned.seen {
+                // Another change has ended meanwhile, and this one may mean other steps now.
+                continue;
+            }
+            let made = self.make_all(&mut state, &planned, prepared);
+            if made.is_ok() {
+                state.config = planned.new;
+                self.shown().clone_from(&planned.document);
+                state.document = planned.document;
+                self.changes.fetch_add(1, Ordering::Relaxed);
+            }
+            let removed = mem::take(&mut state.removed);
+            drop(state);
+            self.sync_removed(removed);
+            return made.map(|()| planned.texts);
+        }
+    }
+
+    /// Finds the steps of a change.
+    fn planned(&self, edit: impl Fn(&mut Document) -> Result<()>) -> Result<Planned> {
+        let state = self.open_state()?;
         let mut document = state.document.clone();
         edit(&mut document)?;
         let new = checked(&document)?;
@@ -146,19 +215,19 @@ impl Running {
         let sizes = served.iter().map(|disk| (disk.name.clone(), disk.size)).collect();
         let changes = diff(&state.config, &new, &sizes)?;
         self.check_queues(&state.config, &new)?;
-        dry_run::check_exports(&new)?;
-        let told = |change: &Change| tell(change, &state.document, &document);
-        let texts = changes.iter().map(told).collect();
-        if is_dry_run {
-            dry_run::check_files(&changes, &state.config, &new)?;
-            return Ok(texts);
+        let old = (state.config.clone(), &state.document);
+        Ok(Planned::new(self.changes(), old, (new, document), changes))
+    }
+
+    /// Makes what clients have written to removed disks durable. The drives are closed: this is the
+    /// last report of lost writes.
+    fn sync_removed(&self, removed: Vec<(String, Files)>) {
+        for (disk, files) in removed {
+            if let Err(error) = files.sync() {
+                tracing::error!("disk {disk}: removed; {error:#}");
+            }
+            self.files().remove(&files);
         }
-        self.make_all(&mut state, &changes, &new)?;
-        state.config = new;
-        self.shown().clone_from(&document);
-        state.document = document;
-        self.changes.fetch_add(1, Ordering::Relaxed);
-        Ok(texts)
     }
 
     /// Changes a disk's size to that of its file or device, after setting it to `size` bytes if
@@ -217,14 +286,18 @@ impl Running {
     /// keep what they have.
     pub(crate) fn refresh(&self) -> (Vec<String>, Vec<String>) {
         let (mut done, mut failed) = (Vec::new(), Vec::new());
-        for open in &self.lock().exports {
-            let address = &open.spec.address;
-            for served in &open.served {
-                match served.refresh() {
-                    Ok(true) => done.push(format!("read the certificates of {address} again")),
-                    Ok(false) => {}
-                    Err(error) => failed.push(format!("export {address}: {error}")),
-                }
+        let all = |open: &OpenExport| {
+            let address = open.spec.address.clone();
+            let served = open.served.iter().cloned();
+            served.map(|served| (address.clone(), served)).collect::<Vec<_>>()
+        };
+        let exports: Vec<_> = self.lock().exports.iter().flat_map(all).collect();
+        // Not under the lock: the files may be on a drive that does not answer.
+        for (address, served) in exports {
+            match served.refresh() {
+                Ok(true) => done.push(format!("read the certificates of {address} again")),
+                Ok(false) => {}
+                Err(error) => failed.push(format!("export {address}: {error}")),
             }
         }
         (done, failed)
@@ -235,21 +308,28 @@ impl Running {
     /// # Errors
     /// All files with data that may be lost, by name.
     pub(super) fn sync(&self) -> Result<()> {
-        self.lock().files.sync()
+        let files = self.files().clone();
+        files.sync()
     }
 
     /// Does all steps, or none.
-    fn make_all(&self, state: &mut State, changes: &[Change], new: &Config) -> Result<()> {
-        let old = state.config.clone();
+    fn make_all(&self, state: &mut State, planned: &Planned, mut prepared: Prepared) -> Result<()> {
+        let Planned {
+            old, new, changes, ..
+        } = planned;
         for (done, change) in changes.iter().enumerate() {
-            let Err(error) = self.make(state, change, &old, new) else {
+            if self.gate.is_closed() {
+                // It has not waited for this change any longer, and nothing is served.
+                anyhow::bail!("{change}: the daemon shuts down");
+            }
+            let Err(error) = self.make(state, change, (old, new), &mut prepared) else {
                 continue;
             };
             let error = error.context(change.to_string());
             let mut problems = String::new();
             for change in changes[..done].iter().rev() {
-                let inverse = change.inverse(&old);
-                if let Err(problem) = self.make(state, &inverse, new, &old) {
+                let inverse = change.inverse(old);
+                if let Err(problem) = self.make(state, &inverse, (new, old), &mut Prepared::default()) {
                     tracing::error!("change: {inverse}, to take a change back: {problem:#}");
                     problems += &format!("; and {inverse}, to take what was done back: {problem:#}");
                 }
@@ -259,9 +339,15 @@ impl Running {
         Ok(())
     }
 
-    fn make(&self, state: &mut State, change: &Change, old: &Config, new: &Config) -> Result<()> {
+    fn make(
+        &self,
+        state: &mut State,
+        change: &Change,
+        (old, new): (&Config, &Config),
+        prepared: &mut Prepared,
+    ) -> Result<()> {
         match change {
-            Change::AddDisk(name) => self.add_disk(state, new, name),
+            Change::AddDisk(name) => self.add_disk(state, new, name, prepared.take(new, name)?),
             Change::RemoveDisk(name) => self.remove_disk(state, (old, new), name),
             Change::Group(path) => Ok(live::change_group(&self.control(), new, path)?),
             Change::Queues => self.set_queues(old, new),
@@ -280,18 +366,17 @@ impl Running {
         }
     }
 
-    fn add_disk(&self, state: &mut State, new: &Config, name: &str) -> Result<()> {
-        live::add_disk(&self.control(), new, name)?;
-        let offered = state
-            .files
-            .add_all(new, name)
-            .and_then(|()| self.offer(state, new, &self.engine.disks()));
+    fn add_disk(&self, state: &mut State, new: &Config, name: &str, opened: OpenedDisk) -> Result<()> {
+        let OpenedDisk { disk, files } = opened;
+        live::add_opened(&self.control(), new, name, disk)?;
+        self.files().add(&files);
+        let offered = self.offer(state, new, &self.engine.disks());
         if offered.is_err() {
             // The error is what prevents the offer.
             let others = without(&self.engine.disks(), name);
             let _ = self.offer(state, new, &others);
             let _ = live::remove_disk(&self.control(), name, REMOVE_MAX);
-            let _ = state.files.remove(new, name);
+            state.removed.push((name.to_owned(), files));
         }
         offered
     }
@@ -314,10 +399,8 @@ impl Running {
             self.offer_again(state, &state.config.clone());
             return Err(error);
         }
-        // The drive is closed: this is the last report of lost writes.
-        if let Err(error) = state.files.remove(old, name) {
-            tracing::error!("disk {name}: removed; {error:#}");
-        }
+        let files = self.files().of(old, name);
+        state.removed.push((name.to_owned(), files));
         Ok(())
     }
 
@@ -399,16 +482,16 @@ impl Running {
     }
 
     /// Opens an address for some disks, and serves them there.
-    fn open(&self, spec: &ExportSpec, config: &Config, disks: &[&str]) -> Result<Vec<Box<dyn Served>>> {
+    fn open(&self, spec: &ExportSpec, config: &Config, disks: &[&str]) -> Result<Vec<Arc<dyn Served>>> {
         let address = read(spec)?;
         address.check(&spec.tls)?;
         if disks.is_empty() && address.is_per_disk() {
             return Ok(Vec::new());
         }
-        let mut all: Vec<Box<dyn Served>> = Vec::new();
+        let mut all: Vec<Arc<dyn Served>> = Vec::new();
         for opened in address.open(disks, &self.common.handover)? {
             match opened.serve(&self.engine, offer_of(spec, config), &self.common) {
-                Ok(served) => all.push(served),
+                Ok(served) => all.push(Arc::from(served)),
                 Err(error) => {
                     all.iter().for_each(|served| served.close());
                     return Err(error.into());
@@ -498,13 +581,15 @@ impl Running {
     /// The state, to change it.
     fn open_state(&self) -> Result<MutexGuard<'_, State>> {
         let state = self.lock();
-        match state.closed {
-            Some(why) => anyhow::bail!("{why}"),
-            None => Ok(state),
-        }
+        self.gate.check()?;
+        Ok(state)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    fn files(&self) -> MutexGuard<'_, Files> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A change that panicked has left the state as far as it got.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -547,3 +632,6 @@ pub(super) fn offer_of<'a>(spec: &'a ExportSpec, config: &Config) -> Offer<'a> {
 
 /// How long clients that found a disk that could not be offered may keep it.
 const REMOVE_MAX: Nanos = Nanos::from_secs(10);
+/// How long the end of the daemon, or a takeover, waits for a change that is under way.
+const CHANGE_MAX: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);

@@ -69,6 +69,11 @@ impl Stage {
         self.daemon.as_mut().expect("it serves")
     }
 
+    /// Sends a signal to the daemon.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.daemon.as_ref().expect("it serves").signal(signal);
+    }
+
     fn stop(mut self) {
         self.daemon.take().expect("it serves").stop();
     }
@@ -77,7 +82,8 @@ impl Stage {
         self.scratch.path("disk")
     }
 
-    fn word(&self) -> String {
+    /// The disk's path as an argument of a command.
+    pub(crate) fn word(&self) -> String {
         self.scratch.word("disk")
     }
 

@@ -24,6 +24,7 @@ mod full_events;
 mod fuse;
 mod growth;
 mod hostile;
+mod hung_changes;
 mod idle;
 mod isolation;
 mod last_sync;

@@ -163,11 +163,15 @@ impl Conductor {
             Ok(channel) => channel,
             Err(error) => return tracing::warn!("upgrade: refused: {error}"),
         };
-        self.running.hold(true);
-        match self.hand_over(&mut channel, pid) {
-            Ok(()) => self.main.close(),
+        let held = self.running.hold();
+        let handed = held.and_then(|held| Ok((held, self.hand_over(&mut channel, pid)?)));
+        match handed {
+            Ok((held, ())) => {
+                // This daemon is not changed any more.
+                std::mem::forget(held);
+                self.main.close();
+            }
             Err(error) => {
-                self.running.hold(false);
                 tracing::warn!("upgrade: process {pid} does not take over: {error:#}; this daemon goes on");
                 let reason = format!("{error:#}");
                 // It may be gone, or have sent a reason itself.

@@ -1,0 +1,151 @@
+//! A change that waits for a file whose filesystem does not answer holds up neither other changes
+//! nor an upgrade nor the end of the daemon.
+
+use std::process::Stdio;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blkmq::control::client::Client as Control;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::common::daemon::{serve_command, wait_within};
+use crate::common::{Daemon, Scratch};
+use crate::fuse;
+
+/// A daemon to be changed, and a file whose filesystem does not answer.
+struct Stage {
+    scratch: Scratch,
+    silent: fuse::Stage,
+    words: Vec<String>,
+}
+
+impl Stage {
+    /// Makes them; none, with a message, if nothing can be mounted. The file answers until
+    /// [`Self::fall_silent`].
+    fn new(disk: &str) -> Option<Self> {
+        let silent = fuse::Stage::on(Scratch::new(), "name=vm1,ram=1M")?;
+        let scratch = Scratch::new();
+        let image = scratch.image("a.raw", 1 << 20);
+        let disk = match disk {
+            "" => format!("name=a,file={image}"),
+            name => format!("name={name},file={}", silent.word()),
+        };
+        let at = |name: &str| format!("unix:{}", scratch.word(name));
+        let words = [
+            "--disk",
+            &disk,
+            "--disk",
+            "name=r,ram=1M",
+            "--nbd",
+            &at("nbd.sock"),
+            "--control",
+            &at("control.sock"),
+        ];
+        let words = words.map(str::to_owned).into();
+        Some(Self {
+            scratch,
+            silent,
+            words,
+        })
+    }
+
+    fn words(&self, last: &str) -> Vec<String> {
+        let mut words = self.words.clone();
+        words.extend([last.to_owned(), format!("unix:{}", self.scratch.word("up.sock"))]);
+        words
+    }
+
+    fn start(&self, last: &str) -> Daemon {
+        let words = self.words(last);
+        Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn fall_silent(&self) {
+        self.silent.signal(Signal::STOP);
+    }
+
+    fn control(&self) -> Control {
+        Control::connect(&self.scratch.path("control.sock")).expect("it is served")
+    }
+
+    /// Begins a change that hangs.
+    fn hang(&self, method: &'static str, params: Value) -> JoinHandle<()> {
+        let mut control = self.control();
+        let hung = std::thread::spawn(move || {
+            let _ = control.call(method, &params);
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!hung.is_finished(), "the change does not hang: no test");
+        hung
+    }
+
+    fn hang_at_an_open(&self) -> JoinHandle<()> {
+        let keys = json!({"file": self.silent.word()});
+        self.hang(
+            "config.add",
+            json!({"kind": "disk", "name": "hung", "keys": keys}),
+        )
+    }
+}
+
+#[test]
+fn change_that_hangs_at_an_open_holds_up_neither_others_nor_the_end() {
+    let Some(stage) = Stage::new("") else { return };
+    let mut daemon = stage.start("--upgrade-socket");
+    stage.fall_silent();
+    let _hung = stage.hang_at_an_open();
+    let keys = json!({"ram": "1M"});
+    let added = stage
+        .control()
+        .call("config.add", &json!({"kind": "disk", "name": "b", "keys": keys}));
+    added.expect("another change is made meanwhile");
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended_within(LIMIT);
+    assert!(status.success(), "{status}: {}", daemon.said());
+}
+
+#[test]
+fn change_that_hangs_at_an_open_does_not_prevent_an_upgrade() {
+    let Some(stage) = Stage::new("") else { return };
+    let mut daemon = stage.start("--upgrade-socket");
+    stage.fall_silent();
+    let _hung = stage.hang_at_an_open();
+    let new = stage.start("--take-over");
+    let status = daemon.ended_within(LIMIT);
+    assert!(status.success(), "{status}: {}", daemon.said());
+    new.stop();
+}
+
+#[test]
+fn change_that_hangs_at_a_close_leaves_the_end_to_a_second_signal() {
+    let Some(stage) = Stage::new("hung") else { return };
+    let mut daemon = stage.start("--upgrade-socket");
+    stage.fall_silent();
+    let _hung = stage.hang("config.remove", json!({"kind": "disk", "name": "hung"}));
+    daemon.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(500));
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended_within(Duration::from_secs(2));
+    assert_eq!(status.code(), Some(128 + 15), "{status}: {}", daemon.said());
+}
+
+#[test]
+fn start_that_hangs_at_an_open_is_ended_by_a_second_signal() {
+    let Some(stage) = Stage::new("hung") else { return };
+    stage.fall_silent();
+    let words = stage.words("--upgrade-socket");
+    let mut command = serve_command(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut child = started.expect("the command runs");
+    let pid = Pid::from_raw(child.id() as i32).expect("a child has an id");
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(500));
+        kill_process(pid, Signal::TERM).expect("our own child");
+    }
+    let ended = wait_within(&mut child, Duration::from_secs(2));
+    let _ = child.kill();
+    assert_eq!(ended.and_then(|status| status.code()), Some(128 + 15));
+}
+
+const LIMIT: Duration = Duration::from_secs(15);
