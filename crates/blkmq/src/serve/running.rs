@@ -5,6 +5,7 @@
 
 mod gate;
 mod prepared;
+mod queues;
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,13 +15,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
-use blkmq_config::plan::settings::{self, Wish};
 use blkmq_config::{Config, Document, ExportSpec, Kind, live};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{Offer, Served};
 use blkmq_host::control::Control;
-use blkmq_host::disk::{Disk, QueueId};
+use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 
 use self::gate::{Gate, Held};
@@ -496,79 +496,6 @@ impl Running {
                     all.iter().for_each(|served| served.close());
                     return Err(error.into());
                 }
-            }
-        }
-        Ok(all)
-    }
-
-    /// Changes the settings of every queue.
-    fn set_queues(&self, old: &Config, new: &Config) -> Result<()> {
-        let control = self.control();
-        let mut done: Vec<(QueueId, Wish, Wish)> = Vec::new();
-        for (queue, was, is) in self.wishes(old, new)? {
-            if let Err(error) = live::set_queue(&control, queue, &was, &is) {
-                done.push((queue, was, is));
-                for (queue, was, is) in done.iter().rev() {
-                    let undone = live::set_queue(&control, *queue, is, was);
-                    undone
-                        .err()
-                        .iter()
-                        .for_each(|error| tracing::error!("change: taking it back: {error}"));
-                }
-                return Err(error.into());
-            }
-            done.push((queue, was, is));
-        }
-        Ok(())
-    }
-
-    /// Checks that disks and settings agree about each existing queue, that its drive permits them, and that
-    /// no new disk needs a queue that cannot take it.
-    fn check_queues(&self, old: &Config, new: &Config) -> Result<()> {
-        self.wishes(new, new)?;
-        let control = self.control();
-        for (id, _, is) in self.wishes(old, new)? {
-            let queue = control.core(id)?;
-            let (name, max) = (queue.name(), queue.depth_max());
-            if let Some(depth) = is.depth.filter(|depth| *depth > max) {
-                anyhow::bail!(
-                    "queue {name}: depth {depth} rejected: must be from 1 to {max} while it is served"
-                );
-            }
-        }
-        live::check_groups(&control, new)?;
-        let served = self.engine.disks();
-        for disk in new.disks.iter().filter(|disk| !old.has_disk(&disk.name)) {
-            // A driver that keeps its connections keeps its queue.
-            let queue = disk.queue_name().and_then(|name| control.queue(name).ok());
-            if let Some(queue) = queue
-                && !served.iter().any(|other| other.queue == queue)
-            {
-                anyhow::bail!(
-                    "disk {}: its queue has the connections of a disk that was removed, until the daemon ends: choose another \
-                     name, or another queue=",
-                    disk.name
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// The old and new settings of each existing queue, where they differ.
-    fn wishes(&self, old: &Config, new: &Config) -> Result<Vec<(QueueId, Wish, Wish)>> {
-        let disks = self.engine.disks();
-        let mut all = Vec::new();
-        for (id, queue) in self.control().queues() {
-            let on_it = || {
-                disks
-                    .iter()
-                    .filter(|disk| disk.queue == id)
-                    .map(|disk| disk.name.as_str())
-            };
-            let was = settings::wish(old, queue.name(), on_it())?;
-            let is = settings::wish(new, queue.name(), on_it())?;
-            if was != is {
-                all.push((id, was, is));
             }
         }
         Ok(all)
