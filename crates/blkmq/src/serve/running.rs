@@ -23,7 +23,8 @@ use blkmq_host::control::Control;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 
-use self::gate::{Gate, Held};
+use self::gate::Gate;
+pub(crate) use self::gate::Held;
 use self::prepared::{OpenedDisk, Planned, Prepared};
 use super::last_sync::Files;
 use super::{dry_run, read, served};

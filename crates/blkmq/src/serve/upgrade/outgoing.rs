@@ -26,7 +26,7 @@ use signal_hook::iterator::Handle;
 
 use super::flusher::Flusher;
 use super::{ANSWER_MAX, DOOR, Earlier, sources};
-use crate::serve::running::Running;
+use crate::serve::running::{Held, Running};
 
 /// The upgrade socket, and the thread that answers there.
 pub(crate) struct Outgoing {
@@ -163,10 +163,8 @@ impl Conductor {
             Ok(channel) => channel,
             Err(error) => return tracing::warn!("upgrade: refused: {error}"),
         };
-        let held = self.running.hold();
-        let handed = held.and_then(|held| Ok((held, self.hand_over(&mut channel, pid)?)));
-        match handed {
-            Ok((held, ())) => {
+        match self.hand_over(&mut channel, pid) {
+            Ok(held) => {
                 // This daemon is not changed any more.
                 std::mem::forget(held);
                 self.main.close();
@@ -180,7 +178,8 @@ impl Conductor {
         }
     }
 
-    fn hand_over(&self, channel: &mut Channel, pid: i32) -> Result<()> {
+    /// Hands over. Returns what keeps this daemon from being changed.
+    fn hand_over(&self, channel: &mut Channel, pid: i32) -> Result<Held<'_>> {
         let version = match channel.receive(ANSWER_MAX)? {
             (Message::Hello { version }, _) if (VERSION_MIN..=VERSION).contains(&version) => version,
             (Message::Hello { version }, _) => {
@@ -191,8 +190,14 @@ impl Conductor {
             }
             _ => bail!("it does not begin with a hello"),
         };
+        let changes = self.running.changes();
         self.tell_what_a_start_needs(channel, version)?;
         let theirs = receive_disks(channel)?;
+        // Not before: a peer that says nothing must not keep anybody from a change.
+        let held = self.running.hold()?;
+        if self.running.changes() != changes {
+            bail!("this daemon was changed meanwhile, and the new one does not have that: try again");
+        }
         let must_flush = self.check(&theirs)?;
         // While clients are served, so that little is left for later.
         self.flusher.flush(must_flush.clone(), FLUSH_MAX)?;
@@ -210,7 +215,7 @@ impl Conductor {
                     "upgrade: process {pid} has taken over {connections} connections; they were not served for {:.1} ms",
                     pause.as_secs_f64() * 1e3
                 );
-                Ok(())
+                Ok(held)
             }
             Err(error) => {
                 self.common.handover.resume();

@@ -3,19 +3,22 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use blkmq::control::client::Client as Control;
 use blkmq_export::handover::channel::Channel;
 use blkmq_export::handover::codec::{Disk, Message, VERSION};
+use rustix::process::Signal;
+use serde_json::json;
 
 use super::load::Load;
 use super::{CLIENTS, DISK_BYTES, Stage, read_back, upgrades};
-use crate::common::Scratch;
 use crate::common::daemon::serve_command;
-use crate::common::nbd::Client;
-use crate::common::pattern::block;
+use crate::common::nbd::{Client, Command};
+use crate::common::pattern::{BLOCK, block};
+use crate::common::{Daemon, Scratch};
 
 #[test]
 fn a_daemon_with_another_configuration_does_not_take_over_and_says_why() {
@@ -158,6 +161,76 @@ fn a_daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_o
         assert!(load.stop() > 0);
         stage.upgrade(daemon).stop();
     }
+}
+
+#[test]
+fn silent_peer_of_the_upgrade_socket_holds_up_no_change() {
+    let (_stage, daemon, mut control, path) = changeable("name=vm1,ram=1M");
+    let mut change = |name: &str| {
+        let start = Instant::now();
+        let keys = json!({"kind": "disk", "name": name, "keys": {"ram": "1M"}});
+        control.call("config.add", &keys).expect("it is changed");
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    };
+    let silent = UnixStream::connect(&path).expect("it listens");
+    std::thread::sleep(Duration::from_millis(100));
+    change("a");
+    drop(silent);
+    let mut slow = greeted(&path);
+    change("b");
+    // It has opened disks and addresses of a daemon that is another one now.
+    slow.send(&Message::Take, &[], LIMIT).expect("it listens");
+    let refused = slow.receive(LIMIT).expect_err("it was changed").to_string();
+    assert!(refused.contains("changed meanwhile"), "{refused}");
+    let mut late = greeted(&path);
+    late.send(&Message::Take, &[], LIMIT).expect("it listens");
+    while !matches!(late.receive(LIMIT).expect("clients").0, Message::End { .. }) {}
+    let keys = json!({"kind": "disk", "name": "c", "keys": {"ram": "1M"}});
+    let refused = control
+        .call("config.add", &keys)
+        .expect_err("it hands over")
+        .to_string();
+    assert!(refused.contains("another daemon takes over"), "{refused}");
+    drop(late);
+    std::thread::sleep(Duration::from_millis(100));
+    control.call("config.add", &keys).expect("it goes on");
+    daemon.stop();
+}
+
+#[test]
+fn takeover_that_fails_at_the_end_of_a_daemon_permits_no_change_again() {
+    let (stage, mut daemon, mut control, path) = changeable("name=vm1,null=1M,latency=3s");
+    let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
+    let read = client.send(Command::Read, 0, 0, BLOCK as u32, &[]);
+    read.expect("a read is sent");
+    let peer = UnixStream::connect(&path).expect("it listens");
+    std::thread::sleep(Duration::from_millis(200));
+    daemon.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(200));
+    drop(peer);
+    std::thread::sleep(Duration::from_millis(200));
+    let keys = json!({"kind": "disk", "name": "a", "keys": {"ram": "1M"}});
+    let refused = control
+        .call("config.add", &keys)
+        .expect_err("it ends")
+        .to_string();
+    assert!(refused.contains("shuts down"), "{refused}");
+    let status = daemon.ended_within(super::END_TIME);
+    assert!(status.success(), "{status}");
+}
+
+/// A daemon with one disk that can be upgraded and changed, and its upgrade socket.
+fn changeable(disk: &str) -> (Stage, Daemon, Control, PathBuf) {
+    let stage = Stage::of(Scratch::new(), &[disk]);
+    let mut words = stage.words("--upgrade-socket");
+    words.extend([
+        "--control".to_owned(),
+        format!("unix:{}", stage.scratch.word("control.sock")),
+    ]);
+    let daemon = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let control = Control::connect(&stage.scratch.path("control.sock")).expect("it is served");
+    let path = stage.upgrade_path();
+    (stage, daemon, control, path)
 }
 
 /// Acts as a daemon that takes over, up to a step.
