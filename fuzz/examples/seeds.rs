@@ -174,6 +174,10 @@ fn messages() -> Vec<u8> {
             address: address.clone(),
             origin: Origin::Systemd,
         }),
+        Message::Path {
+            address: address.clone(),
+            file: handover::FileId { device: 1, inode: 3 },
+        },
         Message::Disk(Disk {
             name: "a".to_owned(),
             size: 1 << 20,

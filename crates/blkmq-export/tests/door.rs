@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{ALLOWANCE, AddressLimits, CONNECTIONS_MAX, Common, Memory, Socket};
+use blkmq_export::common::{ALLOWANCE, AddressLimits, CONNECTIONS_MAX, Common, Memory, OwnedPath, Socket};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -475,7 +475,7 @@ fn socket() -> (Socket, PathBuf) {
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("blkmq-door-{}-{number}", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
-    (Socket::Unix(listener, Some(path.clone())), path)
+    (Socket::Unix(listener, OwnedPath::of(path.clone()).ok()), path)
 }
 
 fn header(command: Command, cookie: u64, offset: u64, length: u64) -> RequestHeader {

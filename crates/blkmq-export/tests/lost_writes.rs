@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, Socket};
+use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, OwnedPath, Socket};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -112,7 +112,7 @@ fn start(name: &str, disk: &str) -> Engine {
     let listener = UnixListener::bind(&path).unwrap();
     let address = Served {
         tls: &blkmq_tls::settings::OFF,
-        socket: Socket::Unix(listener, Some(path)),
+        socket: Socket::Unix(listener, OwnedPath::of(path).ok()),
         disks: None,
         limits: Limits::default(),
         admitted: AddressLimits::default(),

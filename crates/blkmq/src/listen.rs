@@ -5,15 +5,18 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use blkmq_export::common::{listen_at, remove_stale};
+use blkmq_export::common::{FreePath, OwnedPath, listen_at};
 
 /// Listens at `path`, once `prepare` has set the socket's owner and mode: it is made under another
 /// name, and then moved.
 ///
 /// # Errors
 /// Another daemon listens there, or a step fails.
-pub(crate) fn listen(path: &Path, prepare: impl FnOnce(&Path) -> Result<()>) -> Result<UnixListener> {
-    remove_stale(path)?;
+pub(crate) fn listen(
+    path: &Path,
+    prepare: impl FnOnce(&Path) -> Result<()>,
+) -> Result<(UnixListener, OwnedPath)> {
+    let free = FreePath::find(path)?;
     let own = path.with_extension(format!("{}.new", std::process::id()));
     let _ = std::fs::remove_file(&own);
     let listener = listen_at(&own).context("cannot listen there")?;
@@ -22,5 +25,5 @@ pub(crate) fn listen(path: &Path, prepare: impl FnOnce(&Path) -> Result<()>) -> 
         let _ = std::fs::remove_file(&own);
     }
     prepared?;
-    Ok(listener)
+    Ok((listener, free.own()?))
 }

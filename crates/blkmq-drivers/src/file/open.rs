@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::Ordering;
 
+use blkmq_host::device::FileId;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
@@ -24,10 +25,14 @@ impl FileDisk {
     pub fn open(config: &FileConfig) -> Result<Self, FileError> {
         refuse_other_kinds(config)?;
         let (file, is_new) = open_or_create(config)?;
+        let made = file.metadata().ok().filter(|_| is_new);
         let disk = Self::of(file, is_new, config);
-        if is_new && disk.is_err() {
-            // A file that cannot be served is of no use. The first error is the one to report.
-            let _ = std::fs::remove_file(&config.path);
+        if let (Some(made), Err(_)) = (made, &disk) {
+            let found = std::fs::symlink_metadata(&config.path);
+            if found.is_ok_and(|found| FileId::of(&found) == FileId::of(&made)) {
+                // A file that cannot be served is of no use. The first error is the one to report.
+                let _ = std::fs::remove_file(&config.path);
+            }
         }
         disk
     }

@@ -292,7 +292,8 @@ impl Listener {
         }
         match phase {
             Phase::Serving if self.common.handover.is_inherited(&self.name) => {
-                self.socket.iter_mut().for_each(Socket::own);
+                let file = self.common.handover.file_of(&self.name);
+                self.socket.iter_mut().for_each(|socket| socket.own(file));
             }
             Phase::Serving => {}
             Phase::Suspended => self.member.settle(self.saved()),

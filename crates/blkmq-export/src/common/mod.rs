@@ -4,6 +4,7 @@
 //! | part | decides |
 //! |---|---|
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
+//! | `owned_path`, `turn` | whose the path of a socket is; daemons that start at the same moment |
 //! | `descriptors` | which file descriptors a client may send, and who closes the others |
 //! | `listener` | which reactor serves a client, and how many clients a turn accepts (`pace`) |
 //! | `dialer` | when this daemon connects to a peer that listens for it |
@@ -34,6 +35,7 @@ pub(crate) mod log;
 pub(crate) mod lookup;
 pub(crate) mod losses;
 pub(crate) mod memory;
+mod owned_path;
 mod pace;
 pub(crate) mod payload;
 pub(crate) mod peer;
@@ -43,6 +45,7 @@ pub(crate) mod socket;
 pub(crate) mod sys;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod touched;
+pub(crate) mod turn;
 #[cfg(any(feature = "fuse", feature = "vhost-user"))]
 pub(crate) mod worker;
 
@@ -60,7 +63,8 @@ pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressState, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
-pub use socket::{OpenError, Socket, open, remove_stale};
+pub use owned_path::{FreePath, OwnedPath};
+pub use socket::{OpenError, Socket, open};
 
 /// What the connections of all addresses share, of any front door.
 #[derive(Debug)]

@@ -1,28 +1,25 @@
 //! Decides how addresses become sockets that listen: unix paths, TCP, and the sockets that systemd hands over.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
+use blkmq_host::device::FileId;
 use rustix::net::{AddressFamily, sockopt};
-use rustix::process::test_kill_process;
 
 use super::address::Address;
 use super::descriptors::{listen_at, refuse};
+use super::owned_path::{FreePath, OwnedPath};
 use crate::handover::Handover;
 use crate::handover::codec::Origin;
 
 /// A socket that listens.
 #[derive(Debug)]
 pub enum Socket {
-    /// A unix socket; the path, if any, is removed when the door closes.
-    Unix(UnixListener, Option<PathBuf>),
+    /// A unix socket; the path, if it is ours, is removed when the door closes.
+    Unix(UnixListener, Option<OwnedPath>),
     /// A TCP socket.
     Tcp(TcpListener),
 }
@@ -52,19 +49,32 @@ impl Socket {
         matches!(self, Self::Tcp(_))
     }
 
-    /// Takes ownership of a socket that another daemon left: this daemon removes its path at the
-    /// end.
-    pub fn own(&mut self) {
+    /// Takes ownership of a socket that another daemon left, whose path had this identity: this daemon
+    /// removes its path at the end. An older daemon does not tell the identity.
+    pub fn own(&mut self, file: Option<FileId>) {
         let found = PathBuf::from(self.path());
         if let Self::Unix(_, path) = self {
-            *path = Some(found);
+            *path = match file {
+                Some(file) => Some(OwnedPath::inherited(found, file)),
+                None => OwnedPath::of(found).ok(),
+            };
         }
     }
 
     /// Gives up ownership to another daemon: the path stays.
     pub fn disown(&mut self) {
-        if let Self::Unix(_, path) = self {
-            *path = None;
+        if let Self::Unix(_, path) = self
+            && let Some(path) = path.take()
+        {
+            path.leave();
+        }
+    }
+
+    /// The identity of its path, if that is ours.
+    pub fn file(&self) -> Option<FileId> {
+        match self {
+            Self::Unix(_, path) => path.as_ref().map(OwnedPath::file),
+            Self::Tcp(_) => None,
         }
     }
 
@@ -100,9 +110,9 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if let Self::Unix(_, Some(path)) = self {
-            // The path may be gone already.
-            let _ = std::fs::remove_file(path);
+        if let Self::Unix(_, path) = self {
+            // Before the socket is closed.
+            *path = None;
         }
     }
 }
@@ -119,6 +129,13 @@ impl OpenError {
     pub(crate) fn new(what: impl Into<String>) -> Self {
         let what = what.into();
         Self { what, source: None }
+    }
+
+    pub(crate) fn with_source(self, source: io::Error) -> Self {
+        Self {
+            source: Some(source),
+            ..self
+        }
     }
 }
 
@@ -157,7 +174,7 @@ pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenE
 }
 
 fn unix(path: &Path) -> Result<Socket, OpenError> {
-    remove_stale(path).map_err(|error| OpenError {
+    let free = FreePath::find(path).map_err(|error| OpenError {
         what: format!("export {}: {}", at(path), error.what),
         ..error
     })?;
@@ -165,52 +182,9 @@ fn unix(path: &Path) -> Result<Socket, OpenError> {
         let what = "cannot listen there: is the directory there, and may we write to it?";
         failed(&at(path), what, error)
     })?;
-    Ok(Socket::Unix(listener, Some(path.to_owned())))
-}
-
-/// Removes a socket on which nobody listens any more, such as that of a killed daemon. Blocks for
-/// some seconds if the last requests of that daemon have not ended yet.
-///
-/// # Errors
-/// Somebody listens there, or it is no socket. The text does not name the path.
-pub fn remove_stale(path: &Path) -> Result<(), OpenError> {
-    let Ok(found) = std::fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    if !found.file_type().is_socket() {
-        let what = "there is something else than a socket: choose another path, or move it away";
-        return Err(OpenError::new(what));
-    }
-    let start = Instant::now();
-    let mut found = UnixStream::connect(path);
-    // The kernel closes a killed daemon's descriptors when its last requests have ended.
-    while found.as_ref().is_ok_and(is_of_the_dead) && start.elapsed() < LAST_REQUESTS_MAX {
-        thread::sleep(LOOK_AGAIN);
-        found = UnixStream::connect(path);
-    }
-    match found {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => match std::fs::remove_file(path) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(OpenError {
-                what: "old socket stays".to_owned(),
-                source: Some(error),
-            }),
-            _ => Ok(()),
-        },
-        Ok(_) => Err(OpenError::new(
-            "another server listens there: stop it, or choose another path",
-        )),
-        Err(error) => Err(OpenError::new(format!(
-            "cannot tell whether the socket is in use: {error}"
-        ))),
-    }
-}
-
-/// Returns whether the process that began to listen at the other end has ended. Another one may
-/// have taken over since.
-fn is_of_the_dead(stream: &UnixStream) -> bool {
-    let peer = sockopt::socket_peercred(stream);
-    peer.is_ok_and(|peer| test_kill_process(peer.pid) == Err(Errno::SRCH))
+    let owned = free.own();
+    let owned = owned.map_err(|error| failed(&at(path), "the socket is gone", error))?;
+    Ok(Socket::Unix(listener, Some(owned)))
 }
 
 fn tcp(address: SocketAddr) -> Result<Socket, OpenError> {
@@ -260,10 +234,6 @@ fn failed(address: &str, what: &str, source: io::Error) -> OpenError {
         ..refused(address, what)
     }
 }
-
-/// How long a daemon that was killed may keep a socket.
-const LAST_REQUESTS_MAX: Duration = Duration::from_secs(5);
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

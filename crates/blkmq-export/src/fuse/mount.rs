@@ -2,7 +2,7 @@
 //! over, who owns it, and who unmounts it. Root mounts directly; other users need `fusermount3`.
 //! All of this may block: no reactor calls it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,10 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, fcntl_setfl, flock};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::net::{
@@ -27,6 +26,7 @@ use super::protocol::DATA_BYTES_MAX;
 use super::question::{Daemon, Question};
 use super::saved::SavedMount;
 use crate::common::OpenError;
+use crate::common::turn::Turn;
 
 /// A file that a disk may be mounted over.
 #[derive(Debug)]
@@ -113,31 +113,6 @@ impl Place {
             ownership: Ownership::new(true),
         };
         Ok((mount, device))
-    }
-}
-
-/// The turn of this daemon to look at what is mounted in a directory and to change it, until it is dropped:
-/// daemons that start at the same moment look one after the other. The kernel would stack their mounts.
-struct Turn {
-    /// The directory, which is locked unless it cannot be, or somebody keeps it locked.
-    _directory: Option<File>,
-}
-
-impl Turn {
-    /// Waits until no other daemon has its turn in the directory of a path, for a while: who may read the
-    /// directory may also lock it, and must not be able to prevent every mount.
-    fn wait_for(path: &Path) -> Self {
-        let directory = path.parent().and_then(|parent| File::open(parent).ok());
-        let start = Instant::now();
-        while let Some(directory) = &directory
-            && let Err(Errno::WOULDBLOCK) = flock(directory, FlockOperation::NonBlockingLockExclusive)
-            && start.elapsed() < TURN_MAX
-        {
-            thread::sleep(PAUSE);
-        }
-        Self {
-            _directory: directory,
-        }
     }
 }
 
@@ -445,8 +420,5 @@ const INTERRUPTED: &str = "the process was ended that should find out whether a 
 /// How long a daemon may take to say what its file looks like: at first, and in the end.
 const MOMENT: Duration = Duration::from_secs(1);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// How long to wait for other daemons that start.
-const TURN_MAX: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(2);
 /// Most stacked dead mounts that are removed.
 const STACKED_MAX: usize = 16;

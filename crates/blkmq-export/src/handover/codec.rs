@@ -3,7 +3,7 @@
 //! defines the session's body.
 //!
 //! ```text
-//!  incoming: hello                     outgoing: welcome, sources, locks, sockets, end
+//!  incoming: hello                     outgoing: welcome, sources, locks, sockets, paths, end
 //!  incoming: disks, differences, take               outgoing: sessions, statistics, end    (it serves nobody meanwhile)
 //!  incoming: ready                     outgoing: go
 //!  incoming: taken                     outgoing: ends
@@ -21,9 +21,9 @@ pub use blkmq_host::device::FileId;
 
 /// The newest version of the protocol.
 pub const VERSION: u32 = 4;
-/// The oldest one that can be spoken, too: it has no sources and no differences.
+/// The oldest one that can be spoken, too: it has neither sources and differences nor paths.
 pub const VERSION_MIN: u32 = 3;
-/// The first one in which disks are compared by their sources.
+/// The first one in which disks are compared by their sources, and paths of sockets by their files.
 pub const VERSION_OF_SOURCES: u32 = 4;
 /// Bytes before the body of each message: its length and its kind.
 pub const HEADER_BYTES: usize = 6;
@@ -60,6 +60,13 @@ pub enum Message {
     Lock,
     /// One descriptor: a socket that listens, or that of a mount.
     Socket(Socket),
+    /// The identity of a socket's path.
+    Path {
+        /// The socket's address.
+        address: String,
+        /// The socket's file.
+        file: FileId,
+    },
     /// A disk, as the incoming daemon has it.
     Disk(Disk),
     /// The incoming daemon has other data under a disk's name.
@@ -232,7 +239,7 @@ impl Message {
         let [a, b, c, d, e, f] = bytes;
         let (length, kind) = (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]));
         let max = match kind {
-            HELLO..=DIFFERS => body_bytes_max(kind),
+            HELLO..=PATH => body_bytes_max(kind),
             _ => return Err(DecodeError::Kind(kind)),
         };
         let length = length as usize;
@@ -273,6 +280,10 @@ impl Message {
                     other => return Err(DecodeError::Value("a socket's origin", other.into())),
                 },
             }),
+            PATH => Self::Path {
+                address: reader.text("an address")?,
+                file: reader.file()?,
+            },
             DISK => Self::Disk(Disk {
                 name: reader.text("a disk's name")?,
                 size: reader.u64("a disk's size")?,
@@ -356,6 +367,11 @@ impl Message {
                 writer.text(&socket.address);
                 writer.u8((socket.origin == Origin::Systemd).into());
                 SOCKET
+            }
+            Self::Path { address, file } => {
+                writer.text(address);
+                writer.file(*file);
+                PATH
             }
             Self::Disk(disk) => {
                 writer.text(&disk.name);
@@ -498,13 +514,14 @@ impl<'a> Reader<'a> {
         if count > FILES_MAX {
             return Err(too_long("a list of files", 16 * count, 16 * FILES_MAX));
         }
-        let mut file = || {
-            Ok(FileId {
-                device: self.u64("a file's device")?,
-                inode: self.u64("a file's inode")?,
-            })
-        };
-        (0..count).map(|_| file()).collect()
+        (0..count).map(|_| self.file()).collect()
+    }
+
+    fn file(&mut self) -> Result<FileId, DecodeError> {
+        Ok(FileId {
+            device: self.u64("a file's device")?,
+            inode: self.u64("a file's inode")?,
+        })
     }
 
     fn counts(&mut self) -> Result<Vec<u64>, DecodeError> {
@@ -558,10 +575,12 @@ impl Writer<'_> {
 
     fn files(&mut self, files: &[FileId]) {
         self.u32(files.len() as u32);
-        for file in files {
-            self.u64(file.device);
-            self.u64(file.inode);
-        }
+        files.iter().for_each(|file| self.file(*file));
+    }
+
+    fn file(&mut self, file: FileId) {
+        self.u64(file.device);
+        self.u64(file.inode);
     }
 
     /// Appends a value that may be missing.
@@ -616,6 +635,7 @@ const TAKEN: u16 = 12;
 const REFUSED: u16 = 13;
 const SOURCE: u16 = 14;
 const DIFFERS: u16 = 15;
+const PATH: u16 = 16;
 /// Most files of one disk.
 const FILES_MAX: usize = 1 << 10;
 

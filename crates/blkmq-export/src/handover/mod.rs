@@ -18,17 +18,19 @@ pub mod codec;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use blkmq_core::ids::ReactorId;
+use blkmq_host::device::FileId;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::{ServiceFactory, Waker};
 
 use self::codec::Origin;
-use crate::common::Socket;
+use crate::common::{OwnedPath, Socket};
 
 /// Whether clients are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +61,8 @@ struct State {
     inherited: Vec<(codec::Socket, OwnedFd)>,
     /// Addresses whose sockets were inherited; this daemon owns their paths once it serves.
     paths: BTreeSet<String>,
+    /// The identities of inherited paths, by address.
+    files: BTreeMap<String, FileId>,
     /// Addresses whose sockets belong to systemd.
     of_systemd: BTreeSet<String>,
     instance: Option<u64>,
@@ -71,6 +75,8 @@ struct Door {
     origin: Origin,
     /// The descriptor with which another daemon starts. None where this side connects.
     socket: Option<OwnedFd>,
+    /// The identity of the socket's path, if a daemon has made it.
+    file: Option<FileId>,
     restore: Restore,
 }
 
@@ -354,8 +360,12 @@ impl Handover {
         let unused = std::mem::take(&mut self.lock().inherited);
         for (named, _) in &unused {
             if let (Origin::Daemon, Some(path)) = (named.origin, named.address.strip_prefix("unix:")) {
+                let path = PathBuf::from(path);
                 // The path may be gone already.
-                let _ = std::fs::remove_file(path);
+                drop(match self.file_of(&named.address) {
+                    Some(file) => Some(OwnedPath::inherited(path, file)),
+                    None => OwnedPath::of(path).ok(),
+                });
             }
         }
         unused.into_iter().map(|(named, _)| named.address).collect()
@@ -366,6 +376,23 @@ impl Handover {
         self.lock().paths.contains(address)
     }
 
+    /// Stores the identity of the path of an inherited socket.
+    pub fn inherit_path(&self, address: String, file: FileId) {
+        self.lock().files.insert(address, file);
+    }
+
+    /// The identity that the path of an inherited socket had, if the other daemon told it.
+    pub fn file_of(&self, address: &str) -> Option<FileId> {
+        self.lock().files.get(address).copied()
+    }
+
+    /// The identities of the paths of sockets, with their addresses.
+    pub fn paths(&self) -> Vec<(String, FileId)> {
+        let state = self.lock();
+        let path = |door: &Door| Some((door.address.clone(), door.file?));
+        state.doors.iter().filter_map(path).collect()
+    }
+
     /// Adds an address that is served from now on: its clients are restored with `restore`.
     ///
     /// # Errors
@@ -374,6 +401,7 @@ impl Handover {
         let address = socket.address();
         let mut state = self.lock();
         let is_systemds = state.of_systemd.contains(&address);
+        let file = socket.file().or_else(|| state.files.get(&address).copied());
         state.doors.push(Door {
             door,
             address,
@@ -383,6 +411,7 @@ impl Handover {
                 Origin::Daemon
             },
             socket: Some(socket.as_fd().try_clone_to_owned()?),
+            file,
             restore,
         });
         Ok(())
@@ -397,6 +426,7 @@ impl Handover {
             address,
             origin: Origin::Daemon,
             socket: Some(device),
+            file: None,
             restore,
         });
     }
@@ -409,6 +439,7 @@ impl Handover {
             address,
             origin: Origin::Daemon,
             socket: None,
+            file: None,
             restore,
         });
     }

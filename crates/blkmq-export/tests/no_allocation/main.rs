@@ -17,7 +17,7 @@ use std::sync::Arc;
 use blkmq_config::{Config, DiskSpec, GroupSpec, plan};
 use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, Socket};
+use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, OwnedPath, Socket};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -91,7 +91,10 @@ fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
     let path = dir.join("socket");
     let served = Served {
         tls: &blkmq_tls::settings::OFF,
-        socket: Socket::Unix(UnixListener::bind(&path).unwrap(), Some(path.clone())),
+        socket: Socket::Unix(
+            UnixListener::bind(&path).unwrap(),
+            OwnedPath::of(path.clone()).ok(),
+        ),
         disks: None,
         limits: Limits::default(),
         admitted: AddressLimits::default(),

@@ -6,13 +6,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use blkmq_export::common::OwnedPath;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg, sockopt};
@@ -29,15 +30,21 @@ use crate::serve::upgrade::Earlier;
 
 /// A control socket that is served, until this is dropped.
 pub(crate) struct Server {
-    path: PathBuf,
     state: Arc<State>,
 }
 
 /// What a server and its thread share.
 #[derive(Default)]
 struct State {
-    is_open: AtomicBool,
+    /// The socket's path, as soon as it is ours.
+    path: Mutex<Option<OwnedPath>>,
     is_over: AtomicBool,
+}
+
+impl State {
+    fn path(&self) -> MutexGuard<'_, Option<OwnedPath>> {
+        self.path.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What clients ask about.
@@ -72,12 +79,9 @@ impl Server {
     /// # Errors
     /// If there can be no such socket, or another daemon has it.
     pub(crate) fn start(path: &Path, readers: Option<&str>, daemon: Arc<Daemon>) -> Result<Self> {
-        let listener =
+        let (listener, owned) =
             listen_for(path, readers).with_context(|| format!("control socket {}", path.display()))?;
-        Self::spawn(path, move |state| {
-            state.is_open.store(true, Ordering::Release);
-            accept(&listener, &daemon, state);
-        })
+        Self::spawn(Some(owned), move |state| accept(&listener, &daemon, state))
     }
 
     /// The same, as soon as the daemon that is taken over has let go of the socket.
@@ -86,12 +90,12 @@ impl Server {
     /// If there can be no thread for it.
     pub(crate) fn start_later(path: &Path, readers: Option<String>, daemon: Arc<Daemon>) -> Result<Self> {
         let at = path.to_owned();
-        Self::spawn(path, move |state| {
+        Self::spawn(None, move |state| {
             let start = Instant::now();
             while !state.is_over.load(Ordering::Acquire) {
                 match listen_for(&at, readers.as_deref()) {
-                    Ok(listener) => {
-                        state.is_open.store(true, Ordering::Release);
+                    Ok((listener, owned)) => {
+                        *state.path() = Some(owned);
                         return accept(&listener, &daemon, state);
                     }
                     Err(error) if start.elapsed() > FREE_MAX => {
@@ -103,31 +107,27 @@ impl Server {
         })
     }
 
-    fn spawn(path: &Path, serve: impl FnOnce(&State) + Send + 'static) -> Result<Self> {
+    fn spawn(path: Option<OwnedPath>, serve: impl FnOnce(&State) + Send + 'static) -> Result<Self> {
         let state = Arc::<State>::default();
+        *state.path() = path;
         let of_thread = Arc::clone(&state);
         let thread = thread::Builder::new().name("control".to_owned());
         thread
             .spawn(move || serve(&of_thread))
             .context("no thread for the control socket can be made")?;
-        Ok(Self {
-            path: path.to_owned(),
-            state,
-        })
+        Ok(Self { state })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         // The path first: whoever comes next finds it free, and keeps it.
-        if self.state.is_open.load(Ordering::Acquire) {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        *self.state.path() = None;
         self.state.is_over.store(true, Ordering::Release);
     }
 }
 
-fn listen_for(path: &Path, readers: Option<&str>) -> Result<UnixListener> {
+fn listen_for(path: &Path, readers: Option<&str>) -> Result<(UnixListener, OwnedPath)> {
     // A path without a directory is in the one where the daemon was started.
     let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
     if let Some(dir) = path.parent().filter(is_missing) {

@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use blkmq_export::common::OwnedPath;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -27,12 +27,12 @@ use crate::listen;
 /// An address where metrics are read, until this is dropped.
 pub(crate) struct Server {
     state: Arc<State>,
-    path: Option<PathBuf>,
 }
 
 #[derive(Default)]
 struct State {
-    is_open: AtomicBool,
+    /// The socket's path, as soon as it is ours.
+    path: Mutex<Option<OwnedPath>>,
     is_over: AtomicBool,
 }
 
@@ -49,34 +49,39 @@ impl Server {
     /// It cannot listen there.
     pub(crate) fn start(place: Place, daemon: Arc<Daemon>, later: bool) -> Result<Self> {
         let state = Arc::<State>::default();
-        let path = match &place {
-            Place::Unix(path) => Some(path.clone()),
-            Place::Tcp(_) => None,
-        };
-        let listener = if later { None } else { Some(listen_there(&place)?) };
+        let listener = if later { None } else { Some(state.listen(&place)?) };
         let of_thread = Arc::clone(&state);
         let thread = thread::Builder::new().name("metrics".to_owned());
         let serve = move || {
             let start = Instant::now();
             let mut listener = listener;
             while listener.is_none() && !of_thread.is_over() {
-                match listen_there(&place) {
+                match of_thread.listen(&place) {
                     Ok(opened) => listener = Some(opened),
                     Err(error) if start.elapsed() > FREE_MAX => return tracing::warn!("metrics: {error:#}"),
                     Err(_) => thread::sleep(TRY_AGAIN),
                 }
             }
             if let Some(listener) = listener {
-                of_thread.is_open.store(true, Ordering::Release);
                 serve(&listener, &daemon, &of_thread);
             }
         };
         thread.spawn(serve).context("no thread for metrics can be made")?;
-        Ok(Self { state, path })
+        Ok(Self { state })
     }
 }
 
 impl State {
+    fn path(&self) -> MutexGuard<'_, Option<OwnedPath>> {
+        self.path.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listen(&self, place: &Place) -> Result<Listener> {
+        let (listener, path) = listen_there(place)?;
+        *self.path() = path;
+        Ok(listener)
+    }
+
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
@@ -85,31 +90,27 @@ impl State {
 impl Drop for Server {
     fn drop(&mut self) {
         // The path first: the next daemon finds it free, and keeps it.
-        if self.state.is_open.load(Ordering::Acquire)
-            && let Some(path) = &self.path
-        {
-            let _ = std::fs::remove_file(path);
-        }
+        *self.state.path() = None;
         self.state.is_over.store(true, Ordering::Release);
     }
 }
 
-fn listen_there(place: &Place) -> Result<Listener> {
+fn listen_there(place: &Place) -> Result<(Listener, Option<OwnedPath>)> {
     match place {
         Place::Unix(path) => {
             let whose = |path: &std::path::Path| {
                 let mode = PermissionsExt::from_mode(0o660);
                 Ok(std::fs::set_permissions(path, mode)?)
             };
-            let listener = listen::listen(path, whose)
+            let (listener, owned) = listen::listen(path, whose)
                 .with_context(|| format!("metrics address unix:{}", path.display()))?;
             listener.set_nonblocking(true)?;
-            Ok(Listener::Unix(listener))
+            Ok((Listener::Unix(listener), Some(owned)))
         }
         Place::Tcp(at) => {
             let listener = TcpListener::bind(at).with_context(|| format!("metrics address tcp:{at}"))?;
             listener.set_nonblocking(true)?;
-            Ok(Listener::Tcp(listener))
+            Ok((Listener::Tcp(listener), None))
         }
     }
 }

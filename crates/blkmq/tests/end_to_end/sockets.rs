@@ -3,8 +3,9 @@
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::common::daemon::program;
 use crate::common::nbd::Client;
@@ -32,6 +33,44 @@ fn a_socket_handed_over_by_systemd_is_served() {
     assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
     daemon.stop();
     assert!(socket.exists(), "the socket is systemd's: it must stay");
+}
+
+#[test]
+fn sockets_that_others_have_put_at_our_paths_stay_at_our_end() {
+    for is_taken_over in [false, true] {
+        let scratch = Scratch::new();
+        let at = |name: &str| format!("unix:{}", scratch.word(name));
+        let names = ["nbd.sock", "control.sock", "metrics.sock", "up.sock"];
+        let [nbd, control, metrics, up] = names.map(at);
+        let words = ["--disk", "name=vm1,ram=1M", "--nbd", &nbd, "--control", &control];
+        let words = [&words[..], &["--metrics", &metrics]].concat();
+        let mut daemon = Daemon::start(&[&words[..], &["--upgrade-socket", &up]].concat());
+        if is_taken_over {
+            let next = Daemon::start(&[&words[..], &["--take-over", &up]].concat());
+            assert!(daemon.ended_within(Duration::from_secs(10)).success());
+            daemon = next;
+            let start = Instant::now();
+            // These are opened when the first daemon has let go of them.
+            while !["control.sock", "metrics.sock"]
+                .iter()
+                .all(|name| scratch.path(name).exists())
+            {
+                assert!(start.elapsed() < Duration::from_secs(10), "no control socket");
+            }
+        }
+        let others = names.map(|name| {
+            let made = scratch.path("made");
+            let other = UnixListener::bind(&made).expect("a socket can be bound");
+            std::fs::rename(&made, scratch.path(name)).expect("our own socket");
+            other
+        });
+        daemon.stop();
+        for name in names {
+            let reached = UnixStream::connect(scratch.path(name));
+            reached.unwrap_or_else(|error| panic!("{name}, taken over: {is_taken_over}: {error}"));
+        }
+        drop(others);
+    }
 }
 
 #[test]

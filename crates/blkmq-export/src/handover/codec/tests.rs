@@ -30,6 +30,10 @@ fn one_of_each() -> Vec<Message> {
             address: address.clone(),
             origin: Origin::Systemd,
         }),
+        Message::Path {
+            address: "unix:/run/nbd.sock".to_owned(),
+            file: FileId { device: 7, inode: 1 },
+        },
         Message::Disk(Disk {
             name: "vm1".to_owned(),
             size: 1 << 40,
@@ -114,7 +118,7 @@ fn lengths_kinds_and_values_out_of_their_range_have_an_error_each() {
         Message::parse_header([a, b, c, d, e, f])
     };
     assert_eq!(header(0, 0), Err(DecodeError::Kind(0)));
-    assert_eq!(header(0, DIFFERS + 1), Err(DecodeError::Kind(DIFFERS + 1)));
+    assert_eq!(header(0, PATH + 1), Err(DecodeError::Kind(PATH + 1)));
     assert!(matches!(
         header(u32::MAX, SESSION),
         Err(DecodeError::TooLong { .. })

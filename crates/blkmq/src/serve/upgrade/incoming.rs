@@ -115,6 +115,7 @@ fn take_what_a_start_needs(channel: &mut Channel, handover: &Handover) -> Result
             (Message::Source(source), None) => predecessor.add(source),
             (Message::Lock, Some(lock)) => file::inherit_lock(lock),
             (Message::Socket(named), Some(socket)) => handover.inherit(named, socket),
+            (Message::Path { address, file }, None) => handover.inherit_path(address, file),
             (Message::End { count: sent }, None) if sent == count => return Ok(predecessor),
             _ => bail!("the running daemon says something else than sources, locks and sockets"),
         }

@@ -19,6 +19,7 @@ use blkmq_export::common::{self, Common, Socket};
 use blkmq_export::handover::channel::{Channel, ChannelError};
 use blkmq_export::handover::codec::{self, Message, Origin, VERSION, VERSION_MIN, VERSION_OF_SOURCES};
 use blkmq_host::control::{Control, Uncapped};
+use blkmq_host::device::FileId;
 use blkmq_host::disk::{Disk, MAPPED};
 use blkmq_host::engine::Engine;
 use rustix::net::sockopt;
@@ -54,6 +55,8 @@ struct Conductor {
     main: Handle,
     socket: OwnedFd,
     address: String,
+    /// The identity of the socket's path.
+    file: Option<FileId>,
 }
 
 /// The disks of the incoming daemon.
@@ -98,7 +101,8 @@ impl Outgoing {
         main: Handle,
     ) -> Result<()> {
         if common.handover.is_inherited(&self.socket.address()) {
-            self.socket.own();
+            let file = common.handover.file_of(&self.socket.address());
+            self.socket.own(file);
         }
         let socket = self.socket.as_fd().try_clone_to_owned()?;
         let conductor = Conductor {
@@ -111,6 +115,7 @@ impl Outgoing {
             main,
             socket: socket.try_clone()?,
             address: self.socket.address(),
+            file: self.socket.file(),
         };
         let thread = thread::Builder::new().name("upgrade".to_owned());
         let started = thread.spawn(move || conductor.run(&UnixListener::from(socket)));
@@ -264,6 +269,13 @@ impl Conductor {
         for (named, socket) in sockets {
             channel.send(&Message::Socket(named), &[socket.as_fd()], ANSWER_MAX)?;
             count += 1;
+        }
+        if version >= VERSION_OF_SOURCES {
+            let own = self.file.map(|file| (self.address.clone(), file));
+            for (address, file) in handover.paths().into_iter().chain(own) {
+                channel.send(&Message::Path { address, file }, &[], ANSWER_MAX)?;
+                count += 1;
+            }
         }
         channel.send(&Message::End { count }, &[], ANSWER_MAX)?;
         Ok(())
