@@ -25,6 +25,7 @@ pub(crate) mod arena;
 pub(crate) mod buffers;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod command_ring;
+mod credentials;
 pub(crate) mod descriptors;
 #[cfg(feature = "vhost-user")]
 pub(crate) mod dialer;
@@ -61,6 +62,7 @@ use crate::handover::{Handover, Phase};
 
 pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressState, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
+pub use credentials::Credentials;
 pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 pub use owned_path::{FreePath, OwnedPath};

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use blkmq_host::device::FileId;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
-use rustix::process::test_kill_process;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use super::credentials::Credentials;
 use super::socket::OpenError;
 use super::turn::Turn;
 
@@ -148,8 +148,7 @@ fn reach(path: &Path) -> Result<OwnedFd, Errno> {
 /// Returns whether the process that began to listen at the other end has ended. Another one may
 /// have taken over since.
 fn is_of_the_dead(socket: &OwnedFd) -> bool {
-    let peer = sockopt::socket_peercred(socket);
-    peer.is_ok_and(|peer| test_kill_process(peer.pid) == Err(Errno::SRCH))
+    Credentials::of_peer(socket).is_ok_and(|peer| peer.has_ended())
 }
 
 fn remove(path: &Path) -> Result<(), OpenError> {

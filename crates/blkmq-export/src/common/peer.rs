@@ -7,17 +7,13 @@ use std::time::Duration;
 
 use rustix::net::{getpeername, sockopt};
 
+use super::credentials::Credentials;
+
 /// Names the peer: by its address or, at a unix socket, by the process that connected.
 pub(crate) fn peer(socket: &OwnedFd, is_tcp: bool) -> String {
     if !is_tcp {
-        return match sockopt::socket_peercred(socket) {
-            Ok(peer) => format!(
-                "process {} of user {}",
-                peer.pid.as_raw_nonzero(),
-                peer.uid.as_raw()
-            ),
-            Err(_) => "an unknown process".to_owned(),
-        };
+        let peer = Credentials::of_peer(socket);
+        return peer.map_or_else(|_| "an unknown process".to_owned(), |peer| peer.to_string());
     }
     let address = getpeername(socket).ok().flatten();
     address

@@ -13,6 +13,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
+use crate::common::Credentials;
+
 use super::codec::{DecodeError, FDS_MAX, HEADER_BYTES, Message};
 
 /// The connection to the other daemon.
@@ -58,14 +60,11 @@ impl Channel {
     /// # Errors
     /// The process is another user's, or its user cannot be found out.
     pub fn new(stream: UnixStream) -> io::Result<Self> {
-        let peer = sockopt::socket_peercred(&stream)?;
-        let ours = rustix::process::geteuid();
-        if peer.uid != ours {
+        let peer = Credentials::of_peer(&stream)?;
+        let ours = rustix::process::geteuid().as_raw();
+        if peer.user != ours {
             return Err(io::Error::other(format!(
-                "process {} is of user {}, not of user {}, as this one",
-                peer.pid.as_raw_nonzero(),
-                peer.uid.as_raw(),
-                ours.as_raw()
+                "{peer} connects: this one is of user {ours}, and so must that be"
             )));
         }
         stream.set_nonblocking(false)?;

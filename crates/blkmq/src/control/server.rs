@@ -13,10 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::common::OwnedPath;
+use blkmq_export::common::{Credentials, OwnedPath};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg, sockopt};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 
@@ -218,8 +218,8 @@ fn serve(stream: UnixStream, daemon: &Arc<Daemon>, clients: &Arc<AtomicU32>) {
 
 /// What a client may do: everything, if it is the daemon's user or root.
 fn access_of(stream: &UnixStream) -> io::Result<Access> {
-    let peer = sockopt::socket_peercred(stream)?;
-    let is_owner = peer.uid.is_root() || peer.uid == rustix::process::geteuid();
+    let peer = Credentials::of_peer(stream)?;
+    let is_owner = peer.user == ROOT || peer.user == rustix::process::geteuid().as_raw();
     Ok(if is_owner { Access::All } else { Access::Read })
 }
 
@@ -358,6 +358,7 @@ fn answer(line: &[u8], daemon: &Daemon, session: &mut Session) -> Option<String>
     request.id.map(|id| protocol::answer(&id, done))
 }
 
+const ROOT: u32 = 0;
 /// How long a daemon that is taken over may keep its socket.
 const FREE_MAX: Duration = Duration::from_secs(20);
 const TRY_AGAIN: Duration = Duration::from_millis(20);

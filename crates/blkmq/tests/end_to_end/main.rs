@@ -39,6 +39,7 @@ mod memory;
 mod metrics;
 mod mixed_sizes;
 mod nbd_disk;
+mod pid_namespaces;
 mod qemu;
 mod rbd;
 mod readme;

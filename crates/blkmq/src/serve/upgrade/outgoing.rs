@@ -15,14 +15,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blkmq_core::group::Debts;
-use blkmq_export::common::{self, Common, Socket};
+use blkmq_export::common::{self, Common, Credentials, Socket};
 use blkmq_export::handover::channel::{Channel, ChannelError};
 use blkmq_export::handover::codec::{self, Message, Origin, VERSION, VERSION_MIN, VERSION_OF_SOURCES};
 use blkmq_host::control::{Control, Uncapped};
 use blkmq_host::device::FileId;
 use blkmq_host::disk::{Disk, MAPPED};
 use blkmq_host::engine::Engine;
-use rustix::net::sockopt;
 use signal_hook::iterator::Handle;
 
 use super::flusher::Flusher;
@@ -163,19 +162,20 @@ impl Conductor {
     }
 
     fn answer(&self, stream: UnixStream) {
-        let pid = sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+        let peer = Credentials::of_peer(&stream);
+        let peer = peer.map_or_else(|_| "an unknown process".to_owned(), |peer| peer.to_string());
         let mut channel = match Channel::new(stream) {
             Ok(channel) => channel,
             Err(error) => return tracing::warn!("upgrade: refused: {error}"),
         };
-        match self.hand_over(&mut channel, pid) {
+        match self.hand_over(&mut channel, &peer) {
             Ok(held) => {
                 // This daemon is not changed any more.
                 std::mem::forget(held);
                 self.main.close();
             }
             Err(error) => {
-                tracing::warn!("upgrade: process {pid} does not take over: {error:#}; this daemon goes on");
+                tracing::warn!("upgrade: {peer} does not take over: {error:#}; this daemon goes on");
                 let reason = format!("{error:#}");
                 // It may be gone, or have sent a reason itself.
                 let _ = channel.send(&Message::Refused { reason }, &[], ANSWER_MAX);
@@ -184,7 +184,7 @@ impl Conductor {
     }
 
     /// Hands over. Returns what keeps this daemon from being changed.
-    fn hand_over(&self, channel: &mut Channel, pid: i32) -> Result<Held<'_>> {
+    fn hand_over(&self, channel: &mut Channel, peer: &str) -> Result<Held<'_>> {
         let version = match channel.receive(ANSWER_MAX)? {
             (Message::Hello { version }, _) if (VERSION_MIN..=VERSION).contains(&version) => version,
             (Message::Hello { version }, _) => {
@@ -217,7 +217,7 @@ impl Conductor {
                 // Release: pairs with the Acquire in `has_left`.
                 self.shared.has_left.store(true, Ordering::Release);
                 tracing::info!(
-                    "upgrade: process {pid} has taken over {connections} connections; they were not served for {:.1} ms",
+                    "upgrade: {peer} has taken over {connections} connections; they were not served for {:.1} ms",
                     pause.as_secs_f64() * 1e3
                 );
                 Ok(held)
