@@ -50,6 +50,14 @@ pub fn inherit(file: OwnedFd) {
     inherited.push(file.into());
 }
 
+/// Releases the locks that another process has handed over and that no disk uses. Returns their
+/// number.
+pub fn release_unused() -> usize {
+    let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+    let unused = std::mem::take(&mut *inherited);
+    unused.len()
+}
+
 /// Returns whether another process has handed over the lock of the file at this path.
 pub(super) fn is_inherited(path: &Path) -> bool {
     let Ok(wanted) = std::fs::metadata(path) else {
@@ -87,6 +95,7 @@ pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<Lock, 
 
 fn wait_for_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
     let deadline = Instant::now() + LEAVING_TIME_MAX;
+    let mut has_looked = false;
     loop {
         let result = try_lock(file, path, for_reading);
         let is_held = matches!(result, Err(FileError::Locked { .. }));
@@ -94,6 +103,13 @@ fn wait_for_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), File
         // that is alive.
         if !is_held || holders_of(file).any(|pid| !has_ended(pid)) || Instant::now() > deadline {
             return result;
+        }
+        // Once: it looks at all processes.
+        if !std::mem::replace(&mut has_looked, true)
+            && let Some(heir) = heir_of(file)
+        {
+            let held = io::ErrorKind::WouldBlock.into();
+            return Err(refused(path, held, || Some(describe(heir))));
         }
         thread::sleep(LEAVING_LOOK);
     }
@@ -148,21 +164,49 @@ fn holder_of(file: &File) -> Option<String> {
 
 /// The processes that took a `flock` on the file which is still held.
 fn holders_of(file: &File) -> impl Iterator<Item = u32> {
-    let id = file.metadata().map(|meta| {
-        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
-        format!("{major:02x}:{minor:02x}:{}", meta.ino())
-    });
+    let id = id_of(file);
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
-    let holder = |line: &str| {
-        let mut words = line.split_whitespace().skip(1);
-        let is_flock = words.next() == Some("FLOCK");
-        // Waiters have an arrow in front of the kind, so they are not taken for holders.
-        let mut words = words.skip(2);
-        let pid: u32 = words.next()?.parse().ok()?;
-        (is_flock && words.next() == id.as_deref().ok()).then_some(pid)
-    };
-    let holders: Vec<u32> = locks.lines().filter_map(holder).collect();
+    let holders: Vec<u32> = locks.lines().filter_map(|line| holder(line, &id)).collect();
     holders.into_iter()
+}
+
+/// A living process that has the open file by which another one, which has ended, took a `flock`: a
+/// daemon that took over from it. Only processes that may be looked at are found.
+fn heir_of(file: &File) -> Option<u32> {
+    let id = id_of(file);
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    pids.find(|pid| {
+        let files = std::fs::read_dir(format!("/proc/{pid}/fdinfo"));
+        let mut infos = files.into_iter().flatten().flatten();
+        let has_it = |info: &str| {
+            let mut locks = info.lines().filter_map(|line| line.strip_prefix("lock:"));
+            locks.any(|line| holder(line, &id).is_some())
+        };
+        infos.any(|info| std::fs::read_to_string(info.path()).is_ok_and(|info| has_it(&info)))
+            && !has_ended(*pid)
+    })
+}
+
+/// A file as /proc/locks names it.
+fn id_of(file: &File) -> String {
+    file.metadata().map_or_else(
+        |_| String::new(),
+        |meta| {
+            let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+            format!("{major:02x}:{minor:02x}:{}", meta.ino())
+        },
+    )
+}
+
+/// The process that took a `flock` on a file, from a line of /proc/locks.
+fn holder(line: &str, id: &str) -> Option<u32> {
+    let mut words = line.split_whitespace().skip(1);
+    let is_flock = words.next() == Some("FLOCK");
+    // Waiters have an arrow in front of the kind, so they are not taken for holders.
+    let mut words = words.skip(2);
+    let pid: u32 = words.next()?.parse().ok()?;
+    (is_flock && words.next() == Some(id)).then_some(pid)
 }
 
 /// Returns whether a process is gone or ending: a zombie, exiting, or killed and not yet ended.
@@ -192,7 +236,7 @@ fn describe(pid: u32) -> String {
     }
     match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{} (process {pid})", name.trim_end()),
-        Err(_) => format!("process {pid}"),
+        Err(_) => format!("process {pid}, which has ended, or a daemon that took over from it"),
     }
 }
 
@@ -269,6 +313,37 @@ mod tests {
             lock(reader, &path, true).unwrap();
         }
         assert!(lock(&open(&path), &path, false).is_err());
+    }
+
+    #[test]
+    fn lock_of_a_process_that_has_ended_is_refused_at_once_with_the_name_of_its_heir() {
+        let path = scratch_file("heir", 4096);
+        // `flock` takes the lock of a file that its parent keeps open, and ends.
+        let child = std::process::Command::new("sh")
+            .args([
+                "-c",
+                r#"exec 9<>"$0"; flock 9 || exit; echo locked; exec sleep 60"#,
+            ])
+            .arg(&*path)
+            .stdout(std::process::Stdio::piped())
+            .spawn();
+        let mut child = child.unwrap();
+        let mut line = String::new();
+        let mut output = io::BufReader::new(child.stdout.take().unwrap());
+        io::BufRead::read_line(&mut output, &mut line).unwrap();
+        let start = Instant::now();
+        let refused = lock(&open(&path), &path, false);
+        let waited = start.elapsed();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if line.is_empty() {
+            blkmq_skip::skip("the command flock is not installed");
+            return;
+        }
+        let error = refused.unwrap_err().to_string();
+        let holder = format!("(process {})", child.id());
+        assert!(error.contains(&holder), "{error}");
+        assert!(waited < LEAVING_TIME_MAX / 2, "{waited:?}");
     }
 
     #[test]

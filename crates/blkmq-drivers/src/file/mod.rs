@@ -21,4 +21,4 @@ pub use device::FileDevice;
 pub use disk::{Backing, FileDisk};
 pub use driver::DRIVER;
 pub use error::FileError;
-pub use lock::inherit as inherit_lock;
+pub use lock::{inherit as inherit_lock, release_unused as release_unused_locks};

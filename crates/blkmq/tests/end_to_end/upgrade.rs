@@ -191,8 +191,11 @@ fn a_daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other(
     let disk = format!("name=vm1,file={image}");
     let elsewhere = format!("unix:{}", stage.scratch.word("other.sock"));
     let words = ["--disk", &disk, "--nbd", &elsewhere].map(str::to_owned);
+    let start = Instant::now();
     let said = stage.fail_to_upgrade(&words);
-    assert!(said.contains("in use by"), "{said}");
+    let holder = format!("in use by blkmq (process {})", daemon.id());
+    assert!(said.contains(&holder), "{said}");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     let daemon = stage.upgrade(stage.upgrade(daemon));
     daemon.signal(Signal::USR1);
     let mut daemon = daemon;
@@ -203,6 +206,21 @@ fn a_daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other(
     client.write(0, &block(0, 2)).expect("a write");
     client.flush().expect("a flush");
     assert!(newcomer.read(0, BLOCK).expect("a read") == block(0, 2));
+    daemon.stop();
+}
+
+#[test]
+fn lock_of_a_disk_that_the_other_daemon_does_not_have_ends_with_the_upgrade() {
+    let mut stage = Stage::new();
+    let other = stage.scratch.image("vm2.raw", DISK_BYTES);
+    let disk = ["--disk".to_owned(), format!("name=vm2,file={other}")];
+    let kept = std::mem::take(&mut stage.words);
+    stage.words = [&kept[..], &disk].concat();
+    let daemon = stage.start();
+    stage.words = kept;
+    let daemon = stage.upgrade(daemon);
+    let elsewhere = format!("unix:{}", stage.scratch.word("other.sock"));
+    Daemon::start(&["--disk", &disk[1], "--nbd", &elsewhere]).stop();
     daemon.stop();
 }
 

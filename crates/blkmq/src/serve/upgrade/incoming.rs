@@ -181,6 +181,10 @@ fn take_clients(
     told.err()
         .iter()
         .for_each(|error| tracing::warn!("upgrade: the other daemon was not told: {error}"));
+    match file::release_unused_locks() {
+        0 => {}
+        files => tracing::info!("upgrade: {files} files are not locked any more: no disk is in them here"),
+    }
     for address in handover.drop_unused() {
         tracing::info!("upgrade: {address} is not served any more");
     }
