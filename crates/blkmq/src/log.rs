@@ -1,12 +1,14 @@
-//! Decides how messages reach standard error: the sender puts a message into a bounded queue and
+//! The way of messages to standard error: the sender puts a message into a bounded queue and
 //! continues, and a thread of its own writes. A full disk, a closed pipe or one without a reader
 //! costs messages, which are counted, and nothing else. `main` installs it for `tracing`; `serve`
 //! prints its statistics through it.
 
+pub mod filter;
 pub mod format;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::VecDeque;
+use std::env::VarError;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::panic;
@@ -15,7 +17,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tracing::Level;
+use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+
+use self::format::Format;
 
 /// A handle of the log; clones share one log.
 #[derive(Clone)]
@@ -27,9 +33,10 @@ struct Shared {
     changed: Condvar,
     /// Replaces the filter of what is logged.
     filter: OnceLock<SetFilter>,
+    format: Format,
 }
 
-type SetFilter = Box<dyn Fn(&str) -> anyhow::Result<()> + Send + Sync>;
+type SetFilter = Box<dyn Fn(EnvFilter) -> anyhow::Result<()> + Send + Sync>;
 
 /// Messages that are not written yet.
 #[derive(Default)]
@@ -51,15 +58,16 @@ struct Message {
 }
 
 impl Log {
-    /// Starts the thread that writes to `sink`. The thread runs as long as the process.
+    /// Starts the thread that writes to `sink`, in this format. The thread runs as long as the process.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn start(sink: impl Write + Send + 'static) -> io::Result<Self> {
+    pub fn start(sink: impl Write + Send + 'static, format: Format) -> io::Result<Self> {
         let log = Self(Arc::new(Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
             filter: OnceLock::new(),
+            format,
         }));
         let shared = Arc::clone(&log.0);
         thread::Builder::new()
@@ -69,7 +77,7 @@ impl Log {
     }
 
     /// Sets the function that replaces the filter of what is logged.
-    pub fn take_filter(&self, set: impl Fn(&str) -> anyhow::Result<()> + Send + Sync + 'static) {
+    pub fn take_filter(&self, set: impl Fn(EnvFilter) -> anyhow::Result<()> + Send + Sync + 'static) {
         // The first one stays.
         let _ = self.0.filter.set(Box::new(set));
     }
@@ -82,9 +90,7 @@ impl Log {
         let Some(set) = self.0.filter.get() else {
             anyhow::bail!("the log has no filter");
         };
-        check_levels(filter)
-            .and_then(|()| set(filter))
-            .with_context(|| format!("filter {:?} rejected", start_of(filter)))
+        set(filter::parse(filter)?).with_context(|| format!("filter {filter:?} rejected"))
     }
 
     /// Reports panics of all threads through the log, so that a panicking thread does not wait for
@@ -95,25 +101,28 @@ impl Log {
             let thread = thread::current();
             let name = thread.name().unwrap_or("without a name");
             let trace = Backtrace::capture();
-            match trace.status() {
-                BacktraceStatus::Captured => log.print(format_args!("thread {name}: {panicked}\n{trace}\n")),
-                _ => log.print(format_args!("thread {name}: {panicked}\n")),
+            let mut text = format!("thread {name}: {panicked}");
+            if trace.status() == BacktraceStatus::Captured {
+                text += &format!("\n{trace}");
             }
+            log.print(Level::ERROR, &text);
             log.finish(PANIC_WAIT_MAX);
         }));
     }
 
-    /// Writes a message of whole lines, if there is room for it. Does not wait.
-    pub fn print(&self, message: fmt::Arguments<'_>) {
-        self.push(message.to_string().into_bytes());
+    /// Writes a message that no filter applies to, if there is room for it. Does not wait.
+    pub fn print(&self, level: Level, text: &str) {
+        self.push(self.0.format.message(level, text).into_bytes());
     }
 
-    /// Writes a text line by line, and waits for room for each until `limit` has passed. For threads that serve nobody.
-    pub fn print_long(&self, text: &str, limit: Duration) {
+    /// Writes a message for each line of a text, and waits for room for each until `limit` has passed. For threads that serve
+    /// nobody.
+    pub fn print_long(&self, level: Level, text: &str, limit: Duration) {
         let end = Instant::now() + limit;
-        for line in text.split_inclusive('\n') {
-            self.wait(end, |queue| queue.has_room(line.len()));
-            self.push(line.as_bytes().to_vec());
+        for line in text.lines() {
+            let message = self.0.format.message(level, line).into_bytes();
+            self.wait(end, |queue| queue.has_room(message.len()));
+            self.push(message);
         }
     }
 
@@ -198,7 +207,8 @@ impl Shared {
             let message = self.take_next();
             lost += message.lost_before;
             if lost > 0 {
-                match put(&mut sink, lost_line(lost, why.as_ref()).as_bytes()) {
+                let line = self.format.message(Level::WARN, &lost_line(lost, why.as_ref()));
+                match put(&mut sink, line.as_bytes()) {
                     Ok(()) => (lost, why) = (0, None),
                     Err(error) => {
                         lost += u64::from(!message.text.is_empty());
@@ -217,8 +227,8 @@ impl Shared {
 /// The line that replaces dropped messages.
 fn lost_line(lost: u64, why: Option<&io::Error>) -> String {
     match why {
-        Some(error) => format!("log: {lost} messages are missing here: writing them failed: {error}\n"),
-        None => format!("log: {lost} messages are missing here: nobody took those before them\n"),
+        Some(error) => format!("log: {lost} messages are missing here: writing them failed: {error}"),
+        None => format!("log: {lost} messages are missing here: nobody took those before them"),
     }
 }
 
@@ -263,6 +273,14 @@ impl fmt::Debug for Log {
     }
 }
 
+/// A setting of the log in the environment; empty without it.
+fn setting(name: &str) -> anyhow::Result<String> {
+    match std::env::var(name) {
+        Err(VarError::NotPresent) => Ok(String::new()),
+        value => value.with_context(|| format!("environment: {name}")),
+    }
+}
+
 /// Limits of what waits to be written, in bytes and in messages: some minutes of the most that the
 /// limits of single messages permit.
 const QUEUE_BYTES_MAX: usize = 256 << 10;
@@ -271,33 +289,6 @@ const MESSAGES_MAX: usize = 4096;
 const PANIC_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long to wait for a sink that would block.
 const RETRY: Duration = Duration::from_millis(20);
-
-/// Refuses a word that is no level: it would count as the name of a module, and silence all others.
-fn check_levels(filter: &str) -> anyhow::Result<()> {
-    let words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
-    for word in words.filter(|word| !word.contains(['=', '['])) {
-        let is_level = LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
-        if !is_level && !word.starts_with("blkmq") {
-            anyhow::bail!(
-                "{:?} is no level: {}; for a part of the program, PART=LEVEL",
-                start_of(word),
-                LEVELS.join(", ")
-            );
-        }
-    }
-    Ok(())
-}
-
-/// The part of a text that an error repeats.
-fn start_of(text: &str) -> &str {
-    let end = (0..=text.len().min(TOLD_MAX))
-        .rev()
-        .find(|at| text.is_char_boundary(*at));
-    &text[..end.unwrap_or(0)]
-}
-
-const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-const TOLD_MAX: usize = 100;
 
 #[cfg(test)]
 mod tests {
@@ -326,7 +317,11 @@ mod tests {
 
     fn told() -> (Log, mpsc::Sender<io::Result<()>>, mpsc::Receiver<String>) {
         let ((tell, answers), (seen, see)) = (mpsc::channel(), mpsc::channel());
-        (Log::start(Told { answers, seen }).unwrap(), tell, see)
+        (
+            Log::start(Told { answers, seen }, Format::Text).unwrap(),
+            tell,
+            see,
+        )
     }
 
     #[test]
@@ -334,7 +329,7 @@ mod tests {
         let (log, tell, see) = told();
         // Nobody takes anything: this must end all the same.
         for number in 0..2 * MESSAGES_MAX {
-            log.print(format_args!("message {number}\n"));
+            log.print(Level::INFO, &format!("message {number}"));
         }
         let mut took = 0;
         // The first may be in the thread's hands already, and so the queue has room for one more.
@@ -344,7 +339,7 @@ mod tests {
             took += 1;
         }
         drop(tell);
-        log.print(format_args!("later\n"));
+        log.print(Level::INFO, "later");
         // They may be missing in two places: before and behind the one that found the room of the first.
         let rest: Vec<String> = see.iter().take_while(|line| line != "later\n").collect();
         let said = rest.iter().filter(|line| line.contains("messages are missing"));
@@ -355,23 +350,10 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_level_is_refused_with_the_levels() {
-        for filter in ["debug", "INFO", "info,blkmq_host=trace", "blkmq_core", ""] {
-            assert!(check_levels(filter).is_ok(), "{filter}");
-        }
-        for filter in ["debgu", "info,x", "5"] {
-            let error = check_levels(filter).unwrap_err().to_string();
-            assert!(error.contains("off, error, warn, info, debug, trace"), "{error}");
-        }
-        assert_eq!(start_of(&"é".repeat(100)).len(), 100);
-        assert_eq!(start_of(&format!("x{}", "é".repeat(100))).len(), 99);
-    }
-
-    #[test]
     fn a_failed_write_costs_the_message_and_is_told_when_writing_works_again() {
         let (log, tell, see) = told();
         for number in 0..5 {
-            log.print(format_args!("message {number}\n"));
+            log.print(Level::INFO, &format!("message {number}"));
         }
         let full = || Err(ErrorKind::StorageFull.into());
         // The first is written; the next fails, then so does the line about it, twice.
@@ -393,10 +375,10 @@ mod tests {
     fn a_long_text_waits_for_room_but_not_for_ever() {
         let (log, tell, see) = told();
         let text = "statistics\n".repeat(MESSAGES_MAX + 100);
-        log.print_long(&text, Duration::from_millis(50));
+        log.print_long(Level::INFO, &text, Duration::from_millis(50));
         assert!(log.0.lock().lost >= 99);
         drop(tell);
-        log.print_long("last\n", Duration::from_secs(10));
+        log.print_long(Level::INFO, "last", Duration::from_secs(10));
         assert!(see.iter().any(|line| line == "last\n"));
     }
 }

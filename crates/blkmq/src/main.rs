@@ -5,34 +5,36 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Result;
 #[cfg(feature = "bench")]
 use blkmq::cli::Bench;
 use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
+use blkmq::log::filter;
 use blkmq::log::format::{Format, WithPriority};
 use blkmq::serve;
 use clap::Parser;
+use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, fmt, reload};
+use tracing_subscriber::{Layer, fmt, reload};
 
 fn main() -> ExitCode {
     blkmq::complete::answer();
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("BLKMQ_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = match Log::start(io::stderr()) {
+    let format = Format::of_environment();
+    let log = match Log::start(io::stderr(), *format.as_ref().unwrap_or(&Format::Text)) {
         Ok(log) => log,
         Err(error) => {
             let _ = writeln!(io::stderr(), "blkmq: no thread for the log: {error}");
             return ExitCode::FAILURE;
         }
     };
-    start_tracing(&log, filter);
     log.take_panics();
-    let code = match run(cli.command, &log) {
+    let code = match start_tracing(&log, format).and_then(|()| run(cli.command, &log)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log.print(format_args!("blkmq: {error:#}\n"));
+            log.print(Level::ERROR, &format!("blkmq: {error:#}"));
             ExitCode::FAILURE
         }
     };
@@ -40,15 +42,12 @@ fn main() -> ExitCode {
     code
 }
 
-/// Writes messages to the log, in the format that the environment asks for.
-fn start_tracing(log: &Log, filter: EnvFilter) {
-    let (filter, handle) = reload::Layer::new(filter);
-    log.take_filter(move |text| {
-        let filter = EnvFilter::builder().parse(text)?;
-        Ok(handle.reload(filter)?)
-    });
+/// Writes messages to the log, in the format of the environment, if that is one.
+fn start_tracing(log: &Log, format: Result<Format>) -> Result<()> {
+    let (filter, handle) = reload::Layer::new(filter::of_environment()?);
+    log.take_filter(move |filter| Ok(handle.reload(filter)?));
     let messages = fmt::layer().with_writer(log.clone()).with_target(false);
-    let messages = match Format::of_environment() {
+    let messages = match format? {
         Format::Text => messages.boxed(),
         Format::Json => messages.json().flatten_event(true).boxed(),
         Format::Journal => {
@@ -57,9 +56,10 @@ fn start_tracing(log: &Log, filter: EnvFilter) {
         }
     };
     tracing_subscriber::registry().with(filter).with(messages).init();
+    Ok(())
 }
 
-fn run(command: Command, log: &Log) -> anyhow::Result<()> {
+fn run(command: Command, log: &Log) -> Result<()> {
     match command {
         #[cfg(feature = "demo")]
         Command::Demo(args) => blkmq::demo::main(&args),
@@ -87,7 +87,7 @@ fn run(command: Command, log: &Log) -> anyhow::Result<()> {
 }
 
 #[cfg(feature = "bench")]
-fn bench(what: Bench) -> anyhow::Result<()> {
+fn bench(what: Bench) -> Result<()> {
     match what {
         Bench::Engine(args) => blkmq_bench::engine::main(&args),
         Bench::Nbd(args) => blkmq_bench::nbd::main(&args),

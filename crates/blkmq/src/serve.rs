@@ -350,7 +350,7 @@ impl Daemon {
                 SIGUSR1 => {
                     let mut report = report::statistics(&self.engine.control(), &self.earlier);
                     report += &report::connections(&self.common);
-                    log.print_long(&report, REPORT_WAIT_MAX);
+                    log.print_long(tracing::Level::INFO, &report, REPORT_WAIT_MAX);
                 }
                 // A full channel: one is waiting already, and has yet to read the file.
                 SIGHUP => drop(reload.try_send(())),

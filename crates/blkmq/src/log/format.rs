@@ -1,11 +1,13 @@
-//! Decides the form of a message: text, JSON, or that of systemd's journal, which adds times itself
+//! The form of a message: text, JSON, or that of systemd's journal, which adds times itself
 //! and takes a message's priority from the number in front of it (`sd-daemon(3)`).
 
 use std::fmt;
 use std::os::linux::fs::MetadataExt;
 
+use serde_json::json;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -23,13 +25,38 @@ pub enum Format {
 impl Format {
     /// The format in `BLKMQ_LOG_FORMAT`; without it text or, if standard error is the journal's
     /// stream, the journal's format.
-    pub fn of_environment() -> Self {
-        let asked = std::env::var("BLKMQ_LOG_FORMAT").unwrap_or_default();
+    ///
+    /// # Errors
+    /// The format is unknown.
+    pub fn of_environment() -> anyhow::Result<Self> {
+        let asked = super::setting("BLKMQ_LOG_FORMAT")?;
         match asked.as_str() {
-            "json" => Self::Json,
-            "journal" => Self::Journal,
-            "" if is_journal() => Self::Journal,
-            _ => Self::Text,
+            "json" => Ok(Self::Json),
+            "journal" => Ok(Self::Journal),
+            "text" => Ok(Self::Text),
+            "" if is_journal() => Ok(Self::Journal),
+            "" => Ok(Self::Text),
+            _ => anyhow::bail!(
+                "environment: BLKMQ_LOG_FORMAT: {asked:?} rejected: must be text, json or journal"
+            ),
+        }
+    }
+
+    /// The lines of a message that no [`Event`] belongs to.
+    pub(super) fn message(self, level: Level, text: &str) -> String {
+        match self {
+            Self::Text => format!("{text}\n"),
+            Self::Json => {
+                let mut timestamp = String::new();
+                // Without a clock there is no time.
+                let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+                let fields = json!({"timestamp": timestamp, "level": level.as_str(), "message": text});
+                format!("{fields}\n")
+            }
+            Self::Journal => {
+                let priority = priority(level);
+                text.lines().map(|line| format!("<{priority}>{line}\n")).collect()
+            }
         }
     }
 }
@@ -57,13 +84,16 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let priority = match *event.metadata().level() {
-            Level::ERROR => 3,
-            Level::WARN => 4,
-            Level::INFO => 6,
-            _ => 7,
-        };
-        write!(writer, "<{priority}>")?;
+        write!(writer, "<{}>", priority(*event.metadata().level()))?;
         self.0.format_event(context, writer, event)
+    }
+}
+
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
     }
 }

@@ -1,4 +1,4 @@
-//! Decides that the daemon continues to serve if its log cannot be written, or is not read.
+//! The log: its settings, its formats, and a daemon that serves though its log cannot be written, or is not read.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, Read, Write};
@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::common::daemon::serve_command;
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::output_within;
 use crate::common::{Daemon, Scratch};
 
 #[test]
@@ -38,7 +39,10 @@ fn a_log_in_json_has_an_object_in_each_line_and_says_what_its_filter_lets_throug
     let wait = Duration::from_secs(10);
     assert!(daemon.wait_for(wait, |line| line.contains("change: set group /vm1")));
     assert_eq!(daemon.said().matches("change: ").count(), 1, "{}", daemon.said());
-    for line in daemon.said().lines().filter(|line| line.contains("level")) {
+    daemon.signal(Signal::USR1);
+    assert!(daemon.wait_for(wait, |line| line.contains("events:")));
+    let of_stdout = |line: &&str| *line == "ready" || line.starts_with("nbd");
+    for line in daemon.said().lines().filter(|line| !of_stdout(line)) {
         let message: serde_json::Value = serde_json::from_str(line).expect("JSON");
         assert!(
             message["timestamp"].is_string() && message["message"].is_string(),
@@ -46,6 +50,60 @@ fn a_log_in_json_has_an_object_in_each_line_and_says_what_its_filter_lets_throug
         );
     }
     daemon.stop();
+}
+
+#[test]
+fn log_settings_in_the_environment_that_are_wrong_are_refused_with_what_is_right() {
+    let words = ["--disk", "name=vm1,ram=1M", "--nbd", "unix:/nonexistent/nbd.sock"];
+    for (name, value, says) in [
+        (
+            "BLKMQ_LOG",
+            "inof",
+            "BLKMQ_LOG: filter \"inof\" rejected: \"inof\" is no level: off, error",
+        ),
+        (
+            "BLKMQ_LOG",
+            "blkmq_host=inof",
+            "BLKMQ_LOG: filter \"blkmq_host=inof\" rejected",
+        ),
+        (
+            "BLKMQ_LOG_FORMAT",
+            "xml",
+            "BLKMQ_LOG_FORMAT: \"xml\" rejected: must be text, json or journal",
+        ),
+    ] {
+        let output = output_within(serve_command(&words).env(name, value), Duration::from_secs(10));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}={value}: {said}");
+        assert!(said.contains(says), "{name}={value}: {said}");
+    }
+}
+
+#[test]
+fn fatal_error_is_in_the_format_of_the_log_whatever_its_filter_lets_through() {
+    let words = ["--disk", "name=vm1,ram=1M", "--nbd", "unix:/nonexistent/nbd.sock"];
+    let said = |format: &str, filter: &str| {
+        let mut command = serve_command(&words);
+        command.env("BLKMQ_LOG_FORMAT", format).env("BLKMQ_LOG", filter);
+        let output = output_within(&mut command, Duration::from_secs(10));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for filter in ["off", "inof", "info"] {
+        let said_json = said("json", filter);
+        for line in said_json.lines() {
+            let message: serde_json::Value = serde_json::from_str(line).expect("JSON");
+            assert!(
+                message["timestamp"].is_string() && message["level"].is_string(),
+                "{line}"
+            );
+        }
+        assert!(
+            said_json.lines().any(|line| line.contains("ERROR")),
+            "{said_json}"
+        );
+    }
+    let said_journal = said("journal", "off");
+    assert!(said_journal.starts_with("<3>blkmq: "), "{said_journal}");
 }
 
 #[test]
