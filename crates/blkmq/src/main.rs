@@ -20,6 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt, reload};
 
 fn main() -> ExitCode {
+    blkmq_export::fuse::answer_question();
     blkmq::complete::answer();
     let cli = Cli::parse();
     let format = Format::of_environment();

@@ -24,3 +24,4 @@ pub mod saved;
 mod slots;
 
 pub use front_door::Fuse;
+pub use question::answer as answer_question;

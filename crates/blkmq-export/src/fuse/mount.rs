@@ -205,10 +205,9 @@ impl Mount {
             return Ok(Unmounted::Whole);
         }
         let unmounted = match unmount_with(&self.place.path, false) {
-            Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
-                unmount_with(&self.place.path, true).map(|()| Unmounted::Busy)
-            }
-            unmounted => unmounted.map(|()| Unmounted::Whole),
+            Ok(()) => Ok(Unmounted::Whole),
+            // What prevents more than that prevents this, too.
+            Err(_) => unmount_with(&self.place.path, true).map(|()| Unmounted::Busy),
         };
         self.place.clear();
         unmounted
@@ -386,11 +385,7 @@ fn unmount_with(path: &Path, is_lazy: bool) -> io::Result<()> {
         .arg(path)
         .stdin(Stdio::null())
         .output();
-    match helped(output) {
-        // The helper reports no more than that in words.
-        Err(error) if !is_lazy && error.to_string().contains("busy") => Err(Errno::BUSY.into()),
-        done => done.map(drop),
-    }
+    helped(output).map(drop)
 }
 
 /// The helper's output, if it succeeded.

@@ -1,9 +1,10 @@
-//! Decides how it is found out whether the daemon that serves a path lives, without waiting for one that
+//! A question to the daemon that serves a path, to find out whether it lives, without waiting for one that
 //! does not answer.
 
-use std::io::Read;
+use std::env;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::io::Errno;
 
 /// What is known of the daemon that serves a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Daemon {
     Alive,
     Dead,
@@ -23,36 +25,33 @@ pub(super) enum Daemon {
 /// whoever asks a daemon that does not answer may hang so that nothing ends it.
 pub(super) enum Question {
     Process(Child),
-    /// Where there is no such program; the end of this process may have to wait for it.
+    /// Where the program cannot be started for it ([`answer`]); the end of this process may have to wait for it.
     Thread(Receiver<Daemon>),
     Answered,
 }
 
 impl Question {
     pub(super) fn ask(path: &Path) -> Self {
-        let mut command = Command::new("stat");
-        // The kernel answers from memory for a second after somebody has looked.
-        command
-            .args(["--cached=never", "--"])
-            .arg(path)
-            .env("LC_ALL", "C");
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        command
-            .spawn()
-            .map_or_else(|_| Self::ask_by_thread(path), Self::Process)
+        // Relaxed: it is set before there are other threads.
+        let asked = CAN_ASK.load(Ordering::Relaxed).then(|| {
+            let mut command = Command::new("/proc/self/exe");
+            command.arg(ASK).arg(path);
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            command.spawn()
+        });
+        match asked {
+            Some(Ok(child)) => Self::Process(child),
+            _ => Self::ask_by_thread(path),
+        }
     }
 
     fn ask_by_thread(path: &Path) -> Self {
         let (path, (sender, receiver)) = (path.to_owned(), sync_channel(1));
         let look = move || {
-            let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
-            let _ = sender.send(match statx(CWD, path, how, StatxFlags::BASIC_STATS) {
-                Err(Errno::NOTCONN | Errno::CONNABORTED) => Daemon::Dead,
-                _ => Daemon::Alive,
-            });
+            let _ = sender.send(Daemon::of(look_at(&path)));
         };
         let _ = thread::Builder::new().spawn(look);
         Self::Thread(receiver)
@@ -66,21 +65,14 @@ impl Question {
             Self::Answered => return None,
         };
         let ended = ended_within(child, limit)?;
-        let mut said = String::new();
-        if let Some(stderr) = &mut child.stderr {
-            let _ = stderr.read_to_string(&mut said);
-        }
         *self = Self::Answered;
-        let said = said.to_lowercase();
         match ended {
-            // In the words of both C libraries; the second if the daemon died during the question.
-            _ if said.contains("not connected") || said.contains("connection abort") => Some(Daemon::Dead),
-            Ended::WithError if said.contains("option") => {
+            Ended::With(errno) => Some(Daemon::of(errno)),
+            Ended::Killed => Some(Daemon::NotAsked),
+            Ended::Unknown => {
                 *self = Self::ask_by_thread(path);
                 self.answer_within(limit, path)
             }
-            Ended::WithSuccess | Ended::WithError => Some(Daemon::Alive),
-            Ended::Killed => Some(Daemon::NotAsked),
         }
     }
 
@@ -96,13 +88,45 @@ impl Question {
     }
 }
 
+/// Asks what a path's file looks like and ends, if this process was started for that. Otherwise processes
+/// like this one are started for such questions from now on. To be called first in `main`.
+pub fn answer() {
+    let words: Vec<_> = env::args_os().skip(1).collect();
+    if let [word, path] = words.as_slice()
+        && word == ASK
+    {
+        std::process::exit(look_at(Path::new(path)));
+    }
+    CAN_ASK.store(true, Ordering::Relaxed);
+}
+
+/// Looks at a file, past the kernel's memory: it answers from there for a second after somebody has looked.
+/// Returns the errno, or 0.
+fn look_at(path: &Path) -> i32 {
+    let how = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    let looked = statx(CWD, path, how, StatxFlags::BASIC_STATS);
+    looked.map_or_else(Errno::raw_os_error, |_| 0)
+}
+
+impl Daemon {
+    /// What the errno of a look at its file says.
+    fn of(errno: i32) -> Self {
+        match errno {
+            // The second if the daemon died during the question.
+            libc::ENOTCONN | libc::ECONNABORTED => Self::Dead,
+            _ => Self::Alive,
+        }
+    }
+}
+
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    WithSuccess,
-    /// Or nobody knows how, as where `SIGCHLD` is ignored.
-    WithError,
+    /// With this exit status.
+    With(i32),
     Killed,
+    /// As where `SIGCHLD` is ignored.
+    Unknown,
 }
 
 /// How a process ended; `None` if it has not.
@@ -112,13 +136,30 @@ fn ended_within(child: &mut Child, limit: Duration) -> Option<Ended> {
         match child.try_wait() {
             Ok(None) if start.elapsed() < limit => thread::sleep(PAUSE),
             Ok(None) => return None,
-            Ok(Some(status)) if status.success() => return Some(Ended::WithSuccess),
-            Ok(Some(status)) if status.code().is_none() => return Some(Ended::Killed),
-            Ok(Some(_)) | Err(_) => return Some(Ended::WithError),
+            Ok(Some(status)) => return Some(status.code().map_or(Ended::Killed, Ended::With)),
+            Err(_) => return Some(Ended::Unknown),
         }
     }
 }
 
+/// Whether [`answer`] has been called: processes of this program can ask.
+static CAN_ASK: AtomicBool = AtomicBool::new(false);
+/// The first word of a process that is started for a question.
+const ASK: &str = "fuse-ask";
 /// How long a process that is killed may take to end.
 const LAST_MOMENT: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn question_about_a_path_is_not_answered_by_the_name_of_the_path() {
+        let path = env::temp_dir().join("Transport endpoint is not connected");
+        let mut question = Question::ask(&path);
+        let answer = question.answer_within(Duration::from_secs(10), &path);
+        assert_eq!(answer, Some(Daemon::Alive), "nothing is there");
+        assert_eq!(Daemon::of(libc::ENOTCONN), Daemon::Dead);
+    }
+}
