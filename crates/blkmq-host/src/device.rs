@@ -75,7 +75,8 @@ pub trait Device: Allocation + Any {
     /// result holds for its contexts from then on. May block.
     ///
     /// # Errors
-    /// If its disks cannot be resized while they are used, or the operating system's error.
+    /// If its disks cannot be resized while they are used, or the operating system's error;
+    /// [`io::ErrorKind::InvalidData`] if no disk can have the size that the drive has.
     fn resize(&self, _disk: DiskId, _wanted: Option<u64>) -> io::Result<u64> {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,

@@ -43,6 +43,10 @@ pub enum Error {
     /// The disk, or set of disks, cannot be configured so. The text has the details.
     #[error("{0}")]
     Disk(String),
+    /// The disk's drive has a size that its clients cannot be told of: a smaller one, or a part of a block. The
+    /// text has the details.
+    #[error("{0}")]
+    Size(String),
     /// An exclusive operation is already running. The text says which.
     #[error("{0}")]
     Busy(String),

@@ -124,7 +124,7 @@ impl FileDisk {
         let new = wanted.unwrap_or(0).max(size);
         if new > self.size() && !new.is_multiple_of(self.block_size.into()) {
             let what = format!("size {new} is no multiple of the block size {}", self.block_size);
-            return Err(io::Error::other(what));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         if i64::try_from(new).is_err() {
             return Err(io::Error::other(format!(

@@ -267,12 +267,8 @@ impl Running {
         let grown = asked.filter(|disk| match self.resize(&disk.name, None) {
             Ok((old, new)) => new > old,
             Err(error) => {
-                // Most sizes are unchanged; a disk that has shrunk, or to an odd size, is logged.
-                let text = error.to_string();
-                if ["shrunk", "is no multiple of"]
-                    .iter()
-                    .any(|part| text.contains(part))
-                {
+                // Many disks cannot be asked; that is no fault of theirs.
+                if let Some(blkmq_host::error::Error::Size(_)) = error.downcast_ref() {
                     tracing::error!("{error:#}");
                 }
                 false

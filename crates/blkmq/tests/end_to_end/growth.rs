@@ -71,6 +71,23 @@ fn clients_of_a_disk_that_has_grown_stay_connected_over_an_upgrade() {
     daemon.stop();
 }
 
+#[test]
+fn disks_without_a_size_of_their_own_are_no_error_whatever_their_name_is() {
+    let scratch = Scratch::new();
+    scratch.image("vm.raw", DISK_BYTES);
+    let disk = format!("name=vm,file={}", scratch.word("vm.raw"));
+    let mut daemon = Daemon::serve(&scratch, &[&disk, "name=shrunk,linear=vm"]);
+    daemon.signal(Signal::HUP);
+    assert!(daemon.wait_for(LONG, |line| line.contains("SIGHUP: nothing differs")));
+    assert!(!daemon.said().contains("ERROR"), "{}", daemon.said());
+    daemon.stop();
+    // And one that has shrunk is one.
+    let mut daemon = Daemon::serve(&scratch, &[&disk]);
+    grow(&scratch.path("vm.raw"), DISK_BYTES / 2, &daemon);
+    assert!(daemon.wait_for(LONG, |line| line.contains("ERROR disk vm: has shrunk")));
+    daemon.stop();
+}
+
 const DISK_BYTES: u64 = 1 << 20;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_STATUS: u32 = 40;

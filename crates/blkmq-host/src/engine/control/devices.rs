@@ -3,6 +3,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
+use std::io::ErrorKind;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use blkmq_core::driver::DisksError;
@@ -138,7 +139,8 @@ impl Control {
     /// The drive may take long to answer; changes continue meanwhile. [`Control::resize_disk`] applies the answer.
     ///
     /// # Errors
-    /// If the disk has become smaller, other disks lie on it, or its driver cannot resize it.
+    /// [`Error::Size`] if the disk has become smaller or has a size that no disk can have; others if disks lie on it, or its
+    /// driver cannot resize it.
     pub fn ask_size(&self, name: &str, wanted: Option<u64>) -> Result<FoundSize, Error> {
         drop(self.changing()?);
         let disks = self.shared.disks();
@@ -169,13 +171,18 @@ impl Control {
         }
         let entry = self.entry(disk.queue)?;
         let resized = entry.device.resize(disk.id, wanted);
-        let found =
-            resized.map_err(|error| Error::Disk(format!("disk {name}: cannot be resized: {error}")))?;
+        let found = resized.map_err(|error| {
+            let text = format!("disk {name}: cannot be resized: {error}");
+            match error.kind() {
+                ErrorKind::InvalidData => Error::Size(text),
+                _ => Error::Disk(text),
+            }
+        })?;
         let new = found - found % u64::from(disk.block_size);
         if new < old {
-            return refuse(&format!(
-                "has shrunk from {old} to {found} bytes under its clients"
-            ));
+            return Err(Error::Size(format!(
+                "disk {name}: has shrunk from {old} to {found} bytes under its clients"
+            )));
         }
         let disk = disk.clone();
         Ok(FoundSize { disk, new })
