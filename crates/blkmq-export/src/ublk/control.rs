@@ -1,6 +1,7 @@
-//! Decides how commands reach the control device: each blocks until it is done, so no reactor calls
+//! Commands to the control device: each blocks until it is done, so no reactor calls
 //! it. An unprivileged user also names the device by its path, whose mode decides who may use it.
 
+use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,7 +19,8 @@ use crate::common::command_ring::CommandRing;
 /// The control device.
 pub(super) struct Control {
     device: OwnedFd,
-    ring: CommandRing,
+    /// None while a command is under way, and after one that the ring failed: the next has a new ring.
+    ring: Cell<Option<CommandRing>>,
 }
 
 /// An existing device.
@@ -58,10 +60,10 @@ impl Control {
             ),
             _ => format!("{PATH} cannot be opened: {error}: is the kernel's module ublk_drv loaded?"),
         })?;
-        let ring = CommandRing::new(2).map_err(|error| format!("no ring for {PATH}: {error}"))?;
+        let ring = new_ring().map_err(|error| format!("no ring for {PATH}: {error}"))?;
         Ok(Self {
             device: device.into(),
-            ring,
+            ring: Cell::new(Some(ring)),
         })
     }
 
@@ -80,14 +82,7 @@ impl Control {
     pub(super) fn info(&self, number: u32) -> io::Result<Option<DeviceInfo>> {
         let mut memory = memory_of(Some(number), &[0; INFO_BYTES]);
         let path_bytes = (memory.len() - INFO_BYTES) as u16;
-        match ask(
-            &self.ring,
-            self.device.as_raw_fd(),
-            GET_INFO,
-            (number, 0),
-            &mut memory,
-            path_bytes,
-        ) {
+        match self.command(GET_INFO, (number, 0), &mut memory, path_bytes) {
             Ok(()) => Ok(Some(DeviceInfo::parse(last(&memory)))),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             Err(error) => Err(error),
@@ -101,8 +96,7 @@ impl Control {
     /// The kernel's error.
     pub(super) fn add(&self, wanted: &DeviceInfo) -> io::Result<DeviceInfo> {
         let mut memory = wanted.bytes().to_vec();
-        let device = self.device.as_raw_fd();
-        ask(&self.ring, device, ADD, (wanted.number, 0), &mut memory, 0)?;
+        self.command(ADD, (wanted.number, 0), &mut memory, 0)?;
         Ok(DeviceInfo::parse(last(&memory)))
     }
 
@@ -189,15 +183,23 @@ impl Control {
     fn ask_with(&self, number: u32, device: Named, value: u64, data: &[u8]) -> io::Result<Vec<u8>> {
         let mut memory = memory_of(device.is_unprivileged.then_some(device.number), data);
         let path_bytes = (memory.len() - data.len()) as u16;
-        ask(
-            &self.ring,
-            self.device.as_raw_fd(),
-            number,
-            (device.number, value),
-            &mut memory,
-            path_bytes,
-        )?;
+        self.command(number, (device.number, value), &mut memory, path_bytes)?;
         Ok(memory)
+    }
+
+    /// Sends a command about a device, with a value, and waits until it is done.
+    fn command(
+        &self,
+        number: u32,
+        about: (u32, u64),
+        memory: &mut Vec<u8>,
+        path_bytes: u16,
+    ) -> io::Result<()> {
+        let ring = self.ring.take().map_or_else(new_ring, Ok)?;
+        let device = self.device.as_raw_fd();
+        let (ring, answer) = ask(ring, device, number, about, memory, path_bytes)?;
+        self.ring.set(Some(ring));
+        answer
     }
 }
 
@@ -234,6 +236,11 @@ pub(super) fn until<T>(
     }
 }
 
+/// A ring for one command at a time.
+fn new_ring() -> io::Result<CommandRing> {
+    CommandRing::new(2)
+}
+
 fn is_late(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -258,3 +265,34 @@ fn character_path(number: u32) -> String {
 const PATH: &str = "/dev/ublk-control";
 const OPEN_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn command_after_one_that_its_ring_failed_has_its_own_answer() {
+        let null = File::open("/dev/null").unwrap();
+        // Nobody may enter this ring before it is enabled.
+        let ring = CommandRing::for_one_thread(2).unwrap();
+        let control = Control {
+            device: null.into(),
+            ring: Cell::new(Some(ring)),
+        };
+        let refused = control.info(0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EBADFD));
+        for _ in 0..2 {
+            let answered = control.info(0);
+            // Devices of this kind know no such commands, or take all.
+            assert!(
+                answered
+                    .as_ref()
+                    .err()
+                    .is_none_or(|error| error.raw_os_error() == Some(libc::EOPNOTSUPP)),
+                "{answered:?}"
+            );
+        }
+    }
+}

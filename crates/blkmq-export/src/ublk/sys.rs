@@ -106,18 +106,19 @@ fn push(ring: &CommandRing, device: RawFd, number: u32, command: [u8; 16], tag: 
 }
 
 /// Sends a command to the control device, with memory whose first bytes are the path of a device.
-/// Blocks until it is done.
+/// Blocks until it is done. Returns the ring, and the device's answer.
 ///
 /// # Errors
-/// The device's error.
+/// The ring's: the command may be under way, or still be sent by whoever enters the ring again. So the
+/// ring is gone, and the memory stays lent.
 pub(super) fn ask(
-    ring: &CommandRing,
+    ring: CommandRing,
     device: RawFd,
     number: u32,
     about: (u32, u64),
     memory: &mut Vec<u8>,
     path_bytes: u16,
-) -> io::Result<()> {
+) -> io::Result<(CommandRing, io::Result<()>)> {
     // Leaked if it is not known when the command ends.
     let mut lent = ManuallyDrop::new(std::mem::take(memory));
     let place = lent.as_mut_ptr().expose_provenance() as u64;
@@ -137,10 +138,11 @@ pub(super) fn ask(
         }
     }
     *memory = ManuallyDrop::into_inner(lent);
-    match ended[0].result {
+    let answer = match ended[0].result {
         0.. => Ok(()),
         errno => Err(io::Error::from_raw_os_error(-errno)),
-    }
+    };
+    Ok((ring, answer))
 }
 
 /// Bytes of `count` descriptors, in whole pages.
