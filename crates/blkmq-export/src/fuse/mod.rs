@@ -3,7 +3,7 @@
 //! | part | decides |
 //! |---|---|
 //! | [`protocol`] | what a request means, and an answer |
-//! | `mount`, `mount_table`, `question` | how a file becomes a disk, when it is a plain file again, and who serves it |
+//! | `mount`, `dentry`, `mount_table`, `question` | how a file becomes a disk, when it is a plain file again, and who serves it |
 //! | `filesystem` | what a mount shows, and how it ends |
 //! | `requests` | what a request asks of the disk, and what is answered |
 //! | `channel` | how `/dev/fuse` is served on its reactor |
@@ -12,6 +12,7 @@
 //! | [`saved`] | what another daemon needs to continue a mount |
 
 mod channel;
+mod dentry;
 mod filesystem;
 mod front_door;
 mod mount;

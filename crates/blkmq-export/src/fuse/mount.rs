@@ -1,4 +1,4 @@
-//! Decides how a regular file becomes a disk and when it is a plain file again: what may be mounted
+//! How a regular file becomes a disk, and when it is a plain file again: what may be mounted
 //! over, who owns it, and who unmounts it. Root mounts directly; other users need `fusermount3`.
 //! All of this may block: no reactor calls it.
 
@@ -6,7 +6,7 @@ use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
     socketpair,
 };
 
+use super::dentry::{Dentry, path_of};
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
 use super::question::{Daemon, Question};
@@ -71,22 +72,13 @@ impl Place {
     /// What is there instead, and what to do.
     pub(super) fn find(path: &Path) -> Result<Self, OpenError> {
         let path = absolute(path)?;
+        let refused = |error: io::Error| OpenError::new(format!("export fuse:{}: {error}", path.display()));
         let turn = remove_dead(&path)?;
-        let is_made = make(&path)?;
-        let refused = |what: &str| OpenError::new(format!("export fuse:{}: {what}", path.display()));
-        let found = std::fs::symlink_metadata(&path)
-            .map_err(|error| refused(&format!("the file cannot be looked at: {error}")))?;
+        let place = Dentry::of(&path).map_err(refused)?;
+        let is_made = place.make().map_err(refused)?;
+        let (_, owner) = place.file().map_err(refused)?;
         drop(turn);
-        if !found.is_file() {
-            return Err(refused(
-                "there is something else than a regular file: choose another path, or move it away",
-            ));
-        }
-        Ok(Self {
-            owner: (found.uid(), found.gid()),
-            path,
-            is_made,
-        })
+        Ok(Self { path, is_made, owner })
     }
 
     /// Mounts a filesystem of one file over it. Requests for it come from the returned descriptor,
@@ -99,13 +91,24 @@ impl Place {
         if is_fuse(&self.path)? {
             return Err(io::Error::other(SERVED));
         }
-        // Another daemon may have ended meanwhile, and removed the file that it had made.
-        self.is_made |= make(&self.path).map_err(io::Error::other)?;
-        let device = match mount_directly(&self) {
+        // Another daemon may have ended meanwhile, and removed the file that it had made. Somebody may have
+        // put something else there: what is looked at here is what is mounted over.
+        let place = Dentry::of(&self.path)?;
+        self.is_made |= place.make()?;
+        let (file, owner) = place.file()?;
+        self.owner = owner;
+        let device = match mount_directly(&file) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => mount_by_helper(&self.path)?,
             mounted => mounted?,
         };
-        let entry = mount_table::at(&self.path).ok().flatten();
+        let entry = mount_table::at(&self.path).ok();
+        if entry
+            .as_ref()
+            .is_some_and(|entry| !entry.as_ref().is_some_and(Entry::is_fuse))
+        {
+            return Err(io::Error::other("the file was moved meanwhile"));
+        }
+        let entry = entry.flatten();
         let mount = Mount {
             place: self,
             entry,
@@ -126,10 +129,7 @@ impl Place {
         // Where another daemon serves, it is asked for nothing.
         if is_fuse(&self.path).is_ok_and(|is_fuse| !is_fuse) {
             // A file that is not ours, or not empty, or gone, is left alone.
-            let found = std::fs::symlink_metadata(&self.path);
-            if found.is_ok_and(|found| found.is_file() && found.len() == 0) {
-                let _ = std::fs::remove_file(&self.path);
-            }
+            let _ = Dentry::of(&self.path).and_then(|place| place.remove_if_empty());
         }
     }
 }
@@ -300,24 +300,7 @@ fn remove_dead(path: &Path) -> Result<Turn, OpenError> {
     )))
 }
 
-/// Makes an empty file, if nothing is there. Returns whether it did.
-fn make(path: &Path) -> Result<bool, OpenError> {
-    let made = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    match made {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(OpenError::new(format!(
-            "export fuse:{}: the file cannot be made: {error}",
-            path.display()
-        ))),
-    }
-}
-
-fn mount_directly(place: &Place) -> io::Result<OwnedFd> {
+fn mount_directly(file: &OwnedFd) -> io::Result<OwnedFd> {
     let device = open_device()?;
     let options = format!(
         "fd={},rootmode=100000,user_id={},group_id={},{OPTIONS},allow_other\0",
@@ -327,11 +310,12 @@ fn mount_directly(place: &Place) -> io::Result<OwnedFd> {
     );
     let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).expect("one zero, at its end");
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    mount(NAME, &place.path, "fuse.blkmq", flags, options)?;
+    mount(NAME, path_of(file), "fuse.blkmq", flags, options)?;
     Ok(device)
 }
 
-/// Mounts by `fusermount3`. The system's `fuse.conf` decides whether other users may use the mount.
+/// Mounts by `fusermount3`, which takes a path, and looks itself what is there: no symbolic link, and a file that this user may
+/// write. The system's `fuse.conf` decides whether other users may use the mount.
 fn mount_by_helper(path: &Path) -> io::Result<OwnedFd> {
     let options = format!("fsname={NAME},subtype={NAME},nosuid,nodev,{OPTIONS}");
     let for_others = format!("{options},allow_other");
@@ -374,7 +358,7 @@ fn unmount_with(path: &Path, is_lazy: bool) -> io::Result<()> {
     } else {
         UnmountFlags::empty()
     };
-    match unmount(path, UnmountFlags::NOFOLLOW | lazily) {
+    match Dentry::of(path)?.unmount(lazily) {
         Err(Errno::PERM) => {}
         done => return Ok(done?),
     }
@@ -417,3 +401,48 @@ const MOMENT: Duration = Duration::from_secs(1);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Most stacked dead mounts that are removed.
 const STACKED_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn mount_goes_over_no_file_to_which_a_link_leads_that_was_put_there_meanwhile() {
+        if !rustix::process::geteuid().is_root() || open_device().is_err() {
+            blkmq_skip::skip("mounting needs root and /dev/fuse");
+            return;
+        }
+        let scratch = std::env::temp_dir().join(format!("blkmq-links-{}", std::process::id()));
+        fs::create_dir_all(scratch.join("elsewhere")).unwrap();
+        let scratch = scratch.canonicalize().unwrap();
+        let (path, victim) = (scratch.join("tenant/disk"), scratch.join("elsewhere/disk"));
+        let elsewhere = scratch.join("elsewhere");
+        fs::write(&victim, "precious").unwrap();
+        for (replaced, target) in [(path.as_path(), &victim), (path.parent().unwrap(), &elsewhere)] {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let place = Place::find(&path).unwrap();
+            fs::rename(replaced, scratch.join("moved")).unwrap();
+            symlink(target, replaced).unwrap();
+            let mounted = place.mount();
+            let is_covered = is_fuse(&victim).unwrap();
+            if is_covered {
+                let _ = rustix::mount::unmount(&victim, UnmountFlags::DETACH);
+            }
+            assert!(
+                mounted.is_err() && !is_covered,
+                "{}: {mounted:?}",
+                replaced.display()
+            );
+            fs::remove_file(replaced).unwrap();
+            let moved = scratch.join("moved");
+            fs::remove_dir_all(&moved)
+                .or_else(|_| fs::remove_file(&moved))
+                .unwrap();
+        }
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+        fs::remove_dir_all(scratch).unwrap();
+    }
+}
