@@ -2,13 +2,15 @@
 //! measured, and tried for direct I/O. Every fault of the file becomes an error here that says what
 //! to do.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use blkmq_host::device::FileId;
-use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use super::config::{Direct, FileConfig};
@@ -23,16 +25,12 @@ impl FileDisk {
     /// # Errors
     /// See [`FileError`].
     pub fn open(config: &FileConfig) -> Result<Self, FileError> {
-        refuse_other_kinds(config)?;
         let (file, is_new) = open_or_create(config)?;
-        let made = file.metadata().ok().filter(|_| is_new);
+        let made = is_new.then(|| file.metadata());
         let disk = Self::of(file, is_new, config);
-        if let (Some(made), Err(_)) = (made, &disk) {
-            let found = std::fs::symlink_metadata(&config.path);
-            if found.is_ok_and(|found| FileId::of(&found) == FileId::of(&made)) {
-                // A file that cannot be served is of no use. The first error is the one to report.
-                let _ = std::fs::remove_file(&config.path);
-            }
+        if let (Some(Ok(made)), Err(_)) = (made, &disk) {
+            // A file that cannot be served is of no use. The first error is the one to report.
+            remove(&config.path, &made);
         }
         disk
     }
@@ -104,37 +102,24 @@ impl FileDisk {
     }
 }
 
-fn refuse_other_kinds(config: &FileConfig) -> Result<(), FileError> {
-    let Ok(meta) = std::fs::metadata(&config.path) else {
-        return Ok(());
-    };
-    let kind = meta.file_type();
-    let kind = match () {
-        () if kind.is_file() || kind.is_block_device() => return Ok(()),
-        () if kind.is_dir() => "a directory",
-        () if kind.is_char_device() => "a character device",
-        () if kind.is_fifo() => "a pipe",
-        () => "a socket",
-    };
-    Err(FileError::Kind {
-        path: config.path.clone(),
-        kind,
-    })
-}
-
 /// Opens the file, or creates it if it is missing and its size is known. Returns whether it was created.
 fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
     let mut options = File::options();
     options.read(true).write(!config.read_only);
-    let is_device = std::fs::metadata(&config.path).is_ok_and(|meta| meta.file_type().is_block_device());
-    if is_device && !config.read_only && !lock::is_inherited(&config.path) {
-        // For a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount
-        // for instance, uses it. After a takeover the outgoing daemon has checked that, and the
-        // inherited lock's descriptor keeps it so.
-        options.custom_flags(libc::O_EXCL);
-    }
-    match options.open(&config.path) {
-        Ok(file) => Ok((file, false)),
+    match look(&config.path) {
+        Ok((found, kind)) => {
+            refuse_other_kinds(kind, config)?;
+            if kind == FileType::BlockDevice && !config.read_only && !lock::is_inherited(&config.path) {
+                // For a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount
+                // for instance, uses it. After a takeover the outgoing daemon has checked that, and the
+                // inherited lock's descriptor keeps it so.
+                options.custom_flags(libc::O_EXCL);
+            }
+            // What was looked at, not what is there by now: opening a pipe blocks, and opening a device may do anything.
+            let file = options.open(format!("/proc/self/fd/{}", found.as_raw_fd()));
+            file.map(|file| (file, false))
+                .map_err(|error| cannot_open(config, error))
+        }
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot_open(config, error)),
         Err(_) if config.read_only || config.size.is_none() => Err(FileError::Missing {
             path: config.path.clone(),
@@ -144,6 +129,35 @@ fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
             let file = created.map_err(|error| system(config, "create it", error, ""))?;
             Ok((file, true))
         }
+    }
+}
+
+/// What is at a path, without access to its content, and of which kind it is.
+fn look(path: &Path) -> io::Result<(OwnedFd, FileType)> {
+    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
+    Ok((found, kind))
+}
+
+fn refuse_other_kinds(kind: FileType, config: &FileConfig) -> Result<(), FileError> {
+    let kind = match kind {
+        FileType::RegularFile | FileType::BlockDevice => return Ok(()),
+        FileType::Directory => "a directory",
+        FileType::CharacterDevice => "a character device",
+        FileType::Fifo => "a pipe",
+        _ => "a socket",
+    };
+    Err(FileError::Kind {
+        path: config.path.clone(),
+        kind,
+    })
+}
+
+/// Removes a file that was made, unless something else is in its place by now.
+fn remove(path: &Path, made: &Metadata) {
+    let found = std::fs::symlink_metadata(path);
+    if found.is_ok_and(|found| FileId::of(&found) == FileId::of(made)) {
+        let _ = std::fs::remove_file(path);
     }
 }
 
@@ -359,6 +373,17 @@ mod tests {
             FileDisk::open(&wish).expect_err("no size of a disk");
             assert!(!path.exists(), "size={size} left a file behind");
         }
+    }
+
+    #[test]
+    fn file_that_took_the_place_of_a_made_one_is_not_removed_with_it() {
+        let (made, other) = (scratch_file("made", 4096), scratch_file("other", 4096));
+        let identity = std::fs::metadata(&*made).unwrap();
+        std::fs::rename(&*other, &*made).unwrap();
+        remove(&made, &identity);
+        assert!(made.exists());
+        remove(&made, &std::fs::metadata(&*made).unwrap());
+        assert!(!made.exists());
     }
 
     #[test]
