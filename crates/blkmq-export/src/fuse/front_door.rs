@@ -16,6 +16,7 @@ use super::channel::{Channel, Home};
 use super::filesystem::{FileSystem, start_thread};
 use super::mount::{Mount, Place, absolute};
 use super::mount_table;
+use super::rights::Way as MountWay;
 use super::ring::RingMemory;
 use super::saved::SavedMount;
 use super::slots::Memory;
@@ -76,6 +77,11 @@ impl Address for PerDisk {
             )));
         }
         Ok(())
+    }
+
+    fn check(&self, _tls: &Settings) -> Result<(), ServeError> {
+        let way = MountWay::find();
+        way.map(drop).map_err(|what| ServeError(what.into()))
     }
 
     fn files(&self, disks: &[&str]) -> Vec<PathBuf> {

@@ -3,7 +3,7 @@
 //! | part | decides |
 //! |---|---|
 //! | [`protocol`] | what a request means, and an answer |
-//! | `mount`, `dentry`, `mount_table`, `question` | how a file becomes a disk, when it is a plain file again, and who serves it |
+//! | `mount`, `dentry`, `mount_table`, `question`, `rights` | how a file becomes a disk, when it is a plain file again, who serves it, and who may mount |
 //! | `filesystem` | what a mount shows, and how it ends |
 //! | `requests` | what a request asks of the disk, and what is answered |
 //! | `channel` | how `/dev/fuse` is served on its reactor |
@@ -20,6 +20,7 @@ mod mount_table;
 pub mod protocol;
 mod question;
 mod requests;
+mod rights;
 mod ring;
 pub mod saved;
 mod slots;

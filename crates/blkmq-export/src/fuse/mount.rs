@@ -25,6 +25,7 @@ use super::dentry::{Dentry, path_of};
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
 use super::question::{Daemon, Question};
+use super::rights::Way;
 use super::saved::SavedMount;
 use crate::common::OpenError;
 use crate::common::turn::Turn;
@@ -73,6 +74,7 @@ impl Place {
     pub(super) fn find(path: &Path) -> Result<Self, OpenError> {
         let path = absolute(path)?;
         let refused = |error: io::Error| OpenError::new(format!("export fuse:{}: {error}", path.display()));
+        Way::find().map_err(|what| refused(io::Error::other(what)))?;
         let turn = remove_dead(&path)?;
         let place = Dentry::of(&path).map_err(refused)?;
         let is_made = place.make().map_err(refused)?;
@@ -97,7 +99,11 @@ impl Place {
         self.is_made |= place.make()?;
         let (file, owner) = place.file()?;
         self.owner = owner;
-        let device = match mount_directly(&file) {
+        let mounted = match Way::find().map_err(io::Error::other)? {
+            Way::Directly => mount_directly(&file),
+            Way::ByHelper => Err(ErrorKind::PermissionDenied.into()),
+        };
+        let device = match mounted {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => mount_by_helper(&self.path)?,
             mounted => mounted?,
         };
@@ -358,7 +364,11 @@ fn unmount_with(path: &Path, is_lazy: bool) -> io::Result<()> {
     } else {
         UnmountFlags::empty()
     };
-    match Dentry::of(path)?.unmount(lazily) {
+    let unmounted = match Way::find() {
+        Ok(Way::Directly) => Dentry::of(path)?.unmount(lazily),
+        _ => Err(Errno::PERM),
+    };
+    match unmounted {
         Err(Errno::PERM) => {}
         done => return Ok(done?),
     }

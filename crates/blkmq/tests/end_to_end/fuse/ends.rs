@@ -343,6 +343,63 @@ fn a_user_mounts_with_the_helper() {
     assert!(File::open(scratch.path("disk")).is_err());
 }
 
+#[test]
+fn mount_without_rights_is_refused_before_a_filter_of_system_calls_ends_the_daemon() {
+    if !installed(&["setpriv", "strace"]) || !super::may_mount() {
+        return;
+    }
+    let scratch = crate::common::Scratch::new();
+    run("chown", &["65534:65534", &scratch.word("")]);
+    let (nbd, control) = (scratch.word("nbd.sock"), scratch.word("control.sock"));
+    let (nbd, control) = (format!("unix:{nbd}"), format!("unix:{control}"));
+    let serve = |words: &[&str]| {
+        // As under the filter of a unit, whose default is a signal.
+        let mut command = Command::new("strace");
+        command.args([
+            "-D",
+            "-f",
+            "-qqq",
+            "-e",
+            "trace=mount,umount2",
+            "-e",
+            "signal=none",
+        ]);
+        command.args(["-e", "inject=mount,umount2:error=EPERM:signal=SIGSYS", "setpriv"]);
+        command.args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--no-new-privs",
+        ]);
+        command
+            .arg(program())
+            .args(["serve", "--disk", "name=vm1,ram=1M"]);
+        command.args(["--control", &control]).args(words);
+        command
+    };
+    let file = scratch.word("disk");
+    for words in [&["--fuse", &file, "--check"][..], &["--fuse", &file]] {
+        let output = serve(words).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("this process may not mount: it lacks CAP_SYS_ADMIN"),
+            "{said}"
+        );
+    }
+    let mut daemon = crate::common::Daemon::spawn(serve(&["--nbd", &nbd]));
+    let export = format!("fuse={file}");
+    let mut ctl = Command::new(program());
+    let output = ctl
+        .args(["ctl", "--socket", &control, "add", "export", &export])
+        .output();
+    let output = output.expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("this process may not mount"), "{said}");
+    assert!(daemon.is_running(), "{}", daemon.said());
+    daemon.stop();
+}
+
 /// Asserts that nobody serves the mount: not connected, or aborted in the moment of the request.
 fn assert_is_gone(error: &std::io::Error) {
     let gone = [Errno::NOTCONN, Errno::CONNABORTED].map(Errno::raw_os_error);
