@@ -32,8 +32,8 @@ pub(super) fn features(disk: &Disk) -> u64 {
     features
 }
 
-/// The configuration space. Bytes behind its end read as zeroes.
-pub(super) fn space(disk: &Disk, is_writeback: bool) -> [u8; CONFIG_BYTES_MAX] {
+/// The configuration space, for requests of at most `segments_max` data descriptors. Bytes behind its end read as zeroes.
+pub(super) fn space(disk: &Disk, is_writeback: bool, segments_max: u32) -> [u8; CONFIG_BYTES_MAX] {
     let mut space = [0; CONFIG_BYTES_MAX];
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
     let limits = &disk.limits;
@@ -41,7 +41,7 @@ pub(super) fn space(disk: &Disk, is_writeback: bool) -> [u8; CONFIG_BYTES_MAX] {
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR).unwrap_or(u32::MAX).to_le_bytes();
     put(0, &(disk.current_size() / SECTOR).to_le_bytes());
     put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
-    put(12, &SEGMENTS_MAX.to_le_bytes());
+    put(12, &segments_max.to_le_bytes());
     put(20, &disk.block_size.to_le_bytes());
     put(24, &[blocks_exp as u8]);
     put(26, &1_u16.to_le_bytes());
@@ -75,7 +75,7 @@ pub(super) const CONFIG_WCE: u64 = 1 << 11;
 const MQ: u64 = 1 << 12;
 const DISCARD: u64 = 1 << 13;
 const WRITE_ZEROES: u64 = 1 << 14;
-const INDIRECT: u64 = 1 << 28;
+pub(super) const INDIRECT: u64 = 1 << 28;
 pub(super) const EVENT_INDEX: u64 = 1 << 29;
 pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
@@ -84,8 +84,8 @@ pub(super) const RING_PACKED: u64 = 1 << 34;
 pub(super) const WRITEBACK: usize = 32;
 /// Virtqueues of a disk.
 pub(super) const QUEUES_MAX: u16 = 64;
-/// Most data descriptors of a request, as reported to a driver.
-const SEGMENTS_MAX: u32 = 126;
+/// Most data descriptors of a request, as reported to a driver whose rings have room for them.
+pub(super) const SEGMENTS_MAX: u32 = 126;
 /// Bytes of one of them.
 const SEGMENT_BYTES_MAX: u32 = 4 << 20;
 const RANGE_BYTES_MAX: u64 = 1 << 30;

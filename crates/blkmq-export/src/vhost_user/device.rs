@@ -13,7 +13,8 @@ use rustix::net::{SendFlags, send};
 
 use super::codec::{Header, InflightSpec, Message, RegionSpec, RingAddresses};
 use super::config_space::{
-    self, CONFIG_WCE, EVENT_INDEX, FLUSH, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
+    self, CONFIG_WCE, EVENT_INDEX, FLUSH, INDIRECT, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, SEGMENTS_MAX,
+    WRITEBACK,
 };
 use super::descriptors::{Descriptors, is_event};
 use super::inflight;
@@ -439,8 +440,19 @@ impl Device {
         }
     }
 
+    /// Most data descriptors of a request. Without tables of descriptors a request lies in its ring, with two more for its head
+    /// and its status; the driver of a smaller ring would wait for ever for room.
+    fn segments_max(&self) -> u32 {
+        let sizes = self.rings.iter().map(|ring| u32::from(ring.size));
+        let least = sizes.filter(|size| *size > 0).min();
+        match least {
+            Some(size) if self.features & INDIRECT == 0 => size.saturating_sub(2).clamp(1, SEGMENTS_MAX),
+            _ => SEGMENTS_MAX,
+        }
+    }
+
     fn get_config(&self, offset: u32, bytes: u32) -> Result<Answer, Refusal> {
-        let space = config_space::space(&self.disk, self.is_writeback);
+        let space = config_space::space(&self.disk, self.is_writeback, self.segments_max());
         let (from, to) = (offset as usize, offset as usize + bytes as usize);
         let refused = Refusal::Value {
             what: "range of the configuration space at",

@@ -13,7 +13,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use client::{AVAIL, Client, DATA, MEMORY_BYTES, NEXT, USED, WRITE, words};
+use client::{AVAIL, Client, DATA, FEATURES, MEMORY_BYTES, NEXT, USED, WRITE, words};
 use server::{DISK_BYTES, Server};
 
 #[test]
@@ -41,6 +41,29 @@ fn a_request_in_a_table_of_its_own_is_served_like_any_other() {
 fn a_device_that_is_plugged_and_unplugged_again_and_again_finds_its_data() {
     let server = Server::start();
     blk_cases::plug_and_unplug(&server.path);
+    server.end();
+}
+
+#[test]
+fn requests_of_a_small_ring_without_tables_of_descriptors_have_room_in_it() {
+    let server = Server::start();
+    for (features, size, wanted) in [
+        (FEATURES & !INDIRECT, 64, 62),
+        (FEATURES & !INDIRECT, 256, 126),
+        (FEATURES, 64, 126),
+    ] {
+        let mut client = Client::connect_with(&server.path, features);
+        client.send(SET_VRING_NUM, &words(&[size << 32]), &[]);
+        let mut range: Vec<u8> = [0_u32, 60, 0]
+            .iter()
+            .flat_map(|word| word.to_ne_bytes())
+            .collect();
+        range.extend([0; 60]);
+        client.send(GET_CONFIG, &range, &[]);
+        let space = &client.reply()[12..];
+        let segments = u32::from_le_bytes(space[12..16].try_into().unwrap());
+        assert_eq!(segments, wanted, "ring of {size}, features {features:#x}");
+    }
     server.end();
 }
 
@@ -185,3 +208,7 @@ fn what_a_killed_daemon_had_taken_is_done_again_in_order_and_once() {
 }
 
 const NEEDS_RESET: u64 = 0x40;
+
+const INDIRECT: u64 = 1 << 28;
+const SET_VRING_NUM: u32 = 8;
+const GET_CONFIG: u32 = 24;
