@@ -113,7 +113,11 @@ impl fmt::Display for Failure {
                 kind,
                 message,
             } => {
-                write!(f, "server refused {option} with {:#x}: {message}", kind.0)
+                write!(f, "server refused {option} with {kind}")?;
+                match message.trim() {
+                    "" => Ok(()),
+                    message => write!(f, ": {message}"),
+                }
             }
             Failure::NoTls => f.write_str("the server is too old for TLS"),
             Failure::Malformed(option) => write!(f, "malformed answer to {option}"),
@@ -403,5 +407,27 @@ impl Handshake {
         write_option(option, &data, out);
         self.stage = Stage::Option(option);
         self.answers = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_without_a_text_says_what_its_number_means() {
+        let told = |kind, message: &str| {
+            let (option, message) = (OptionCode::GO, message.to_owned());
+            Failure::Refused {
+                option,
+                kind,
+                message,
+            }
+            .to_string()
+        };
+        let said = told(ReplyKind::ERR_UNKNOWN, "");
+        assert!(said.ends_with("0x80000006 (it has no such export)"), "{said}");
+        assert!(told(ReplyKind(0x8000_0063), " ").ends_with("0x80000063"));
+        assert!(told(ReplyKind::ERR_POLICY, "not you").ends_with("(its policy): not you"));
     }
 }

@@ -1,6 +1,8 @@
 //! Decides the form of the server's replies to options, for the server that writes and the client
 //! that decodes them.
 
+use std::fmt;
+
 use super::handshake::{InfoKind, OptionCode, parse_name};
 use super::{BadMagic, Reader, TransmissionFlags};
 
@@ -15,6 +17,25 @@ const ERROR_BIT: u32 = 1 << 31;
 /// The kind of a reply; unknown numbers are kept as they came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplyKind(pub u32);
+
+impl fmt::Display for ReplyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)?;
+        let meaning = match *self {
+            Self::ERR_UNSUP => "it does not know this option",
+            Self::ERR_POLICY => "its policy",
+            Self::ERR_INVALID => "an invalid request",
+            Self::ERR_TLS_REQD => "it requires TLS",
+            Self::ERR_UNKNOWN => "it has no such export",
+            Self::ERR_SHUTDOWN => "it shuts down",
+            Self::ERR_BLOCK_SIZE_REQD => "it requires block sizes",
+            Self::ERR_TOO_BIG => "the request is too large",
+            Self::ERR_EXT_HEADER_REQD => "it requires extended headers",
+            _ => return Ok(()),
+        };
+        write!(f, " ({meaning})")
+    }
+}
 
 impl ReplyKind {
     /// Done, successfully.
