@@ -245,7 +245,7 @@ pub fn into_disk<T: OpenDisk>(disk: Box<dyn OpenDisk>) -> Option<Box<T>> {
 pub fn device_error(queue: &str, problem: impl ToString) -> Error {
     Error::Device {
         queue: queue.to_owned(),
-        source: io::Error::other(problem.to_string()),
+        cause: io::Error::other(problem.to_string()),
     }
 }
 

@@ -14,28 +14,28 @@ use blkmq_core::time::Nanos;
 #[non_exhaustive]
 pub enum Error {
     /// io_uring is not available.
-    #[error("reactor {reactor}: no io_uring: {source}; {}", ring_hint(source))]
+    #[error("reactor {reactor}: no io_uring: {cause}; {}", ring_hint(cause))]
     Ring {
         /// The reactor.
         reactor: ReactorId,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The operating system refused something that set-up needs.
-    #[error("{what}: {source}")]
+    #[error("{what}: {cause}")]
     Os {
         /// The operation that was attempted.
         what: String,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A drive could not be opened.
-    #[error("queue {queue}: {source}")]
+    #[error("queue {queue}: {cause}")]
     Device {
         /// The queue's name.
         queue: String,
         /// The error of the drive or the operating system.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The queue cannot be configured so.
     #[error(transparent)]

@@ -13,12 +13,12 @@ use x509_parser::parse_x509_certificate;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The file cannot be read.
-    #[error("{}: cannot be read: {source}", path.display())]
+    #[error("{}: cannot be read: {cause}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// The error of the system.
-        source: std::io::Error,
+        cause: std::io::Error,
     },
     /// The file does not hold what it must.
     #[error("{}: {problem}", path.display())]
@@ -136,9 +136,9 @@ pub(crate) fn content(path: &Path, problem: impl Into<String>) -> FileError {
 
 /// Reads a regular file of at most [`BYTES_MAX`]: others may have no end, or wait for a writer.
 fn read(path: &Path) -> Result<Vec<u8>, FileError> {
-    let unreadable = |source| FileError::Unreadable {
+    let unreadable = |cause| FileError::Unreadable {
         path: path.to_owned(),
-        source,
+        cause,
     };
     let is_regular = std::fs::metadata(path).map_err(unreadable)?.is_file();
     if !is_regular {

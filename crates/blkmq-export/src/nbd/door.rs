@@ -286,7 +286,7 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
     })
 }
 
-/// Why disks cannot be served at an address.
+/// Why disks cannot be served at an address. The texts have the causes.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// A limit is out of its range.
@@ -294,7 +294,7 @@ pub enum ServeError {
     Limit(#[from] super::limits::LimitError),
     /// The socket cannot listen.
     #[error("the socket cannot be asked for clients: {0}")]
-    Socket(#[source] std::io::Error),
+    Socket(std::io::Error),
     /// Other hosts reach the address, and TLS is not required there.
     #[error(
         "other hosts reach {0}, and whoever does can read and write the disks: have clients prove who they are with \
@@ -304,7 +304,7 @@ pub enum ServeError {
     Exposed(String),
     /// A file of TLS cannot be used.
     #[error("TLS: {0}")]
-    Tls(#[from] FileError),
+    Tls(FileError),
     /// The largest request would wait for ever.
     #[error("memory of {bytes} bytes for NBD payload rejected: must hold one request, {payload} bytes")]
     Memory {
@@ -321,6 +321,12 @@ pub enum ServeError {
         /// What is wrong.
         reason: String,
     },
+}
+
+impl From<FileError> for ServeError {
+    fn from(error: FileError) -> Self {
+        Self::Tls(error)
+    }
 }
 
 /// The disks that an address serves: those that are named, or all that no mapped disk lies on.

@@ -70,9 +70,9 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
         .zip(&mut disks)
         .for_each(|(number, disk)| disk.number = number);
     let wakeups: Result<Box<[Wakeup]>, _> = (0..handles).map(|_| Wakeup::new()).collect();
-    let wakeups = wakeups.map_err(|source| Error::Os {
+    let wakeups = wakeups.map_err(|cause| Error::Os {
         what: "making an event to wake a reactor with".to_owned(),
-        source,
+        cause,
     })?;
     let shared = Arc::new(Shared::new(Parts {
         ring: config.ring,

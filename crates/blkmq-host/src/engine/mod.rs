@@ -121,9 +121,9 @@ impl Engine {
             let name = format!("blkmq-r{}", reactor_queues.id);
             let thread = thread::Builder::new().name(name.clone());
             let started = thread.spawn(move || serve(&shared, reactor_queues, &ready));
-            self.lock_threads().push(started.map_err(|source| Error::Os {
+            self.lock_threads().push(started.map_err(|cause| Error::Os {
                 what: format!("starting the thread {name}"),
-                source,
+                cause,
             })?);
         }
         drop(ready);

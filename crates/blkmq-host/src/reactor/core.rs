@@ -507,9 +507,9 @@ fn open_ring_and_drivers(
     shared: &Shared,
     reactor_queues: &ReactorQueues,
 ) -> Result<(RingHandle, Drivers), Error> {
-    let ring = RingHandle::new(shared.ring).map_err(|source| Error::Ring {
+    let ring = RingHandle::new(shared.ring).map_err(|cause| Error::Ring {
         reactor: reactor_queues.id,
-        source,
+        cause,
     })?;
     let entries = shared.entries();
     let handles = reactor_queues.handles.iter().zip(&entries);
@@ -528,9 +528,9 @@ fn open_driver(
     let driver = handle
         .owns_hctx()
         .then(|| device.open_hctx(ring, HctxId(handle.id().0)));
-    driver.transpose().map_err(|source| Error::Device {
+    driver.transpose().map_err(|cause| Error::Device {
         queue: handle.queue().name().to_owned(),
-        source,
+        cause,
     })
 }
 

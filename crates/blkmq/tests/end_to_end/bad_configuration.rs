@@ -416,6 +416,28 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
             is_of_listening: what == "a socket in a missing directory",
         });
     }
+    let absent = scratch.word("absent.pem");
+    let tls = [
+        "--tls",
+        "require",
+        "--tls-certificate",
+        &absent,
+        "--tls-key",
+        &absent,
+    ];
+    cases.push(Case {
+        what: "a certificate that is missing",
+        words: [&["--disk", "name=vm1,ram=1M", "--nbd", "unix:x"], &tls[..]]
+            .concat()
+            .into_iter()
+            .map(str::to_owned)
+            .collect(),
+        says: vec![
+            "TLS: ".to_owned(),
+            format!("{absent}: cannot be read: No such file"),
+        ],
+        is_of_listening: false,
+    });
     let long = format!("unix:{}", scratch.word(&"x".repeat(120)));
     let words = ["--disk", "name=vm1,ram=1M", "--nbd", &long]
         .map(str::to_owned)
@@ -548,6 +570,10 @@ fn refused_with(case: &Case, flags: &[&str]) -> Result<(), String> {
     }
     if said.contains("panicked") {
         return Err(format!("it panicked:\n{said}"));
+    }
+    let parts: Vec<&str> = said.trim().split(": ").collect();
+    if let Some(twice) = parts.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("it says {:?} twice:\n{said}", twice[0]));
     }
     let missing: Vec<&String> = case
         .says

@@ -36,11 +36,11 @@ impl Control {
             return Err(Error::Busy("a trace is being taken already".to_owned()));
         }
         let made = memory::make(self.shared.inboxes.len());
-        let (memory, rings) = made.map_err(|source| {
+        let (memory, rings) = made.map_err(|cause| {
             self.shared.is_traced.store(false, Ordering::Relaxed);
             Error::Os {
                 what: "memory for a trace".to_owned(),
-                source,
+                cause,
             }
         })?;
         let trace = Trace {
