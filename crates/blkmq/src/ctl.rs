@@ -17,7 +17,7 @@ use self::table::{Column, table};
 use crate::complete::{Disks, Names, kinds};
 use crate::control::client::{Client, QUERY_MAX};
 use crate::control::{LINE_MAX, path_to_ask};
-use crate::stdout::{print, unless_reader_left};
+use crate::stdout::{has_reader_left_within, print, unless_reader_left};
 
 /// What `ctl` takes.
 #[derive(Debug, Args)]
@@ -359,7 +359,9 @@ fn watch(is_json: bool, client: &mut Client, what: Listed, interval: Duration) -
             }
             last = rows;
         }
-        std::thread::sleep(interval);
+        if has_reader_left_within(std::io::stdout(), interval) {
+            return Ok(());
+        }
     }
 }
 

@@ -107,7 +107,7 @@ pub(super) fn plain(value: &Value) -> String {
         Value::Object(fields) if fields.is_empty() => "-".to_owned(),
         Value::Object(fields) => {
             let pairs = fields.iter().map(|(key, value)| match value.get("rate") {
-                Some(rate) => format!("{key}={rate}"),
+                Some(rate) => format!("{key}={rate} {key}_burst={}", value["burst"]),
                 None => format!("{key}={}", plain(value)),
             });
             pairs.collect::<Vec<_>>().join(" ")

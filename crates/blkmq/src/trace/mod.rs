@@ -17,7 +17,6 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -36,6 +35,7 @@ use self::recording::{FORMAT, Started};
 use crate::complete::Disks;
 use crate::control::client::{Client, QUERY_MAX};
 use crate::control::{default_path, socket_path};
+use crate::stdout::has_reader_left_within;
 
 /// What `trace` takes.
 #[derive(Debug, Args)]
@@ -139,7 +139,11 @@ impl Reader {
                 outputs.iter_mut().try_for_each(Output::finish)?;
                 return read.and(Err(gone));
             }
-            thread::sleep(if is_half_full { EVERY_MIN } else { EVERY });
+            let pause = if is_half_full { EVERY_MIN } else { EVERY };
+            // One is enough: the others have the same reader, or are files.
+            if has_reader_left_within(&outputs[0], pause) {
+                return Ok(());
+            }
         }
     }
 

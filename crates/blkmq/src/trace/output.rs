@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -20,6 +20,12 @@ pub(super) struct Output {
     /// The records, after `start` bytes of padding up to a page boundary. It never grows beyond its first allocation.
     bytes: Vec<u8>,
     start: usize,
+}
+
+impl AsFd for Output {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 impl Output {

@@ -21,7 +21,7 @@ use blkmq::control::client::Client as Control;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::common::daemon::program;
+use crate::common::daemon::{program, wait_within};
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
@@ -523,6 +523,16 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
 }
 
 #[test]
+fn caps_are_listed_with_their_bursts_under_the_keys_of_the_configuration() {
+    let stage = Stage::new(&[]);
+    let set = ["set", "group", "/vm1", "iops=5000", "iops_burst=50"];
+    assert_eq!(stage.ctl(&set).0, 0);
+    let (_, said) = stage.ctl(&["list", "groups"]);
+    assert!(said.contains("iops=5000 iops_burst=50"), "{said}");
+    stage.daemon.stop();
+}
+
+#[test]
 fn a_list_that_is_watched_is_printed_again_when_it_differs() {
     let stage = Stage::new(&[]);
     let socket = format!("unix:{}", stage.scratch.word("control.sock"));
@@ -537,8 +547,12 @@ fn a_list_that_is_watched_is_printed_again_when_it_differs() {
         until("name") && until("vm1") && until("vm2"),
         "the whole list again"
     );
-    watch.kill().expect("our own child");
-    watch.wait().expect("our own child");
+    drop(lines);
+    let status = wait_within(&mut watch, Duration::from_secs(5));
+    if status.is_none() {
+        watch.kill().expect("our own child");
+    }
+    assert!(status.expect("it ends with its reader").success());
     assert_eq!(stage.ctl(&["watch", "disks", "0"]).0, 2);
     stage.daemon.stop();
 }
