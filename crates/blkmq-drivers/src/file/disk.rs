@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use blkmq_core::bio::Status;
 use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
 use blkmq_host::device::{Extent, FileId};
@@ -44,6 +45,9 @@ pub struct FileDisk {
     /// A flush has failed: the kernel may have dropped the data and would report success for the
     /// next flush, so none succeeds.
     pub(super) flush_failed: AtomicBool,
+    /// Where the file ended when it was found to end before the disk: what was behind is lost, though the file may have grown
+    /// again since. `u64::MAX` if nothing is lost. Relaxed throughout: the requests that find it out are under way together.
+    lost_from: AtomicU64,
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
     /// lines.
     is_failing: AtomicBool,
@@ -97,6 +101,7 @@ impl FileDisk {
             syncs: Syncs::new(),
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
+            lost_from: AtomicU64::new(u64::MAX),
             is_failing: AtomicBool::new(false),
             log: LogBudget::new("it"),
             errors: AtomicU64::new(0),
@@ -133,7 +138,10 @@ impl FileDisk {
         }
         let size = match wanted {
             // What was cut off is lost; the caller says so, and nothing hides it.
-            _ if size < self.size() => return Ok(size),
+            _ if size < self.size() => {
+                self.look_at_end();
+                return Ok(size);
+            }
             Some(wanted) if wanted > size && self.is_block_device() => {
                 return Err(io::Error::other(format!("the block device has {size} bytes")));
             }
@@ -194,6 +202,33 @@ impl FileDisk {
 
     pub(super) fn fd(&self) -> i32 {
         self.file.as_raw_fd()
+    }
+
+    /// Looks whether the file ends before the disk does. Data behind its end is lost, and would read as zeroes once a write
+    /// behind it has made the file longer: requests there fail until the disk is opened again.
+    pub(super) fn look_at_end(&self) {
+        let Ok(end) = rustix::fs::seek(&self.file, SeekFrom::End(0)) else {
+            return;
+        };
+        if end < self.size() && self.lost_from.fetch_min(end, Ordering::Relaxed) == u64::MAX {
+            tracing::error!(
+                "file {:?}: is truncated: it ends at {end}, and the disk at {}; what was behind is lost, and requests there fail \
+                 until the disk is opened again: restore the file first",
+                self.path,
+                self.size()
+            );
+        }
+    }
+
+    /// Returns whether bytes before `end` are lost.
+    pub(super) fn has_lost(&self, end: u64) -> bool {
+        end > self.lost_from.load(Ordering::Relaxed)
+    }
+
+    /// Counts a request that is refused because of what is lost; that was logged.
+    pub(super) fn refuse_lost(&self) -> Status {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        Status::Io
     }
 
     /// Counts a failed request, and logs it if the one before did not fail, unless too many lines

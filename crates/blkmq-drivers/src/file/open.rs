@@ -127,6 +127,11 @@ fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
         Err(_) => {
             let created = options.create_new(true).mode(0o600).open(&config.path);
             let file = created.map_err(|error| system(config, "create it", error, ""))?;
+            tracing::warn!(
+                "file {:?}: was missing, and is created empty with size={}: if it should be there, is its filesystem mounted?",
+                config.path,
+                config.size.unwrap_or(0)
+            );
             Ok((file, true))
         }
     }

@@ -149,7 +149,11 @@ impl Slot {
     #[inline]
     pub(super) fn is_read_at_once(&self, disk: &FileDisk) -> bool {
         match self.memory {
-            Memory::Flat(piece) if self.op == Op::Read && self.len <= AT_ONCE_MAX => {
+            Memory::Flat(piece)
+                if self.op == Op::Read
+                    && self.len <= AT_ONCE_MAX
+                    && !disk.has_lost(self.offset + self.len) =>
+            {
                 sys::read_all(&disk.file, piece, self.offset)
             }
             _ => false,
@@ -158,6 +162,13 @@ impl Slot {
 
     /// Starts a request at its first step. Returns its status if there is nothing to do.
     pub(super) fn start(&mut self, disk: &FileDisk) -> Option<Status> {
+        if self.op.is_write() && !disk.may_block && !disk.is_block_device() {
+            // The write may lengthen a file that somebody has truncated. Where the look itself may block, a read finds it out.
+            disk.look_at_end();
+        }
+        if self.op != Op::Flush && disk.has_lost(self.offset + self.len) {
+            return Some(disk.refuse_lost());
+        }
         let first = match self.op {
             Op::Read | Op::Write => Ok(Step::Transfer),
             Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
@@ -279,6 +290,12 @@ impl Slot {
             }
             return self.fail(-result, disk, now);
         };
+        if moved == 0 && self.op == Op::Read {
+            disk.look_at_end();
+            if disk.has_lost(self.offset + self.len) {
+                return Next::End(disk.refuse_lost());
+            }
+        }
         let left = self.len - self.moved;
         if moved >= left {
             self.moved = self.len;

@@ -88,6 +88,67 @@ fn disks_without_a_size_of_their_own_are_no_error_whatever_their_name_is() {
     daemon.stop();
 }
 
+#[test]
+fn truncated_image_never_reads_as_zeroes_whatever_is_written_behind_its_end() {
+    let scratch = Scratch::new();
+    scratch.image("vm.raw", DISK_BYTES);
+    let disk = format!("name=vm,file={}", scratch.word("vm.raw"));
+    for is_read_first in [true, false] {
+        std::fs::write(scratch.path("vm.raw"), vec![7; DISK_BYTES as usize]).expect("an image");
+        let daemon = Daemon::serve(&scratch, &[&disk]);
+        let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+        let image = std::fs::OpenOptions::new()
+            .write(true)
+            .open(scratch.path("vm.raw"));
+        let image = image.expect("the image");
+        image.set_len(DISK_BYTES / 2).expect("it is cut off");
+        let (lost, last) = (DISK_BYTES / 2, DISK_BYTES - BLOCK as u64);
+        assert!(
+            !is_read_first || client.read(lost, BLOCK).is_err(),
+            "a read behind the end"
+        );
+        assert!(
+            client.write(last, &block(last, 1)).is_err(),
+            "a write behind the end"
+        );
+        // Somebody may make it longer, too.
+        image.set_len(DISK_BYTES).expect("it is longer again");
+        assert!(client.read(lost, BLOCK).is_err(), "what was lost");
+        assert!(client.read(0, BLOCK).expect("what is left") == [7; BLOCK]);
+        client
+            .write(0, &block(0, 1))
+            .expect("a write where nothing is lost");
+        let said = daemon.said();
+        assert_eq!(
+            said.matches("is truncated: it ends at 524288").count(),
+            1,
+            "{said}"
+        );
+        assert!(!said.contains("succeed again"), "{said}");
+        daemon.stop();
+    }
+    let daemon = Daemon::serve(&scratch, &[&disk]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    assert!(client.read(DISK_BYTES / 2, BLOCK).is_ok(), "it is opened again");
+    daemon.stop();
+}
+
+#[test]
+fn image_that_is_missing_is_created_aloud() {
+    let scratch = Scratch::new();
+    let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
+    for is_new in [true, false] {
+        let daemon = Daemon::serve(&scratch, &[&disk]);
+        let said = daemon.said();
+        assert_eq!(
+            said.contains("WARN file") && said.contains("is created empty"),
+            is_new,
+            "{said}"
+        );
+        daemon.stop();
+    }
+}
+
 const DISK_BYTES: u64 = 1 << 20;
 const SET_BACKEND_REQ_FD: u32 = 21;
 const GET_STATUS: u32 = 40;
