@@ -26,6 +26,37 @@ pub enum Polling {
     Usual,
 }
 
+/// How a disk is, for operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The latest requests succeeded.
+    Ok,
+    /// The latest request failed.
+    Failing,
+    /// The latest request found no room on the drive.
+    Full,
+    /// The drive ends before the disk does: what is behind is lost until the disk is opened again.
+    Truncated,
+    /// The drive does not answer.
+    Gone,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Failing, Self::Full, Self::Truncated, Self::Gone];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failing => "failing",
+            Self::Full => "full",
+            Self::Truncated => "truncated",
+            Self::Gone => "gone",
+        }
+    }
+}
+
 /// A drive: what all hardware contexts of one queue share.
 pub trait Device: Allocation + Any {
     /// The limits of one request.
@@ -82,6 +113,11 @@ pub trait Device: Allocation + Any {
             io::ErrorKind::Unsupported,
             "its driver has disks of one size",
         ))
+    }
+
+    /// How a disk is, as far as its requests have shown. Does not block.
+    fn state(&self, _disk: DiskId) -> State {
+        State::Ok
     }
 
     /// Says whether the drive has left a question unanswered for too long. Does not block.

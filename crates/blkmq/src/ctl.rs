@@ -199,6 +199,7 @@ const DISKS: &[Column] = &[
     Column::text("read_only"),
     Column::text("group"),
     Column::number("clients"),
+    Column::text("state"),
 ];
 const QUEUES: &[Column] = &[
     Column::text("name"),

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, FileId, Polling, Remains};
+use blkmq_host::device::{Allocation, Device, Extent, FileId, Polling, Remains, State};
 use blkmq_host::ring::RingHandle;
 
 use super::bounce::LARGE_BYTES;
@@ -180,6 +180,11 @@ impl Device for FileDevice {
     fn resize(&self, disk: DiskId, wanted: Option<u64>) -> io::Result<u64> {
         let disks = self.shared.disks();
         disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.resize(wanted)
+    }
+
+    fn state(&self, disk: DiskId) -> State {
+        let disks = self.shared.disks();
+        disks.get(disk).map_or(State::Ok, |disk| disk.state())
     }
 
     fn may_leave(&self) -> bool {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blkmq_core::bio::Status;
 use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
-use blkmq_host::device::{Extent, FileId};
+use blkmq_host::device::{Extent, FileId, State};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -51,6 +51,8 @@ pub struct FileDisk {
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
     /// lines.
     is_failing: AtomicBool,
+    /// Whether the last failure was for lack of room.
+    is_full: AtomicBool,
     log: LogBudget,
     errors: AtomicU64,
 }
@@ -103,6 +105,7 @@ impl FileDisk {
             flush_failed: AtomicBool::new(false),
             lost_from: AtomicU64::new(u64::MAX),
             is_failing: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
             log: LogBudget::new("it"),
             errors: AtomicU64::new(0),
         }
@@ -231,6 +234,16 @@ impl FileDisk {
         Status::Io
     }
 
+    /// How its latest requests have ended.
+    pub(super) fn state(&self) -> State {
+        match self.is_failing.load(Ordering::Relaxed) || self.flush_failed.load(Ordering::Relaxed) {
+            _ if self.has_lost(u64::MAX - 1) => State::Truncated,
+            true if self.is_full.load(Ordering::Relaxed) => State::Full,
+            true => State::Failing,
+            false => State::Ok,
+        }
+    }
+
     /// Counts a failed request, and logs it if the one before did not fail, unless too many lines
     /// were written lately.
     pub(super) fn note_failure(&self, now: Instant, doing: &'static str, offset: u64, len: u64, errno: i32) {
@@ -241,6 +254,10 @@ impl FileDisk {
         }
         // Relaxed: a counter and a latch for the log, which order nothing.
         self.errors.fetch_add(1, Ordering::Relaxed);
+        let is_full = [Errno::NOSPC, Errno::DQUOT]
+            .map(Errno::raw_os_error)
+            .contains(&errno);
+        self.is_full.store(is_full, Ordering::Relaxed);
         if self.is_failing.swap(true, Ordering::Relaxed) {
             return;
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains};
+use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains, State};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 
@@ -146,6 +146,13 @@ impl Device for RbdDevice {
     fn is_silent(&self) -> bool {
         let images = self.shared.images();
         images.0.iter().flatten().any(|image| image.is_silent())
+    }
+
+    fn state(&self, disk: DiskId) -> State {
+        match self.shared.image(disk) {
+            Ok(image) if image.is_silent() => State::Gone,
+            _ => State::Ok,
+        }
     }
 
     fn may_leave(&self) -> bool {

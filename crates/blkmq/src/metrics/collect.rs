@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::Direction;
 use blkmq_core::stat::{GroupStats, Histogram};
+use blkmq_host::device::State;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
@@ -50,7 +51,7 @@ struct Taken {
     uptime_s: f64,
     queues: Vec<Arc<Reading>>,
     addresses: Vec<blkmq_export::common::AddressStats>,
-    disks: Vec<(String, u64, usize)>,
+    disks: Vec<(String, u64, usize, State)>,
     memory: (u64, u64),
 }
 
@@ -65,7 +66,14 @@ impl Taken {
             addresses: common.connections.stats(),
             disks: disks
                 .iter()
-                .map(|disk| (disk.name.clone(), disk.size, disk.users.count()))
+                .map(|disk| {
+                    (
+                        disk.name.clone(),
+                        disk.size,
+                        disk.users.count(),
+                        control.state(disk),
+                    )
+                })
                 .collect(),
             memory: (common.memory.used(), common.memory.bytes_max()),
         }
@@ -92,7 +100,7 @@ impl Collector for Taken {
         self.encode_groups(to)?;
         self.encode_queues(to)?;
         gauge(to, "disk_size", "Size of a disk", Some(Unit::Bytes), |put| {
-            each(&self.disks, |(name, size, _)| {
+            each(&self.disks, |(name, size, ..)| {
                 put(&[("disk", name)], *size as f64)
             })
         })?;
@@ -102,11 +110,19 @@ impl Collector for Taken {
             "Connections that have selected a disk",
             None,
             |put| {
-                each(&self.disks, |(name, _, clients)| {
+                each(&self.disks, |(name, _, clients, _)| {
                     put(&[("disk", name)], *clients as f64)
                 })
             },
         )?;
+        gauge(to, "disk_state", "Whether a disk is in this state", None, |put| {
+            each(&self.disks, |(name, .., state)| {
+                each(&State::ALL, |one| {
+                    let is_in_it = f64::from(u8::from(one == state));
+                    put(&[("disk", name), ("state", one.name())], is_in_it)
+                })
+            })
+        })?;
         self.encode_addresses(to)?;
         gauge(
             to,

@@ -7,7 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use blkmq::control::client::Client as Control;
 use rustix::process::Signal;
+use serde_json::json;
 
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
@@ -95,7 +97,12 @@ fn truncated_image_never_reads_as_zeroes_whatever_is_written_behind_its_end() {
     let disk = format!("name=vm,file={}", scratch.word("vm.raw"));
     for is_read_first in [true, false] {
         std::fs::write(scratch.path("vm.raw"), vec![7; DISK_BYTES as usize]).expect("an image");
-        let daemon = Daemon::serve(&scratch, &[&disk]);
+        let socket = format!("unix:{}", scratch.word("control.sock"));
+        let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+        let daemon = Daemon::start(&["--disk", &disk, "--nbd", &nbd, "--control", &socket]);
+        let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+        let mut state = || control.call("disk.list", &json!({})).expect("a list")[0]["state"].take();
+        assert_eq!(state(), "ok");
         let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
         let image = std::fs::OpenOptions::new()
             .write(true)
@@ -118,6 +125,7 @@ fn truncated_image_never_reads_as_zeroes_whatever_is_written_behind_its_end() {
         client
             .write(0, &block(0, 1))
             .expect("a write where nothing is lost");
+        assert_eq!(state(), "truncated");
         let said = daemon.said();
         assert_eq!(
             said.matches("is truncated: it ends at 524288").count(),
