@@ -2,6 +2,7 @@
 //! to take its answers. Who is too slow is hung up on; whatever a client does, others and the reactors do not notice.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::mem;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -169,15 +170,21 @@ fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
     if let Err(error) = listener.set_nonblocking(true) {
         return tracing::error!("control: nobody can be accepted: {error}");
     }
+    let mut is_failing = false;
     while !state.is_over.load(Ordering::Acquire) {
         match listener.accept() {
-            Ok((stream, _)) => serve(stream, daemon, &clients),
+            Ok((stream, _)) => {
+                is_failing = false;
+                serve(stream, daemon, &clients);
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 let mut fds = [PollFd::new(listener, PollFlags::IN)];
                 let _ = poll(&mut fds, Some(&LOOK_AGAIN.try_into().expect("a second fits")));
             }
             Err(error) => {
-                tracing::warn!("control: nobody can be accepted: {error}");
+                if !mem::replace(&mut is_failing, true) {
+                    tracing::warn!("control: nobody can be accepted: {error}");
+                }
                 thread::sleep(LOOK_AGAIN);
             }
         }

@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use blkmq::control::client::Client as Control;
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use serde_json::{Value, json};
 
 use crate::common::daemon::{program, wait_within};
@@ -519,6 +519,34 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         let (found, said) = stage.ctl(words);
         assert!(found == code && said.contains(part), "{words:?}: {found}, {said}");
     }
+    stage.daemon.stop();
+}
+
+#[test]
+fn shortage_of_descriptors_is_said_once_and_ends_with_the_shortage() {
+    let mut stage = Stage::new(&[]);
+    let pid = Pid::from_raw(stage.daemon.id() as i32);
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limit = |current| {
+        let set = prlimit(pid, Resource::Nofile, Rlimit { current, maximum });
+        set.expect("our own child's limit").current
+    };
+    let before = limit(Some(3));
+    let path = stage.scratch.path("control.sock");
+    let waiting = UnixStream::connect(&path).expect("the backlog takes it");
+    let is_said = |line: &str| line.contains("control: nobody can be accepted");
+    assert!(stage.daemon.wait_for(LONG, is_said));
+    std::thread::sleep(Duration::from_secs(1));
+    limit(before);
+    stage
+        .control()
+        .call("daemon.version", &json!({}))
+        .expect("an answer");
+    assert_eq!(
+        stage.daemon.said().lines().filter(|line| is_said(line)).count(),
+        1
+    );
+    drop(waiting);
     stage.daemon.stop();
 }
 

@@ -147,11 +147,17 @@ impl Shared {
 
 impl Conductor {
     fn run(self, listener: &UnixListener) {
+        let mut is_failing = false;
         loop {
             match listener.accept() {
-                Ok((stream, _)) => self.answer(stream),
+                Ok((stream, _)) => {
+                    is_failing = false;
+                    self.answer(stream);
+                }
                 Err(error) => {
-                    tracing::warn!("upgrade: nobody can be accepted: {error}");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!("upgrade: nobody can be accepted: {error}");
+                    }
                     thread::sleep(RETRY);
                 }
             }
