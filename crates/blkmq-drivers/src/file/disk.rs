@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blkmq_core::bio::Status;
-use blkmq_core::time::Instant;
+use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::LogBudget;
 use blkmq_host::device::{Extent, FileId, State};
 use rustix::fs::SeekFrom;
@@ -48,6 +48,8 @@ pub struct FileDisk {
     /// Where the file ended when it was found to end before the disk: what was behind is lost, though the file may have grown
     /// again since. `u64::MAX` if nothing is lost. Relaxed throughout: the requests that find it out are under way together.
     lost_from: AtomicU64,
+    /// From when on the next write looks where the file ends, in nanoseconds; 0 if none has looked.
+    look_due: AtomicU64,
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
     /// lines.
     is_failing: AtomicBool,
@@ -104,6 +106,7 @@ impl FileDisk {
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
             lost_from: AtomicU64::new(u64::MAX),
+            look_due: AtomicU64::new(0),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             log: LogBudget::new("it"),
@@ -205,6 +208,18 @@ impl FileDisk {
 
     pub(super) fn fd(&self) -> i32 {
         self.file.as_raw_fd()
+    }
+
+    /// Looks where the file ends, if that was not done lately: a write lengthens a file that somebody has
+    /// truncated. Where the look itself may block, a read finds it out.
+    #[inline]
+    pub(super) fn look_before_write(&self, now: Instant) {
+        // Relaxed: writes that look at the same moment do no harm.
+        if now.0 < self.look_due.load(Ordering::Relaxed) || self.may_block || self.is_block_device() {
+            return;
+        }
+        self.look_due.store(now.0 + LOOK_PERIOD.0, Ordering::Relaxed);
+        self.look_at_end();
     }
 
     /// Looks whether the file ends before the disk does. Data behind its end is lost, and would read as zeroes once a write
@@ -347,6 +362,8 @@ fn filesystem(file: &File) -> u64 {
     rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff)
 }
 
+/// How often writes look where their file ends: a look is a system call.
+const LOOK_PERIOD: Nanos = Nanos::from_millis(100);
 /// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2).
 const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, TMPFS];
 const TMPFS: u64 = 0x0102_1994;
@@ -356,7 +373,6 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
-    use blkmq_core::time::Nanos;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
 
@@ -400,6 +416,22 @@ mod tests {
         let lines = lines.0.load(Ordering::Relaxed);
         assert_eq!(disk.errors(), 10_000);
         assert!((60..=80).contains(&lines), "{lines} lines in 10 seconds");
+    }
+
+    #[test]
+    fn writes_look_where_their_file_ends_at_most_every_100_ms() {
+        let path = scratch_file("looks", 8192);
+        let file = File::options().read(true).write(true).open(&*path).unwrap();
+        let mut disk = FileDisk::new(file, path.to_path_buf(), 8192, 512, Backing::Filesystem(1));
+        disk.may_block = false;
+        let start = Instant(5);
+        disk.look_before_write(start);
+        disk.file.set_len(4096).unwrap();
+        for (ms, has_lost) in [(0, false), (99, false), (100, true)] {
+            disk.look_before_write(start + Nanos::from_millis(ms));
+            assert_eq!(disk.has_lost(8192), has_lost, "{ms} ms");
+        }
+        assert!(!disk.has_lost(4096));
     }
 
     #[test]

@@ -113,6 +113,9 @@ impl FileHctx {
             "tag {number} is issued twice"
         );
         let mut slot = Slot::new(rq, cookie);
+        if slot.op.is_write() {
+            disk.look_before_write(now);
+        }
         if let Some(status) = slot.start(disk) {
             return Err(Issued::Done(status));
         }

@@ -162,10 +162,6 @@ impl Slot {
 
     /// Starts a request at its first step. Returns its status if there is nothing to do.
     pub(super) fn start(&mut self, disk: &FileDisk) -> Option<Status> {
-        if self.op.is_write() && !disk.may_block && !disk.is_block_device() {
-            // The write may lengthen a file that somebody has truncated. Where the look itself may block, a read finds it out.
-            disk.look_at_end();
-        }
         if self.op != Op::Flush && disk.has_lost(self.offset + self.len) {
             return Some(disk.refuse_lost());
         }
@@ -290,12 +286,6 @@ impl Slot {
             }
             return self.fail(-result, disk, now);
         };
-        if moved == 0 && self.op == Op::Read {
-            disk.look_at_end();
-            if disk.has_lost(self.offset + self.len) {
-                return Next::End(disk.refuse_lost());
-            }
-        }
         let left = self.len - self.moved;
         if moved >= left {
             self.moved = self.len;
@@ -305,7 +295,11 @@ impl Slot {
         let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
         let moved = moved - moved % block;
         if moved == 0 {
-            return self.fail(0, disk, now);
+            disk.look_at_end();
+            return match self.op == Op::Read && disk.has_lost(self.offset + self.len) {
+                true => Next::End(disk.refuse_lost()),
+                false => self.fail(0, disk, now),
+            };
         }
         self.moved += moved;
         if self.is_cancelled {
