@@ -192,7 +192,7 @@ impl Device for FileDevice {
     }
 
     /// Written data is in the page cache or on the device, where another process's flush covers it,
-    /// too. Only the lock and the record that a flush has failed are in this process.
+    /// too. Only the lock and the records that a flush has failed or data was lost are in this process.
     fn remains(&self, disk: DiskId) -> io::Result<Remains> {
         let disks = self.shared.disks();
         let disk = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?;
@@ -201,14 +201,16 @@ impl Device for FileDevice {
             .map(|file| file.map(Into::into))
             .collect::<io::Result<_>>()?;
         // Relaxed: nothing is in flight.
-        let has_failed = disk.flush_failed.load(Ordering::Relaxed);
-        let obstacle = format!(
-            "a flush of {:?} has failed, and another process would not know",
-            disk.path
-        );
+        let what = match disk.flush_failed.load(Ordering::Relaxed) {
+            true => Some("a flush of it has failed"),
+            false if disk.is_truncated() => Some("it was truncated"),
+            false => None,
+        };
+        let obstacle =
+            what.map(|what| format!("file {:?}: {what}, and another process would not know", disk.path));
         Ok(Remains {
             locks,
-            obstacle: has_failed.then_some(obstacle),
+            obstacle,
             ..Remains::default()
         })
     }

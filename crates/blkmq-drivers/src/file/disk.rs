@@ -243,6 +243,11 @@ impl FileDisk {
         end > self.lost_from.load(Ordering::Relaxed)
     }
 
+    /// Returns whether any bytes are lost.
+    pub(super) fn is_truncated(&self) -> bool {
+        self.lost_from.load(Ordering::Relaxed) < u64::MAX
+    }
+
     /// Counts a request that is refused because of what is lost; that was logged.
     pub(super) fn refuse_lost(&self) -> Status {
         self.errors.fetch_add(1, Ordering::Relaxed);
@@ -252,7 +257,7 @@ impl FileDisk {
     /// How its latest requests have ended.
     pub(super) fn state(&self) -> State {
         match self.is_failing.load(Ordering::Relaxed) || self.flush_failed.load(Ordering::Relaxed) {
-            _ if self.has_lost(u64::MAX - 1) => State::Truncated,
+            _ if self.is_truncated() => State::Truncated,
             true if self.is_full.load(Ordering::Relaxed) => State::Full,
             true => State::Failing,
             false => State::Ok,

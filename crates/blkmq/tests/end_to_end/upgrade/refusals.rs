@@ -21,6 +21,25 @@ use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
 
 #[test]
+fn truncated_image_with_clients_is_not_taken_over() {
+    let stage = Stage::new();
+    let daemon = stage.start();
+    let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
+    let image = std::fs::OpenOptions::new()
+        .write(true)
+        .open(stage.scratch.path("vm1.raw"));
+    let image = image.expect("the image");
+    image.set_len(DISK_BYTES / 2).expect("it is cut off");
+    assert!(client.read(DISK_BYTES / 2, BLOCK).is_err());
+    image.set_len(DISK_BYTES).expect("it is longer again");
+    let said = stage.fail_to_upgrade(&stage.words("--take-over"));
+    assert!(said.contains("it was truncated"), "{said}");
+    assert!(client.read(DISK_BYTES / 2, BLOCK).is_err(), "still refused");
+    assert!(client.read(0, BLOCK).is_ok(), "what is left");
+    daemon.stop();
+}
+
+#[test]
 fn a_daemon_with_another_configuration_does_not_take_over_and_says_why() {
     let stage = Stage::new();
     let daemon = stage.start();
