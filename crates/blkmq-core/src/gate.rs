@@ -260,11 +260,13 @@ impl GateState {
         }
     }
 
-    /// Says when to call the elevator, or the caps, again. While `depth` requests are in flight, the elevator's
-    /// time is left out: a completion comes first.
+    /// Says when to call the elevator, or the caps, again. While `depth` requests are in flight, or one waits that
+    /// was pushed back, the elevator's time is left out: something else comes first.
     pub(crate) fn next_wakeup(&self, depth: u32) -> Option<Instant> {
         let is_full = |elevator: &dyn Elevator| {
-            self.in_flight >= depth || elevator.knows_groups() && self.targets.is_reached()
+            self.in_flight >= depth
+                || !self.requeue_list.is_empty()
+                || elevator.knows_groups() && self.targets.is_reached()
         };
         let elevator = self.elevator.as_deref().filter(|elevator| !is_full(*elevator));
         let elevator = elevator.and_then(|elevator| elevator.next_wakeup());

@@ -1,39 +1,41 @@
-//! Decides how many requests a drive holds at once while groups compete for it: few enough that the drive's
-//! own queue cannot undo the elevator's order, and enough to lose no throughput.
-//! `bfq` asks for the limit and reports every completion.
+//! The limit on how many requests a drive holds at once while tenants share it: few enough that a request of a
+//! tenant who seldom comes finds no queue in the drive, and enough to lose no throughput.
+//! `bfq` asks for the limit and reports every completion. Nobody configures a figure.
 //!
-//! The depth is found by comparing throughputs, not configured. Between trials the limit is the *operating
-//! depth* `o`. In a *trial* the drive works for short windows at a lower and at a higher depth, in the order
-//! low, high, high, low, so that a slow drift of the load affects both:
+//! While the limit binds, the drive's *work* is the limit times the least time of its requests over the time that
+//! they take now: so many requests would be in the drive if none had to wait. The rest is the drive's own queue.
+//! The limit is the work, a *slack* of at least a fourth of it, and one request more, which keeps the drive busy
+//! while an end is answered:
 //!
 //! ```text
-//!   depth
-//!   3/2 o          ┌───────┐            high: gains more than GAIN_RAISE over low  ─► o grows
-//!       o  ────────┤       ├───────            gains less than GAIN_LOWER          ─► o shrinks
-//!   7/8 o      ────┘       └────        low    between them                        ─► o stays
+//!             1 ───► Growing ───► Resting ───► Low ───► Trial ───┐
+//!  least times      until they      follows     least    slack    │
+//!  are known        are exceeded    the work    times             │
+//!                                      ▲                          │
+//!                                      └──────────────────────────┘
 //! ```
+//! *Growing* begins at one request, which finds no queue, and doubles while requests take their least time.
+//! *Resting*: each window (a millisecond and some completions) moves the limit to what the work asks for. If
+//! requests take no less time at a lower limit, the drive itself has become slower, and that time is the least
+//! one from now on; if they take less than the least time, it has become faster.
+//! *Low* is one window at half of the limit, to measure the least times again.
+//! *Trial* compares the throughput with that of twice the limit, in short windows. On a drive whose throughput still grows where
+//! requests already wait, such as one behind a busy processor, a trial finds a gain, and the slack grows; it
+//! shrinks again where there is none.
 //!
-//! On a drive that serves `n` requests at once, the throughput grows with the depth up to `n` and not
-//! beyond, so `o` settles where 7/8 of it is `n`: at about 1.13 `n`. On a drive whose throughput flattens
-//! slowly, `o` settles where a half more gains 1 to 2 %. In both cases the loss against the full depth is a
-//! small part of the low windows' time, and at most half as many requests wait inside the drive as the
-//! drive works on.
+//! The work is the idea of delay-based congestion control (Brakmo and Peterson, "TCP Vegas", 1995; Cardwell and
+//! others, "BBR", 2016); there, a minimum over some seconds is the least time. Here a drive's least time differs
+//! by kind (`depth/least.rs`), and the slack is found by trials, since a drive is no link of constant rate.
 //!
-//! A gain counts only as far as both requests and bytes per second have it. Where more depth lets the drive
-//! reorder requests, the mix of small and large requests changes, and one rate rises at the other's
-//! expense: that is no gain.
-//!
-//! Shares do not depend on the depth: `bfq` keeps them by a bound on the lead. While that bound holds
-//! requests back, it determines how many are in flight, and windows say nothing about the limit.
-//!
-//! *Why it is stable.* Short of overload, the throughput of a closed system does not fall when depth is
-//! added, and its gain from a depth to 12/7 of it falls as the depth grows. So the gain as a function of
-//! `o` crosses the band between the two bounds once, from above: below that point `o` grows, above it `o`
-//! shrinks, within the band `o` stays. A change of direction halves the next step, and the rests between
-//! trials grow while `o` does not move, so noise moves `o` by one small step at a time.
-//! The search begins at FIRST: the first trials, after a long time without competition, divide it by four,
-//! then by two, as long as that costs no throughput.
+//! Shares do not depend on the limit: `bfq` keeps them by a bound on the lead. A window in which the limit did
+//! not bind, since that bound or a lack of requests did, changes nothing.
 
+mod least;
+mod trial;
+
+use self::least::{Kind, LeastTimes, Sums};
+use self::trial::{Rates, Trial, Verdict};
+use crate::bio::Direction;
 use crate::time::{Instant, Nanos};
 
 /// The state of the controller for one drive.
@@ -41,30 +43,37 @@ use crate::time::{Instant, Nanos};
 pub(super) struct DepthLaw {
     /// The largest depth; a group without competitors gets it.
     max: u32,
-    /// The limit between trials while groups compete.
+    /// The limit outside of low windows and trials.
     operating: u32,
+    /// The limit for a given work, in 1/16 of it.
+    slack: u64,
+    least: LeastTimes,
     contended: bool,
     /// When competition ended last.
     calm_since: Instant,
     phase: Phase,
     window: Window,
+    /// The limit of the latest window that bound, and the time that requests took in it, in 1/64 of the least.
+    latest: (u32, u64),
     trial: Trial,
-    /// The next change of `operating`, in 1/64 of it.
-    step: u32,
-    /// Which way the last change went.
-    last: Verdict,
-    /// Windows at the operating depth between the last trial and the next.
-    rest: u32,
+    /// Which way the slack changed last.
+    verdict: Verdict,
+    /// The length of the next rest, and when the present one ends.
+    rest: Nanos,
+    rests_until: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Trials of a part of the depth against the whole depth, downwards.
-    Descent,
-    /// Trials around the operating depth.
-    Tracking,
-    /// This many more windows at the operating depth, then a trial.
-    Resting(u32),
+    /// The limit doubles until requests wait.
+    Growing,
+    /// The limit follows the work.
+    Resting,
+    /// One window at half of the limit.
+    Low,
+    /// Windows at a base and at twice as much. The limit may be raised if the base is the limit; otherwise, fewer
+    /// than the limit were in the drive, and the base is half of these.
+    Trial { base: u32, raises: bool },
 }
 
 /// The measurement under way: the work done between two moments at one limit.
@@ -80,41 +89,11 @@ struct Window {
     moments: u32,
     completions: u32,
     bytes: u64,
-    /// How often waiting requests were held for another reason than the limit.
-    held: u32,
-}
-
-/// Pairs of windows, and the gains of the deeper one over the other.
-#[derive(Debug, Default)]
-struct Trial {
-    windows: u32,
-    /// The rates of the first window of a pair.
-    first: Rates,
-    pairs: i64,
-    requests: Gains,
-    bytes: Gains,
-}
-
-/// The rates of a window, per second.
-#[derive(Clone, Copy, Debug, Default)]
-struct Rates {
-    /// In thousandths.
-    requests: u64,
-    bytes: u64,
-}
-
-/// Gains over the pairs of a trial, in millionths.
-#[derive(Debug, Default)]
-struct Gains {
-    sum: i64,
-    squares: i64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Raise,
-    Keep,
-    Lower,
+    /// The sum of their times in the drive; and by kind, in which a late request counts for little.
+    time: Nanos,
+    sums: Sums,
+    /// How often requests waited because of the limit alone.
+    full: u32,
 }
 
 impl DepthLaw {
@@ -123,15 +102,28 @@ impl DepthLaw {
         assert!(max > 0, "a drive without depth");
         Self {
             max,
-            operating: max.min(FIRST),
+            operating: 1,
+            slack: SLACK_MIN,
+            least: LeastTimes::unknown(),
             contended: false,
             calm_since: Instant::default(),
-            phase: Phase::Descent,
+            phase: Phase::Growing,
             window: Window::default(),
+            latest: (1, STRETCH_NONE),
             trial: Trial::default(),
-            step: STEP_FIRST,
-            last: Verdict::Keep,
-            rest: 0,
+            verdict: Verdict::Keep,
+            rest: REST_MIN,
+            rests_until: Instant::default(),
+        }
+    }
+
+    /// A controller that has found a depth.
+    #[cfg(test)]
+    pub(super) fn resting_at(operating: u32, max: u32) -> Self {
+        Self {
+            operating,
+            phase: Phase::Resting,
+            ..Self::new(max)
         }
     }
 
@@ -145,8 +137,8 @@ impl DepthLaw {
         }
     }
 
-    /// Notes whether more than one group has work now. A single group gets the largest depth.
-    pub(super) fn set_contended(&mut self, contended: bool, now: Instant) {
+    /// Notes whether more than one group has work now or had some lately. A single group gets the largest depth.
+    pub(super) fn set_contended(&mut self, contended: bool, in_flight: u32, now: Instant) {
         if contended == self.contended {
             return;
         }
@@ -156,25 +148,32 @@ impl DepthLaw {
             return;
         }
         if now.since(self.calm_since) >= FORGET {
-            self.operating = self.max.min(FIRST);
-            self.phase = Phase::Descent;
+            *self = Self {
+                contended,
+                ..Self::new(self.max)
+            };
         }
-        self.trial = Trial::default();
-        self.open(now);
+        self.rest_for(REST_MIN, now);
+        self.open(in_flight, now);
     }
 
-    /// Counts the end of a request of `bytes`; `in_flight` requests remain.
+    /// Counts the end of a request that the drive had for `time`; `in_flight` requests remain.
     #[inline]
-    pub(super) fn completed(&mut self, bytes: u64, in_flight: u32, now: Instant) {
+    pub(super) fn completed(
+        &mut self,
+        direction: Direction,
+        bytes: u64,
+        time: Nanos,
+        in_flight: u32,
+        now: Instant,
+    ) {
         if !self.contended {
             return;
         }
         if now > self.window.last {
             // Completions of one moment belong to one window; otherwise a drive that completes in bursts would
             // distort the measurement.
-            if self.window.is_full() && self.window.held > self.window.completions / HELD_PART {
-                self.interrupt();
-            } else if self.window.is_full() {
+            if self.window.is_full(self.phase) {
                 self.close(in_flight, self.window.last);
             } else if self.window.is_interrupted(now) {
                 self.interrupt();
@@ -187,14 +186,38 @@ impl DepthLaw {
             window.skip -= 1;
             window.since = now;
         } else if now > window.since {
+            let kind = Kind::of(direction, bytes);
+            window.sums.add(kind, self.least.counted(kind, time));
             window.bytes += bytes;
+            window.time += time;
             window.completions += 1;
         }
     }
 
-    /// Notes that all waiting requests are held for another reason than the limit.
-    pub(super) fn note_held_back(&mut self) {
-        self.window.held += 1;
+    /// How long a request that took `time`, as one of `in_flight`, would have kept the whole drive busy.
+    pub(super) fn part_of_drive(
+        &self,
+        direction: Direction,
+        bytes: u64,
+        time: Nanos,
+        in_flight: u32,
+    ) -> Nanos {
+        let least = self.least.of(Kind::of(direction, bytes));
+        match least.filter(|_| self.contended && in_flight >= self.window.limit) {
+            // A part of its time it waited in the drive.
+            Some(least) => {
+                let (limit, stretch) = self.latest;
+                let served = u64::from(limit) * STRETCH_NONE / stretch;
+                Nanos(time.min(least).0 / served.max(1))
+            }
+            None => Nanos(time.0 / u64::from(in_flight.max(1))),
+        }
+    }
+
+    /// Notes that requests wait although nothing but the limit holds them.
+    #[inline]
+    pub(super) fn note_full(&mut self) {
+        self.window.full += 1;
     }
 
     /// Restarts the measurement, since it says nothing about the drive.
@@ -207,91 +230,188 @@ impl DepthLaw {
     }
 
     fn close(&mut self, in_flight: u32, now: Instant) {
-        let rates = self.window.rates(now);
+        let (binds, in_drive) = (self.window.binds(), self.window.mean_in_flight(now));
         match self.phase {
-            Phase::Resting(left) => {
-                self.phase = left.checked_sub(1).map_or(Phase::Tracking, Phase::Resting);
+            Phase::Trial { .. } => self.count_trial(now),
+            _ if binds => self.learn(self.window.limit, now),
+            _ if in_drive > 1 => self.learn_below_limit(in_drive, now),
+            _ => self.rest_for(self.rest, now),
+        }
+        self.open(in_flight, now);
+    }
+
+    /// Learns from a window in which the limit bound.
+    fn learn(&mut self, limit: u32, now: Instant) {
+        let is_known = !self.least.lacks(&self.window.sums);
+        let stretch = self.compare(limit);
+        let work = work(limit, stretch);
+        match self.phase {
+            Phase::Growing if stretch <= STRETCH_LITTLE && limit < self.max => {
+                self.operating = (2 * limit + 1).min(self.max);
             }
-            Phase::Descent | Phase::Tracking => {
-                if let Some(verdict) = self.trial.take_in(rates) {
-                    self.trial = Trial::default();
-                    self.obey(verdict);
+            Phase::Growing => {
+                self.follow(work);
+                self.begin_rest(REST_MIN, now);
+            }
+            Phase::Resting => {
+                self.follow(work);
+                if !is_known && limit > 1 {
+                    // What a kind takes was seen beside a queue only.
+                    self.rests_until = now;
+                }
+                if now >= self.rests_until {
+                    self.phase = Phase::Low;
                 }
             }
-        }
-        let before = self.window.limit;
-        self.open(now);
-        if self.window.limit != before {
-            // Requests in flight above a lower limit drain first; the effect of a higher limit shows when all
-            // requests issued before it have ended.
-            self.window.skip = in_flight;
+            Phase::Low | Phase::Trial { .. } => self.begin_trial(self.operating, true),
         }
     }
 
-    /// Starts the next window at its limit.
-    fn open(&mut self, now: Instant) {
-        let o = self.operating;
-        let limit = match (self.phase, self.trial.is_at_low()) {
-            (Phase::Resting(_), _) => o,
-            (Phase::Descent, true) => descended(o),
-            (Phase::Descent, false) => o,
-            (Phase::Tracking, true) => (o - o.div_ceil(8)).max(1),
-            (Phase::Tracking, false) => (o + (o / 2).max(1)).min(self.max),
+    /// Learns from a window in which about `in_drive` requests were in the drive, fewer than the limit. It may be too
+    /// high still: it shrinks, and a trial says whether half as many do as much.
+    fn learn_below_limit(&mut self, in_drive: u32, now: Instant) {
+        let stretch = self.compare(in_drive);
+        let target = self.target(work(in_drive, stretch));
+        if target < in_drive && target < self.operating {
+            self.operating = target;
+        }
+        if self.phase != Phase::Resting {
+            self.rest_for(self.rest, now);
+        } else if now >= self.rests_until {
+            self.begin_trial(in_drive.div_ceil(2), false);
+        }
+    }
+
+    /// Compares the times of a window's requests, at `depth`, with the least ones, and learns the latter. Returns the
+    /// mean, in 1/64 of the least time.
+    fn compare(&mut self, depth: u32) -> u64 {
+        let sums = &self.window.sums;
+        self.least.lower(sums);
+        let mut stretch = stretch(sums.time(), self.least.sum(sums));
+        let (depth_before, stretch_before) = self.latest;
+        if depth == 1 || is_the_drives(depth_before, stretch_before, depth, stretch) {
+            self.least.set(sums);
+            stretch = self::stretch(sums.time(), self.least.sum(sums));
+        }
+        self.latest = (depth, stretch);
+        stretch
+    }
+
+    /// The limit for this work, in 1/16.
+    fn target(&self, work: u64) -> u32 {
+        let target = work * self.slack / (WORK_PARTS * SLACK_PARTS) + 1;
+        target.min(self.max.into()) as u32
+    }
+
+    /// Moves the limit to what the drive's work asks for: at once if that is far away, otherwise by a small step,
+    /// since a window is short.
+    fn follow(&mut self, work: u64) {
+        let (from, target) = (self.operating, self.target(work));
+        let is_near = target.abs_diff(from) <= from / 4;
+        let step = (from / STEP_PART).max(1);
+        self.operating = match target > from {
+            true if is_near => from + step.min(target - from),
+            true => target,
+            false if is_near => from - step.min(from - target),
+            // No further: whether the time falls with the limit is seen in the next window.
+            false => target.max(from / 2),
         };
+    }
+
+    fn begin_trial(&mut self, base: u32, raises: bool) {
+        self.trial = Trial::default();
+        self.phase = Phase::Trial { base, raises };
+    }
+
+    /// Counts a window of a trial; the slack follows the verdict.
+    fn count_trial(&mut self, now: Instant) {
+        let Phase::Trial { base, raises } = self.phase else {
+            return;
+        };
+        let Some(verdict) = self.trial.add(self.window.rates(now)) else {
+            return;
+        };
+        let (from, slack) = (self.operating, self.slack);
+        match verdict {
+            Verdict::Raise if raises => {
+                self.operating = (from * 3 / 2).max(from + 1).min(self.max);
+                self.slack = (slack * 3 / 2).min(SLACK_MAX);
+            }
+            Verdict::Lower if raises => {
+                self.slack = (slack * 3 / 4).max(SLACK_MIN);
+                self.operating = (u64::from(from) * self.slack / slack).max(1) as u32;
+            }
+            Verdict::Lower => {
+                self.operating = from.min(base * 3 / 2).max(1);
+                self.slack = (slack * u64::from(self.operating) / u64::from(from)).max(SLACK_MIN);
+            }
+            Verdict::Raise | Verdict::Keep => {}
+        }
+        let rest = match self.slack == slack {
+            true => Nanos(self.rest.0 * 2).min(REST_MAX),
+            // The next trial follows soon, and sooner if the last one said the same.
+            false if verdict == self.verdict => REST_LEAST,
+            false => REST_MIN,
+        };
+        self.verdict = verdict;
+        self.begin_rest(rest, now);
+    }
+
+    /// Rests, unless the limit still grows.
+    fn rest_for(&mut self, rest: Nanos, now: Instant) {
+        if self.phase != Phase::Growing {
+            self.begin_rest(rest, now);
+        }
+    }
+
+    fn begin_rest(&mut self, rest: Nanos, now: Instant) {
+        self.phase = Phase::Resting;
+        self.rest = rest;
+        self.rests_until = now + rest;
+    }
+
+    /// Starts the next window at its limit.
+    fn open(&mut self, in_flight: u32, now: Instant) {
+        let o = self.operating;
+        let limit = match self.phase {
+            Phase::Growing | Phase::Resting => o,
+            Phase::Low => (o / 2).max(1),
+            Phase::Trial { base, .. } if self.trial.is_at_low() => base,
+            Phase::Trial { base, .. } => (2 * base).min(self.max),
+        };
+        // Requests in flight above a lower limit drain first; the effect of a higher limit shows when all requests
+        // issued before it have ended.
+        let skip = if limit == self.window.limit { 0 } else { in_flight };
         self.window = Window {
             limit,
+            skip,
             since: now,
             last: now,
             ..Window::default()
         };
     }
-
-    fn obey(&mut self, verdict: Verdict) {
-        if self.phase == Phase::Descent {
-            if verdict != Verdict::Raise && self.operating > 1 {
-                self.operating = descended(self.operating);
-            } else {
-                self.phase = Phase::Tracking;
-                self.step = STEP_FIRST;
-                self.last = Verdict::Keep;
-            }
-            return;
-        }
-        let turned = self.last != Verdict::Keep && self.last != verdict;
-        self.step = if verdict == Verdict::Keep || turned {
-            (self.step / 2).max(STEP_MIN)
-        } else {
-            (self.step * 2).min(STEP_MAX)
-        };
-        let change = (self.operating * self.step / 64).max(1);
-        self.operating = match verdict {
-            Verdict::Raise => (self.operating + change).min(self.max),
-            Verdict::Lower => self
-                .operating
-                .saturating_sub(change.min(self.operating / 4).max(1))
-                .max(1),
-            Verdict::Keep => self.operating,
-        };
-        let moves_on = verdict != Verdict::Keep && !turned;
-        self.rest = if moves_on {
-            0
-        } else {
-            (self.rest * 2).clamp(REST_MIN, REST_MAX)
-        };
-        self.last = verdict;
-        self.phase = if self.rest == 0 {
-            Phase::Tracking
-        } else {
-            Phase::Resting(self.rest)
-        };
-    }
 }
 
 impl Window {
-    fn is_full(&self) -> bool {
+    fn is_full(&self, phase: Phase) -> bool {
         let lasts = self.last.since(self.since);
-        self.completions >= COMPLETIONS_MIN && lasts >= WINDOW_MIN
-            || self.completions >= COMPLETIONS_SLOW && lasts >= WINDOW_SLOW
+        let least = if matches!(phase, Phase::Trial { .. }) {
+            COMPLETIONS_TRIAL
+        } else {
+            COMPLETIONS_MIN
+        };
+        self.completions >= self.limit.max(least) && lasts >= WINDOW_MIN
+    }
+
+    /// How many requests were in the drive on average (Little's law), rounded.
+    fn mean_in_flight(&self, end: Instant) -> u32 {
+        let elapsed = end.since(self.since).0.max(1);
+        ((self.time.0 + elapsed / 2) / elapsed) as u32
+    }
+
+    /// Says whether the limit was what bound the requests in flight.
+    fn binds(&self) -> bool {
+        u64::from(self.full) * u64::from(self.limit) * BINDS_PART >= u64::from(self.completions)
     }
 
     /// Says whether no completion was seen for much longer than usual: the drive paused, or the caller had no
@@ -312,107 +432,47 @@ impl Window {
     }
 }
 
-impl Trial {
-    /// Says whether the next window is at the lower depth: low, high, high, low, and so on.
-    fn is_at_low(&self) -> bool {
-        matches!(self.windows % 4, 0 | 3)
-    }
-
-    /// Adds the rates of a window; decides when the pairs so far are clear enough, or when there are enough pairs.
-    fn take_in(&mut self, rates: Rates) -> Option<Verdict> {
-        let is_low = self.is_at_low();
-        self.windows += 1;
-        if self.windows % 2 == 1 {
-            self.first = rates;
-            return None;
-        }
-        let (low, high) = if is_low {
-            (rates, self.first)
-        } else {
-            (self.first, rates)
-        };
-        self.pairs += 1;
-        self.requests.take_in(low.requests, high.requests);
-        self.bytes.take_in(low.bytes, high.bytes);
-        self.verdict()
-    }
-
-    fn verdict(&self) -> Option<Verdict> {
-        if self.pairs < PAIRS_MIN {
-            return None;
-        }
-        let (requests, bytes) = (self.requests.mean(self.pairs), self.bytes.mean(self.pairs));
-        let (mean, doubt) = requests.min(bytes);
-        if mean - doubt > GAIN_RAISE {
-            return Some(Verdict::Raise);
-        }
-        if mean + doubt < GAIN_LOWER {
-            return Some(Verdict::Lower);
-        }
-        if self.pairs < PAIRS_MAX {
-            return None;
-        }
-        Some(match mean {
-            gain if gain - doubt / 2 > GAIN_RAISE => Verdict::Raise,
-            gain if gain < GAIN_LOWER => Verdict::Lower,
-            _ => Verdict::Keep,
-        })
-    }
+/// How many of `depth` requests the drive works on if they take so long, in 1/64 of their least time; in 1/16.
+fn work(depth: u32, stretch: u64) -> u64 {
+    (u64::from(depth) * STRETCH_NONE * WORK_PARTS / stretch).max(1)
 }
 
-impl Gains {
-    fn take_in(&mut self, low: u64, high: u64) {
-        let gain = i128::from(high) * MILLION / i128::from(low.max(1)) - MILLION;
-        let gain = gain.clamp(-GAIN_MAX, GAIN_MAX) as i64;
-        self.sum += gain;
-        self.squares += gain * gain;
-    }
-
-    /// The mean gain, and three times its standard error; twice would be right for many pairs.
-    fn mean(&self, pairs: i64) -> (i64, i64) {
-        let mean = self.sum / pairs;
-        let spread = (self.squares / pairs - mean * mean).max(0);
-        (mean, 3 * (spread / (pairs - 1)).isqrt())
-    }
+/// The time that requests took, over their least time, in 1/64.
+fn stretch(time: u64, least: u64) -> u64 {
+    (time * STRETCH_NONE / least.max(1)).max(STRETCH_NONE)
 }
 
-/// The next depth of the descent: the first step is large, since trials at a deep queue take long.
-fn descended(depth: u32) -> u32 {
-    (if depth > 32 { depth / 4 } else { depth / 2 }).max(1)
+/// Says whether requests take as long at a much lower limit, so that they do not wait in the drive.
+fn is_the_drives(limit_before: u32, stretch_before: u64, limit: u32, stretch: u64) -> bool {
+    limit_before >= limit + limit / 2 && stretch > STRETCH_LITTLE && stretch * 10 >= stretch_before * 9
 }
 
-const MILLION: i128 = 1_000_000;
-/// The gain of one pair is limited to this, so that a disturbed pair does not decide a trial.
-const GAIN_MAX: i128 = 400_000;
-/// The operating depth grows if the higher depth gains at least this, in millionths.
-const GAIN_RAISE: i64 = 20_000;
-/// The operating depth shrinks if the gain is below this.
-const GAIN_LOWER: i64 = 10_000;
-/// A window in which waiting requests were held more often than at one in this many completions says
-/// nothing about the limit.
-const HELD_PART: u32 = 8;
+/// Requests take their least time, and hardly more, in 1/64 of it.
+const STRETCH_NONE: u64 = 64;
+const STRETCH_LITTLE: u64 = 80;
+/// The work is counted in so many parts of a request.
+const WORK_PARTS: u64 = 16;
+/// The slack: 5/4 at least, 64 at most.
+const SLACK_PARTS: u64 = 16;
+const SLACK_MIN: u64 = 20;
+const SLACK_MAX: u64 = 64 * SLACK_PARTS;
+/// A small step of the limit.
+const STEP_PART: u32 = 16;
 /// Least duration of a window, and its least number of completions.
 const WINDOW_MIN: Nanos = Nanos::from_millis(1);
-const COMPLETIONS_MIN: u32 = 64;
-/// The same for a slow drive.
-const WINDOW_SLOW: Nanos = Nanos::from_millis(5);
-const COMPLETIONS_SLOW: u32 = 16;
+const COMPLETIONS_MIN: u32 = 8;
+/// The same for a window of a trial.
+const COMPLETIONS_TRIAL: u32 = 16;
+/// The limit binds a window if requests waited for it once in so many times the limit's completions.
+const BINDS_PART: u64 = 2;
 /// A gap this many times longer than the mean gap, taken over at least so many gaps, interrupts a window.
 const INTERRUPTION: u64 = 32;
 const MOMENTS_MIN: u32 = 8;
-/// The first depth of the search. A trial far above the depth that a drive needs takes long, since the drive
-/// must complete that many requests many times; from here, ten short trials reach a thousand.
-const FIRST: u32 = 64;
-/// Pairs of windows in a trial.
-const PAIRS_MIN: i64 = 3;
-const PAIRS_MAX: i64 = 12;
-/// Changes of the operating depth, in 1/64.
-const STEP_MIN: u32 = 2;
-const STEP_FIRST: u32 = 4;
-const STEP_MAX: u32 = 32;
-/// Windows of rest after a trial that changed nothing, and their maximum.
-const REST_MIN: u32 = 2;
-const REST_MAX: u32 = 32;
+/// The rest between two trials that change nothing: it doubles.
+const REST_MIN: Nanos = Nanos::from_millis(16);
+const REST_MAX: Nanos = Nanos::from_secs(4);
+/// The rest after a trial that changes the slack as the one before did.
+const REST_LEAST: Nanos = Nanos::from_millis(2);
 /// How long the depth is kept without competition.
 const FORGET: Nanos = Nanos::from_secs(60);
 

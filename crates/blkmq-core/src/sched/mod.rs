@@ -6,6 +6,7 @@ mod elevator;
 mod index;
 pub mod kyber;
 pub mod mq_deadline;
+pub(crate) mod overdue;
 mod request_list;
 mod slots;
 

@@ -172,7 +172,7 @@ proptest! {
         per_second in 2_000_u64..60_000,
         others in 1_u64..7,
         percent_of_fair in 5_u64..150,
-        depth in 4_usize..16,
+        depth in 6_usize..16,
         late_ns in 0_u64..180_000,
     ) {
         let rate = |kind: CapKind, ios: u64| if kind.is_bytes() { ios * 4096 } else { ios };

@@ -269,7 +269,9 @@ impl World {
             self.waiting.push(rq);
         }
         self.work();
-        if let Some(at) = self.bfq.next_wakeup() {
+        // A full drive is waited for, as by the gate.
+        let may_dispatch = self.inside < self.drive.depth;
+        if let Some(at) = self.bfq.next_wakeup().filter(|_| may_dispatch) {
             self.event(at.max(self.now + Nanos(1)), Event::Wake);
         }
     }

@@ -87,6 +87,17 @@ struct Clock {
     slowness: u64,
     /// When the drive begins no request, like one that collects garbage.
     pauses: Option<Every>,
+    /// Requests that take long, and no unit meanwhile.
+    slow: Option<Slow>,
+}
+
+/// Slow requests: the first that the group issues in each period.
+#[derive(Clone, Copy)]
+struct Slow {
+    group: GroupId,
+    period: Nanos,
+    takes: Nanos,
+    next: Instant,
 }
 
 /// Something that happens at each multiple of `period`, and lasts for `length`.
@@ -107,6 +118,14 @@ impl Every {
 impl HctxDriver for Flash {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let clock = &mut *self.clock.borrow_mut();
+        if let Some(slow) = &mut clock.slow
+            && slow.group == rq.group()
+            && now >= slow.next
+        {
+            slow.next = now + slow.period;
+            clock.ends.push(Reverse((now + slow.takes, cookie.raw())));
+            return Issued::Queued;
+        }
         let Reverse(free) = clock.free.pop().expect("a drive has units");
         let time =
             clock.rng.from_to(SERVICE.0 - SPREAD.0, SERVICE.0 + SPREAD.0) * clock.slowness * longer(rq.op());
@@ -225,6 +244,8 @@ struct World {
     /// How far ahead of the slowest group a group may be, in bytes served over weight; asserted
     /// after every end.
     lead_max: Option<u64>,
+    /// By group: its latest end, and the longest time without one.
+    gaps: Vec<(Instant, Nanos)>,
     /// Since when a group has been farther ahead.
     ahead_since: Option<Instant>,
     /// When the client of this group has no CPU, and so does not react to ends.
@@ -233,6 +254,9 @@ struct World {
     late: Vec<Bio>,
     /// This group submits nothing but discards.
     discards: Option<GroupId>,
+    /// How many bios the first group keeps under way, if fewer than the others.
+    depth_of_first: u32,
+    first_under_way: u32,
 }
 
 impl World {
@@ -276,6 +300,7 @@ impl World {
             ends: BinaryHeap::new(),
             slowness: 1,
             pauses: None,
+            slow: None,
         }));
         let driver = Flash {
             clock: Rc::clone(&clock),
@@ -288,6 +313,7 @@ impl World {
             now: Instant(0),
             rng: Rng::new(seed, 2),
             bytes: vec![0; weights.len()],
+            gaps: vec![(Instant(0), Nanos::ZERO); weights.len()],
             weights,
             ios: 0,
             light: Vec::new(),
@@ -299,6 +325,8 @@ impl World {
             absences: None,
             late: Vec::new(),
             discards: None,
+            depth_of_first: u32::MAX,
+            first_under_way: case.depth,
         };
         for group in 0..case.groups {
             let (op, len) = if group % 2 == 0 {
@@ -406,8 +434,15 @@ impl World {
     fn account(&mut self, bio: Bio) {
         self.ios += 1;
         let place = bio.group.index() - 1;
+        if place == 0 && self.first_under_way > self.depth_of_first {
+            self.first_under_way -= 1;
+            return;
+        }
         if place < self.bytes.len() {
             self.bytes[place] += bio.len;
+            let (ended, longest) = &mut self.gaps[place];
+            *longest = self.now.since(*ended).max(*longest);
+            *ended = self.now;
             self.check_lead();
             let is_away =
                 self.absences.is_some_and(|(group, _)| group == bio.group) && self.back_at().is_some();

@@ -211,6 +211,13 @@ impl Clients {
         numbered.filter_map(|(id, queue)| Some((id, queue.key?, queue)))
     }
 
+    /// The requests in flight of a group's own clients.
+    #[cold]
+    pub(super) fn in_flight_of(&self, group: GroupId) -> u32 {
+        let own = self.iter().filter(|(_, key, _)| key.group() == group);
+        own.map(|(.., queue)| queue.in_flight).sum()
+    }
+
     /// Asserts that each key finds its queue, and that exactly the idle queues are listed as such.
     pub(super) fn check(&self) {
         for (id, key, _) in self.iter() {

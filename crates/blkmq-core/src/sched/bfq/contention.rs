@@ -84,4 +84,4 @@ impl Contention {
 
 /// How long past competition counts. A client that returns now and then should not find the drive full each
 /// time, and the drive's throughput is the same at the depth for competition.
-const LINGER: Nanos = Nanos::from_secs(1);
+const LINGER: Nanos = Nanos::from_secs(10);

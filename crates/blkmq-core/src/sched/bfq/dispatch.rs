@@ -68,7 +68,6 @@ impl Bfq {
         if self.dismiss_absent() {
             return true;
         }
-        self.depth.note_held_back();
         let (holder, others) = (self.wf2q.holder(), self.others_in_flight());
         let is_over = self.room.note_held_back(&self.wf2q, holder, others, self.now);
         self.wf2q.set_open(is_over);
@@ -90,34 +89,46 @@ impl Bfq {
     /// Requests in flight of the members that are not passed over.
     #[inline]
     pub(super) fn others_in_flight(&self) -> u32 {
-        self.in_flight - self.passed_in_flight
+        self.overdue.punctual(self.in_flight - self.passed_in_flight)
     }
 
     /// Checks whether a probe enters its next phase.
     #[inline]
     pub(super) fn look_at_room(&mut self) {
-        if self.room.look(&mut self.wf2q, self.in_flight, self.now) {
+        let stalled_after = self.overdue.patience();
+        if self
+            .room
+            .look(&mut self.wf2q, self.in_flight, stalled_after, self.now)
+        {
             self.wf2q.set_open(self.room.is_open());
             self.depth.interrupt();
         }
     }
 
-    /// How long a group without requests is waited for at most.
+    /// How long a group without requests is waited for at most: for about as long as a request takes. A group that
+    /// thinks for longer spends most of its time elsewhere, and waiting would gain it little.
     #[inline]
     pub(super) fn patience_on_flash(&self) -> Nanos {
-        self.tunables.slice_idle.min(PATIENCE)
+        let usual = self.overdue.usual().clamp(PATIENCE_MIN, PATIENCE_MAX);
+        self.tunables.slice_idle.min(usual)
     }
 
     pub(super) fn dismiss_absent(&mut self) -> bool {
         let (now, patience) = (self.now, self.patience_on_flash());
         let (idling, clients) = (&mut self.idling, &self.clients);
         let groups = self.last_class_at.len();
+        let stalled_after = self.overdue.patience();
         idling.look_again();
-        self.wf2q.dismiss(|id| {
+        let in_flight = self.in_flight;
+        self.wf2q.dismiss(|id, served, is_busy| {
             let group = match wf2q::leaf_number(id, groups) {
                 Some(leaf) => clients[leaf].key().group(),
                 None => GroupId(id.index() as u32),
             };
+            if is_busy {
+                let is_alone_out = || clients.in_flight_of(group) == in_flight;
+                return idling.is_stalled((id, served), is_alone_out, stalled_after, now);
+            }
             idling.is_gone(id, group, patience, now)
         })
     }
@@ -129,6 +140,7 @@ impl Bfq {
         let mut rq = queue.requests.take(&mut self.held, slot);
         queue.in_flight += 1;
         self.in_flight += 1;
+        self.overdue.issued();
         rq.seal();
         rq.sched_data = id as u32;
         if rq.charged_bytes(self.held.limits()) == 0 {
@@ -196,8 +208,9 @@ impl Bfq {
     }
 }
 
-/// How long a group without requests is waited for at most.
-const PATIENCE: Nanos = Nanos::from_millis(2);
+/// Bounds of the time for which a group without requests is waited for.
+const PATIENCE_MIN: Nanos = Nanos::from_micros(200);
+const PATIENCE_MAX: Nanos = Nanos::from_millis(2);
 /// How long a group's clients of the idle class wait behind the others before they get one turn.
 const LAST_CLASS_WAIT: Nanos = Nanos::from_millis(200);
 /// Least cost of a request.

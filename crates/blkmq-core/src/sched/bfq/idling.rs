@@ -32,6 +32,13 @@ pub(super) struct Idling {
     held: Option<IdleWait>,
     credit: Nanos,
     credit_at: Instant,
+    /// The member with requests for which others are held, its service, and since when it had no more.
+    watched: (EntityId, u64, Instant),
+    /// When it may count as stalled.
+    stalls_at: Option<Instant>,
+    /// The latest end of any request, and for how long the drive has ended some since the watch began.
+    last_end: Instant,
+    alive: Nanos,
 }
 
 /// One group or client.
@@ -43,11 +50,35 @@ struct Member {
     /// Think time, from its last end to its next request: a moving mean, of `thinks` values.
     think: Nanos,
     thinks: u32,
+    /// Its service from one such pause to the next: a moving mean, in bytes; and its service at the latest one.
+    burst: u64,
+    served: u64,
     /// For how long it may be absent and keep its due, and until when that was earned.
     moments: Nanos,
     moments_at: Instant,
     /// The reactor of its latest end.
     reactor: ReactorId,
+}
+
+/// How a member comes back from a pause.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Return {
+    /// It was absent only for a moment, as a client that lost its CPU: the others continued, but not at its
+    /// expense.
+    pub(super) is_moment: bool,
+    /// How many bytes a second it would ask for if its I/O took no time: its bursts over its pauses.
+    pub(super) asks: u64,
+    /// Up to which service this is a burst like those before.
+    pub(super) modest_until: u64,
+}
+
+impl Return {
+    /// Nothing is known of its pauses.
+    pub(super) const OF_NEWCOMER: Self = Self {
+        is_moment: false,
+        asks: u64::MAX,
+        modest_until: 0,
+    };
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +99,8 @@ impl Idling {
             ended_at: Instant(0),
             think: Nanos::ZERO,
             thinks: 0,
+            burst: 0,
+            served: 0,
             moments: Nanos::ZERO,
             moments_at: Instant(0),
             reactor: ReactorId(0),
@@ -80,14 +113,17 @@ impl Idling {
             held: None,
             credit: CREDIT_MAX,
             credit_at: Instant(0),
+            watched: (EntityId::default(), 0, Instant(0)),
+            stalls_at: None,
+            last_end: Instant(0),
+            alive: Nanos::ZERO,
         }
     }
 
-    /// Handles a member that has a request again, or for the first time; others were held for it no longer than
-    /// `patience`. Says whether it was absent only for a moment, as a client that lost its CPU: the others
-    /// continued, but not at its expense.
+    /// Handles a member that has a request again, or for the first time, with its service so far; others were
+    /// held for it no longer than `patience`.
     #[inline]
-    pub(super) fn came(&mut self, id: EntityId, patience: Nanos, now: Instant) -> bool {
+    pub(super) fn came(&mut self, id: EntityId, served: u64, patience: Nanos, now: Instant) -> Return {
         let member = &mut self.members[id.index()];
         let pause = now.since(member.dry_since);
         let missed = Nanos(pause.0.saturating_sub(member.wait(patience).0));
@@ -97,9 +133,24 @@ impl Idling {
             member.moments_at = now;
         } else {
             member.think = Nanos((member.think.0 * 7 + pause.min(THINK_MAX).0) / 8);
+            let burst = served - member.served;
+            member.burst = if member.thinks == 1 {
+                burst
+            } else {
+                (member.burst * 7 + burst) / 8
+            };
         }
+        member.served = served;
         member.thinks = member.thinks.saturating_add(1);
-        is_moment
+        let asks = match member.thinks {
+            ..=THINKS_KNOWN => u64::MAX,
+            _ => member.burst.min(BURST_MAX) * 1_000_000_000 / member.think.0.max(1),
+        };
+        Return {
+            is_moment,
+            asks,
+            modest_until: served + BURSTS_MODEST * member.burst,
+        }
     }
 
     /// Handles the end of its last request, which its reactor reaped at `ended_at`.
@@ -115,11 +166,13 @@ impl Idling {
     pub(super) fn forget(&mut self, id: EntityId) {
         let member = &mut self.members[id.index()];
         (member.think, member.thinks) = (Nanos::ZERO, 0);
+        (member.burst, member.served) = (0, 0);
         member.moments = Nanos::ZERO;
     }
 
     /// Begins a new check of the members for which others are held.
     pub(super) fn look_again(&mut self) {
+        self.stalls_at = None;
         if let Some(held) = &mut self.held {
             held.until = None;
         }
@@ -162,9 +215,42 @@ impl Idling {
         false
     }
 
+    /// Says whether others are no longer held for a member that has requests: since they were held first it got
+    /// nothing more, for `patience`. A request of it is out for longer than others could be the cause of. Only time
+    /// in which the drive ends other requests counts, unless nothing else is out (`is_alone_out`): in a pause of
+    /// the whole drive nobody is slower than the others. But they are held for no longer than PAUSE_MAX.
+    pub(super) fn is_stalled(
+        &mut self,
+        (id, served): (EntityId, u64),
+        is_alone_out: impl FnOnce() -> bool,
+        patience: Nanos,
+        now: Instant,
+    ) -> bool {
+        if (self.watched.0, self.watched.1) != (id, served) {
+            self.watched = (id, served, now);
+            self.alive = Nanos::ZERO;
+        }
+        let since = self.watched.2;
+        let (soon, at_last) = (since + patience, since + patience.max(PAUSE_MAX));
+        let is_stalled = now >= at_last || now >= soon && (self.alive >= patience || is_alone_out());
+        if !is_stalled {
+            let until = if now < soon { soon } else { at_last };
+            self.stalls_at = Some(self.stalls_at.map_or(until, |other| other.min(until)));
+        }
+        is_stalled
+    }
+
+    /// Notes that a request of any member has ended; `patience` is that of [`Idling::is_stalled`].
+    #[inline]
+    pub(super) fn ended(&mut self, patience: Nanos, now: Instant) {
+        self.alive += now.since(self.last_end).min(Nanos(patience.0 / ALIVE_PART));
+        self.last_end = now;
+    }
+
     /// Ends holding others for a member without requests. Returns that member, and for how long others were held.
     #[inline]
     pub(super) fn end_hold(&mut self, now: Instant) -> Option<(GroupId, Nanos)> {
+        self.stalls_at = None;
         let held = self.held.take()?;
         let time = now.since(held.since);
         if held.is_late {
@@ -187,13 +273,14 @@ impl Idling {
 
     /// The time at which to check again whether a member is still waited for.
     pub(super) fn next_wakeup(&self) -> Option<Instant> {
-        self.held.and_then(|held| held.until)
+        let until = self.held.and_then(|held| held.until);
+        [until, self.stalls_at].into_iter().flatten().min()
     }
 
     /// Says whether others are held for a member without requests.
     #[inline]
     pub(super) fn holds(&self) -> bool {
-        self.held.is_some()
+        self.held.is_some() || self.stalls_at.is_some()
     }
 
     /// Whether a member's reactor has not answered its last end yet; unknown if the reactor was not queried.
@@ -244,6 +331,10 @@ impl Member {
 
 /// The first request ends no pause; the second does.
 const THINKS_KNOWN: u32 = 2;
+/// A burst this many times longer than those before is no burst.
+const BURSTS_MODEST: u64 = 4;
+/// A burst counts as at most this many bytes.
+const BURST_MAX: u64 = 1 << 33;
 /// A single long pause counts as at most this think time.
 const THINK_MAX: Nanos = Nanos::from_millis(8);
 /// A member that returns at once is waited for at least this long: a sleeping client needs it to wake up.
@@ -254,6 +345,10 @@ const MOMENT_PART: u64 = 8;
 const MOMENT_MAX: Nanos = Nanos::from_millis(20);
 /// A member with a late reactor is waited for at most this long.
 const LATE_MAX: Nanos = Nanos::from_millis(10);
+/// A pause of the whole drive that lasts no longer makes no member stalled.
+const PAUSE_MAX: Nanos = Nanos::from_millis(20);
+/// Between two ends, at most this part of the patience counts as time in which the drive ends requests.
+const ALIVE_PART: u64 = 4;
 /// Time between two queries of a late reactor.
 const LATE_LOOK: Nanos = Nanos::from_micros(500);
 /// Waiting for late reactors takes at most one in so many of all time, and at most so much at once.

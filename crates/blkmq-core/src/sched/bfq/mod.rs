@@ -35,6 +35,7 @@ use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
 use super::depth::DepthLaw;
+use super::overdue::Overdue;
 use crate::bio::Class;
 use crate::group::{GroupTree, Node};
 use crate::ids::{GroupId, ReactorId, ReactorSet};
@@ -69,7 +70,8 @@ pub struct Bfq {
     in_flight: u32,
     /// Those among them of members that are passed over.
     passed_in_flight: u32,
-
+    /// Those among them that are out for much longer than usual: nothing is held for them.
+    overdue: Overdue,
     /// By group, when its clients of the idle class had their last turn.
     last_class_at: Vec<Instant>,
     /// The groups for which the drive idled, and for how long, since the last query. Room for each group.
@@ -104,6 +106,7 @@ impl Bfq {
             neighbours: Neighbours::new(),
             in_flight: 0,
             passed_in_flight: 0,
+            overdue: Overdue::default(),
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
@@ -129,8 +132,9 @@ impl Bfq {
         if was_idle {
             let (patience, now) = (self.patience_on_flash(), self.now);
             let idling = &mut self.idling;
-            self.wf2q
-                .begin(self.wf2q.leaf(id), |member| idling.came(member, patience, now));
+            self.wf2q.begin(self.wf2q.leaf(id), |member, served| {
+                idling.came(member, served, patience, now)
+            });
             let key = self.clients[id].key();
             self.contention.begin(key.group(), key.client());
             self.tell_depth();
@@ -207,8 +211,8 @@ impl Bfq {
 
     #[inline]
     fn tell_depth(&mut self) {
-        self.depth
-            .set_contended(self.contention.compete_at(self.now), self.now);
+        let compete = self.contention.compete_at(self.now);
+        self.depth.set_contended(compete, self.in_flight, self.now);
     }
 
     /// The bound on the lead of one group over another, in bytes of the drive's time: what the drive does in
@@ -218,6 +222,12 @@ impl Bfq {
             return 0;
         }
         self.rate.bytes_in(LEAD_TIME).max(REACH_MIN)
+    }
+
+    /// Whether the drive has as many requests as it may have while groups compete.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.overdue.punctual(self.in_flight) >= self.depth.limit()
     }
 
     #[inline]
@@ -242,6 +252,7 @@ impl Elevator for Bfq {
         if at == InsertAt::Head {
             let id = queue_of(rq.sched_data);
             self.dec_in_flight(rq.sched_data);
+            self.overdue.ended(rq.issued_at, None);
             let was_empty = self.clients[id].requests.is_empty();
             self.clients[id].requests.requeue(&mut self.held, rq, self.now);
             if was_empty {
@@ -280,8 +291,13 @@ impl Elevator for Bfq {
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
         self.look_at_room();
-        if self.in_flight >= self.depth.limit() {
-            return self.dispatch_urgent(now);
+        self.overdue.look(self.in_flight, self.now);
+        if self.is_full() {
+            let urgent = self.dispatch_urgent(now);
+            if urgent.is_none() && self.queued() > 0 {
+                self.depth.note_full();
+            }
+            return urgent;
         }
         if self.has_turns() {
             self.dispatch_in_turn()
@@ -296,7 +312,8 @@ impl Elevator for Bfq {
         self.notice(now);
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
-        if self.has_turns() || self.room.is_alone() || self.in_flight >= room || !self.wf2q.is_next_urgent() {
+        let in_flight = self.overdue.punctual(self.in_flight);
+        if self.has_turns() || self.room.is_alone() || in_flight >= room || !self.wf2q.is_next_urgent() {
             return None;
         }
         self.dispatch_one()
@@ -308,16 +325,25 @@ impl Elevator for Bfq {
         let time = note.completed_at.since(note.issued_at);
         let bytes = match note.sched_data & MOVES_NO_DATA {
             0 => note.bytes.min(u64::from(self.cost_max)),
-            _ => self.rate.learn_cost_without_data(time, self.in_flight),
+            _ => {
+                let part = self
+                    .depth
+                    .part_of_drive(note.direction, note.bytes, time, self.in_flight);
+                self.rate.learn_cost_without_data(part)
+            }
         };
         self.dec_in_flight(note.sched_data);
+        self.overdue.ended(note.issued_at, Some(time));
+        self.idling.ended(self.overdue.patience(), self.now);
         let (leaf, others) = (self.wf2q.leaf(id), self.others_in_flight());
         self.room.ended(&self.wf2q, leaf, time, others, self.now);
         self.look_at_room();
-        self.depth.completed(bytes, self.in_flight, self.now);
+        self.depth
+            .completed(note.direction, note.bytes, time, self.in_flight, self.now);
         let cost = bytes + u64::from(self.tunables.request_cost);
         if self.rate.completed(cost, self.now) {
             self.wf2q.set_reach(self.reach());
+            self.wf2q.set_rate(self.rate.bytes_per_second());
         }
         self.ended_in_turn(id);
         self.rest(id, note.completed_at);
@@ -363,7 +389,7 @@ impl Elevator for Bfq {
     }
 
     fn keeps_back(&self) -> bool {
-        let is_full = self.in_flight >= self.depth.limit();
+        let is_full = self.is_full();
         let is_strict = self.tunables.strict_guarantees && self.in_flight > 0;
         let waits = self.turn.is_some_and(|turn| turn.is_waiting);
         self.queued() > 0 && (is_full || is_strict || waits || self.is_held)
@@ -376,10 +402,16 @@ impl Elevator for Bfq {
             return None;
         }
         let turn = self.turn.and_then(|turn| turn.waits_until);
-        // At the limit, a completion comes first.
-        let is_full = self.in_flight >= self.depth.limit();
+        // At the limit, a completion comes first, unless all that are out are late.
+        let is_full = self.is_full();
         let idling = self.idling.next_wakeup().filter(|_| !is_full);
-        let wakeups = [turn, idling, self.room.next_wakeup(&self.wf2q)];
+        let late = Some(self.overdue.epoch_ends()).filter(|at| is_full && *at > self.now);
+        let wakeups = [
+            turn,
+            idling,
+            late,
+            self.room.next_wakeup(&self.wf2q, self.overdue.patience()),
+        ];
         wakeups.into_iter().flatten().min()
     }
 

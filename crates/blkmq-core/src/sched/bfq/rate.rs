@@ -21,10 +21,10 @@ impl Rate {
         now.since(self.since) >= WINDOW && self.close(now)
     }
 
-    /// Counts the end of a request that moved no data. The drive had it for `time`, as one of `in_flight`.
-    /// Returns its cost: how much it kept the drive from moving.
-    pub(super) fn learn_cost_without_data(&mut self, time: Nanos, in_flight: u32) -> u64 {
-        let kept = (self.bytes_in(time) / u64::from(in_flight)).min(KEPT_MAX);
+    /// Counts the end of a request that moved no data and took the whole drive for `time`, or a part of it for
+    /// longer. Returns its cost: how much it kept the drive from moving.
+    pub(super) fn learn_cost_without_data(&mut self, time: Nanos) -> u64 {
+        let kept = self.bytes_in(time).min(KEPT_MAX);
         self.kept = (self.kept * 7 + kept) / 8;
         self.kept
     }
@@ -33,6 +33,11 @@ impl Rate {
     #[inline]
     pub(super) fn cost_without_data(&self) -> u64 {
         self.kept
+    }
+
+    /// What the drive does, in bytes per second.
+    pub(super) fn bytes_per_second(&self) -> u64 {
+        self.bytes_per_second
     }
 
     /// What the drive does in this time, in bytes.

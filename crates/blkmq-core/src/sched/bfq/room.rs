@@ -163,7 +163,7 @@ impl Room {
             if now.since(self.window.seen) >= LONG_AWAY {
                 self.doubt();
             }
-            (self.window.seen, self.window.is_binding) = (now, true);
+            self.window.begin_one(now);
         }
     }
 
@@ -215,31 +215,41 @@ impl Room {
 
     /// The latest time at which the phase ends, or at which no member is passed over any more.
     #[inline]
-    pub(super) fn next_wakeup(&self, wf2q: &Wf2q) -> Option<Instant> {
+    pub(super) fn next_wakeup(&self, wf2q: &Wf2q, stalled_after: Nanos) -> Option<Instant> {
         match self.probe.phase {
             Phase::Resting => self.window.is_binding.then(|| self.window.seen + ROOM_KEPT),
             Phase::Open => Some(self.probe.until()),
-            _ => Some(self.probe.until().min(self.gone_at(wf2q))),
+            _ => Some(self.probe.until().min(self.gone_at(wf2q, stalled_after))),
         }
     }
 
-    /// When the subject counts as gone, if it gets no request until then.
-    fn gone_at(&self, wf2q: &Wf2q) -> Instant {
-        match wf2q.is_busy(self.probe.subject) {
-            true => Instant(u64::MAX),
-            false => self.probe.seen_at + GONE,
-        }
+    /// When the subject counts as gone, if it gets no request until then, or as stalled, if none of its requests
+    /// ends.
+    fn gone_at(&self, wf2q: &Wf2q, stalled_after: Nanos) -> Instant {
+        let patience = match wf2q.is_busy(self.probe.subject) {
+            true => stalled_after.max(GONE),
+            false => GONE,
+        };
+        self.probe.seen_at + patience
     }
 
-    /// Checks, and says, whether the phase is over, with `in_flight` requests in flight.
+    /// Checks, and says, whether the phase is over, with `in_flight` requests in flight. Room is not kept for
+    /// members of which nothing began or ended for `stalled_after`.
     #[inline]
-    pub(super) fn look(&mut self, wf2q: &mut Wf2q, in_flight: u32, now: Instant) -> bool {
+    pub(super) fn look(
+        &mut self,
+        wf2q: &mut Wf2q,
+        in_flight: u32,
+        stalled_after: Nanos,
+        now: Instant,
+    ) -> bool {
         if self.probe.phase != Phase::Resting {
-            return self.look_at_probe(wf2q, in_flight, now);
+            return self.look_at_probe(wf2q, in_flight, stalled_after, now);
         }
         if self.window.is_binding && now >= self.window.seen + ROOM_KEPT {
             self.window.seen = now;
-            self.window.is_binding = self.passed.iter().any(|id| wf2q.is_busy(*id));
+            let is_busy = self.passed.iter().any(|id| wf2q.is_busy(*id));
+            self.window.is_binding = is_busy && now < self.window.moved + stalled_after;
         }
         false
     }
@@ -302,7 +312,7 @@ impl Room {
     }
 
     #[cold]
-    fn look_at_probe(&mut self, wf2q: &mut Wf2q, in_flight: u32, now: Instant) -> bool {
+    fn look_at_probe(&mut self, wf2q: &mut Wf2q, in_flight: u32, stalled_after: Nanos, now: Instant) -> bool {
         let Probe {
             phase,
             subject,
@@ -310,7 +320,7 @@ impl Room {
             taken,
             ..
         } = self.probe;
-        let has_left = phase != Phase::Open && now >= self.gone_at(wf2q);
+        let has_left = phase != Phase::Open && now >= self.gone_at(wf2q, stalled_after);
         let is_known = phase == Phase::Alone && taken >= TAKEN_KNOWN;
         if has_left && !is_known || now.since(phase_began) >= STALE {
             self.rest(wf2q, now);
@@ -428,6 +438,11 @@ impl Room {
         wf2q.set_only(None);
         self.window.begin_again(!self.passed.is_empty(), now);
     }
+}
+
+/// Says whether a rate is so far below a member's due that others are not held for the member.
+pub(super) fn is_low(rate: u64, due: u64) -> bool {
+    u128::from(rate) * 1024 < u128::from(due) * u128::from(REACH_LOW)
 }
 
 /// How many numbers describe a member.

@@ -6,7 +6,9 @@ use crate::bio::Bio;
 use crate::ids::ReactorId;
 
 fn bfq(requests_max: usize) -> Bfq {
-    Bfq::new(Limits::default(), requests_max, &GroupTree::flat(3))
+    let mut bfq = Bfq::new(Limits::default(), requests_max, &GroupTree::flat(3));
+    bfq.depth = DepthLaw::resting_at(64, requests_max as u32);
+    bfq
 }
 
 fn insert(bfq: &mut Bfq, group: u32, client: u32, block: u64) {

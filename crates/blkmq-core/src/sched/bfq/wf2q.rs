@@ -48,6 +48,8 @@ pub(super) struct Wf2q {
     trees: Vec<[Tree; CLASSES]>,
     /// The bound of a member's lead over the slowest one, in bytes that all members share by weight; 0 for no bound.
     reach: u64,
+    /// What the drive does, in bytes per second; 0 while unknown.
+    rate: u64,
     /// The bound holds no member for now.
     is_open: bool,
     /// If set, none of this entity's siblings is served.
@@ -79,6 +81,7 @@ impl Wf2q {
             entities: vec![entity; groups + leaves],
             trees: vec![[const { Tree::EMPTY }; CLASSES]; groups],
             reach: 0,
+            rate: 0,
             is_open: false,
             only: None,
             held: Vec::with_capacity(groups),
@@ -186,6 +189,7 @@ impl Wf2q {
         let entity = &mut self.entities[id.index()];
         entity.set_weight(weight);
         entity.start = time.wrapping_add(lead as u64);
+        self.bring_within_bound(id);
         if was_counted {
             self.count(id);
         }
@@ -281,7 +285,7 @@ impl Wf2q {
         self.entities[ROOT as usize].presence.serve(amount);
         while at != ROOT {
             let entity = &mut self.entities[at as usize];
-            entity.presence.serve(amount);
+            let is_modest_no_more = entity.presence.serve(amount);
             debug_assert_eq!(entity.state, State::Serving);
             entity.start = entity.start.wrapping_add(entity.span(amount));
             let start = entity.start;
@@ -290,7 +294,11 @@ impl Wf2q {
             let weight = tree.weight.max(tree.lead.weight());
             let time = tree.time.wrapping_add((u64::from(amount) << UNIT_BITS) / weight);
             tree.time = tree.not_beyond_all(time, start, self.reach);
-            at = entity.parent;
+            let parent = entity.parent;
+            if is_modest_no_more || self.entities[at as usize].presence.is_stalled {
+                self.count_served(EntityId(at));
+            }
+            at = parent;
         }
     }
 

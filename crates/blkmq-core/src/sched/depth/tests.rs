@@ -19,7 +19,8 @@ struct Loop {
     drive: Drive,
     /// When each unit is free.
     units: BinaryHeap<Reverse<u64>>,
-    ends: BinaryHeap<Reverse<u64>>,
+    /// When requests end, and when they were issued.
+    ends: BinaryHeap<Reverse<(u64, u64)>>,
     now: u64,
     seed: u64,
     demand: u32,
@@ -30,7 +31,7 @@ struct Loop {
 impl Loop {
     fn new(drive: Drive, max: u32, demand: u32) -> Self {
         let mut law = DepthLaw::new(max);
-        law.set_contended(true, Instant(0));
+        law.set_contended(true, 0, Instant(0));
         Self {
             law,
             units: (0..drive.units).map(|_| Reverse(0)).collect(),
@@ -67,7 +68,7 @@ impl Loop {
         let Reverse(free) = self.units.pop().expect("a drive has units");
         let end = free.max(self.now) + time;
         self.units.push(Reverse(end));
-        self.ends.push(Reverse(end));
+        self.ends.push(Reverse((end, self.now)));
     }
 
     /// Runs for a time; returns requests per second and their mean time in the drive in ns.
@@ -77,13 +78,18 @@ impl Loop {
             while (self.ends.len() as u32) < self.law.limit().min(self.demand) {
                 self.issue();
             }
-            let Reverse(end) = self.ends.pop().expect("something is in flight");
+            if (self.ends.len() as u32) < self.demand {
+                self.law.note_full();
+            }
+            let Reverse((end, issued)) = self.ends.pop().expect("something is in flight");
             let end = self.seen_at(end).max(self.now);
             occupied += (self.ends.len() as u64 + 1) * (end - self.now);
             self.now = end;
             count += 1;
+            let time = Nanos(end - issued);
+            let in_flight = self.ends.len() as u32;
             self.law
-                .completed(4096, self.ends.len() as u32, Instant(self.now));
+                .completed(Direction::Read, 4096, time, in_flight, Instant(self.now));
         }
         let elapsed = self.now - start;
         (count * 1_000_000_000 / elapsed, occupied / count.max(1))
@@ -101,7 +107,7 @@ fn flash(units: usize, spread: u64) -> Drive {
 /// Throughput at the full depth, the law switched off.
 fn full(drive: Drive, max: u32, demand: u32) -> u64 {
     let mut free = Loop::new(drive, max, demand);
-    free.law.set_contended(false, Instant(0));
+    free.law.set_contended(false, 0, Instant(0));
     free.run(1000).0
 }
 
@@ -130,19 +136,21 @@ fn a_drive_of_equal_units_is_filled_and_hardly_more() {
         let (rate, time) = run.run(2000);
         let best = full(flash(units, spread), 1024, 2048);
         assert!(rate * 100 >= best * 98, "{units} units: {rate} of {best}");
-        assert!(time < 80_000 * 3 / 2, "{units} units: {time} ns in the drive");
+        // One more than the drive works on, and a quarter.
+        let time_max = 80_000 * (units as u64 * 5 / 4 + 1) * 21 / 20 / units as u64;
+        assert!(time <= time_max, "{units} units: {time} ns in the drive");
     }
 }
 
 #[test]
-fn a_drive_whose_throughput_bends_slowly_keeps_nearly_all_of_it() {
+fn a_drive_whose_throughput_bends_slowly_keeps_most_of_it() {
     let best = full(soft(), 1024, 2048);
     let mut run = Loop::new(soft(), 1024, 2048);
     run.run(1000);
     let (rate, time) = run.run(4000);
-    assert!(rate * 100 >= best * 96, "{rate} of {best}");
+    assert!(rate * 100 >= best * 85, "{rate} of {best}");
     assert!(
-        time < 1_000_000,
+        time < 400_000,
         "{time} ns in the drive, against 2.6 ms at the full depth"
     );
 }
@@ -198,10 +206,10 @@ fn a_group_that_is_alone_gets_all_and_a_short_calm_forgets_nothing() {
     run.run(1000);
     let learnt = run.law.operating;
     assert!((16..=22).contains(&learnt), "operating depth {learnt}");
-    run.law.set_contended(false, Instant(run.now));
+    run.law.set_contended(false, 0, Instant(run.now));
     assert_eq!(run.law.limit(), 256);
     run.run(100);
-    run.law.set_contended(true, Instant(run.now));
+    run.law.set_contended(true, 0, Instant(run.now));
     assert_eq!(run.law.operating, learnt);
     assert!(run.law.limit() <= learnt * 3 / 2, "limit {}", run.law.limit());
 }

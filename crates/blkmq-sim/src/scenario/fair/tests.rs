@@ -10,7 +10,7 @@ fn bfq() -> Kind {
 #[test]
 fn four_groups_get_their_due_and_the_drive_loses_little() {
     let case = shares(8, 4, 32, [4096; 2]);
-    let (none, bfq) = (measure(case, Kind::None, 1, 1), measure(case, bfq(), 1, 1));
+    let (none, bfq) = (measure(case, Kind::None, 4, 1), measure(case, bfq(), 4, 1));
     assert!(bfq.worst_error < 20_000, "{bfq:?}");
     assert!(bfq.rate * 100 >= none.rate * 97, "{bfq:?} {none:?}");
     let longest_alone = SERVICE + SPREAD;
@@ -211,9 +211,9 @@ fn nobody_is_held_at_the_pace_of_many_small_requests() {
     let [large, small] = large_beside_small(32, Pace::AtOnce);
     let alone = 16 * SECOND / SERVICE.0;
     assert!(small > alone * 6 / 10, "{small} small ones of {alone}");
-    // Its bytes are not fewer than the other's.
+    // By its weight it has half of the other's bytes.
     assert!(
-        large * 64 > small * 9 / 10,
+        large * 64 * 2 > small * 9 / 10,
         "{large} large ones, {small} small ones"
     );
     assert!(large + small > alone * 9 / 10, "{large} and {small} of {alone}");
@@ -233,4 +233,89 @@ fn nobody_is_held_at_the_pace_of_one_that_pauses() {
 fn without_an_elevator_weights_mean_nothing() {
     let case = shares(8, 4, 32, [4096; 2]);
     assert!(measure(case, Kind::None, 1, 1).worst_error > 300_000);
+}
+
+/// A flood beside a reader that rests for 5 ms between two reads.
+fn beside_a_flood(units: u32, bytes: u64, weight: u16) -> Case {
+    Case {
+        weights: [weight; 3],
+        ..shares(units, 1, 32, [bytes; 2])
+    }
+}
+
+#[test]
+fn a_light_tenant_that_pauses_finds_no_queue_and_costs_a_flood_nothing() {
+    // The light one has a weight of 100: as much as the flood, and a hundred times as much.
+    for (units, weight) in [(1, 100), (1, 1), (4, 100), (16, 100)] {
+        let case = beside_a_flood(units, 256 << 10, weight);
+        let (none, bfq) = (measure(case, Kind::None, 2, 1), measure(case, bfq(), 2, 1));
+        let flood = SERVICE.0 / u64::from(units);
+        let (p50_max, p99_max) = (2 * SERVICE.0 + flood, 2 * (SERVICE + SPREAD).0 + 2 * flood);
+        assert!(
+            bfq.light_p50.0 <= p50_max,
+            "{units} units, {weight}: {bfq:?} {none:?}"
+        );
+        assert!(
+            bfq.light_p99.0 <= p99_max,
+            "{units} units, {weight}: {bfq:?} {none:?}"
+        );
+        assert!(
+            bfq.rate * 100 >= none.rate * 95,
+            "{units} units, {weight}: {bfq:?} {none:?}"
+        );
+    }
+}
+
+/// Two groups, the first of which has a slow request now and then; returns the longest time without
+/// an end of the second, and how many it had, in percent of those that it has beside a neighbour that is
+/// idle, or whose requests are not slow if it has others in flight.
+fn beside_slow_requests(depths: [u32; 2], weights: [u16; 2], takes: Nanos) -> (Nanos, u64) {
+    let run = |slow: Option<Slow>, idle: bool| {
+        let case = Case {
+            weights: [weights[0], weights[1], 1],
+            ..shares(4, 2, depths[1], [4096; 2])
+        };
+        let mut world = World::new(case, bfq(), 1);
+        world.light_due = None;
+        world.depth_of_first = if idle { 0 } else { depths[0] };
+        world.run_until(Instant(SECOND));
+        world.clock.borrow_mut().slow = slow;
+        (world.gaps[1].1, world.bytes[1]) = (Nanos::ZERO, 0);
+        world.run_until(Instant(5 * SECOND));
+        (world.gaps[1].1, world.bytes[1])
+    };
+    let slow = Slow {
+        group: GroupId(1),
+        period: Nanos(takes.0 * 5 / 4),
+        takes,
+        next: Instant(0),
+    };
+    let (_, beside) = run(None, depths[0] == 1);
+    let (longest, bytes) = run(Some(slow), false);
+    (longest, bytes * 100 / beside)
+}
+
+#[test]
+fn a_slow_request_holds_nobody_else() {
+    for takes in [10, 1000, 30_000].map(Nanos::from_millis) {
+        for (depth, other, weights) in [
+            (1, 1, [100, 100]),
+            (1, 16, [100, 100]),
+            (4, 4, [100, 100]),
+            (1, 1, [1000, 100]),
+            (1, 4, [100, 1000]),
+            (16, 1, [100, 100]),
+        ] {
+            let (longest, percent) = beside_slow_requests([depth, other], weights, takes);
+            assert!(
+                longest <= Nanos::from_millis(50),
+                "{longest:?} beside one of {takes:?}, depths {depth} and {other}, weights {weights:?}"
+            );
+            println!("{takes:?} {depth} {other} {weights:?}: {longest:?} {percent} %");
+            assert!(
+                percent >= 80,
+                "{percent} % beside one of {takes:?}, depths {depth} and {other}, weights {weights:?}"
+            );
+        }
+    }
 }

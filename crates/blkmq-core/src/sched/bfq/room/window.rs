@@ -15,8 +15,10 @@ pub(super) struct Window {
     /// in 1/1024.
     ends: u64,
     parts: u64,
-    /// The latest time at which one of those requests began or ended.
+    /// The latest time at which one of those requests began or ended, or at which one was seen to be out.
     pub(super) seen: Instant,
+    /// The latest time at which one began or ended.
+    pub(super) moved: Instant,
     /// The largest number that the others had in flight when one of them was held.
     held_at: u32,
     /// How many requests the others may have in flight.
@@ -55,6 +57,12 @@ impl Window {
         self.held_at = self.held_at.max(others);
     }
 
+    /// Counts the dispatch of a passed-over member's request: room is kept for it.
+    #[inline]
+    pub(super) fn begin_one(&mut self, now: Instant) {
+        (self.seen, self.moved, self.is_binding) = (now, now, true);
+    }
+
     /// Starts with the first passed-over member: the room is what the others use now.
     pub(super) fn begin(&mut self) {
         (self.room, self.is_new) = (self.held_at.max(1), true);
@@ -85,7 +93,7 @@ impl Window {
             &mut self.limited
         };
         pace.add(1, now.since(self.paced_until).min(ROOM_KEPT));
-        (self.seen, self.paced_until) = (now, now);
+        (self.seen, self.moved, self.paced_until) = (now, now, now);
         self.ends += 1;
         self.parts += (time.0 * 1024)
             .checked_div(time_max.0)
@@ -137,7 +145,8 @@ impl Window {
     /// A probe is over: counts from before it are dropped.
     pub(super) fn begin_again(&mut self, is_binding: bool, now: Instant) {
         (self.ends, self.parts, self.held_at) = (0, 0, 0);
-        (self.seen, self.paced_until, self.is_binding) = (now, now, is_binding);
+        (self.seen, self.moved, self.paced_until) = (now, now, now);
+        self.is_binding = is_binding;
     }
 }
 

@@ -16,6 +16,8 @@
 //! tenant's connections, and a deep one need not wait for a shallow one.
 
 use super::super::heap::{Heap, Links, before};
+use super::super::idling::Return;
+use super::super::room::is_low;
 use super::entity::{BY_KNOWN_START, Entity, EntityId, UNIT_BITS};
 use super::tree::Tree;
 use super::{CLASS_OF_GROUPS, ROOT, Wf2q};
@@ -31,6 +33,10 @@ pub(super) struct Presence {
     pub(super) is_noted: bool,
     /// It was absent only for a moment: it keeps the due of that time.
     keeps_due: bool,
+    /// Others were held for it, and it got nothing more: it has no due from that time.
+    pub(super) is_stalled: bool,
+    /// It counts only from this much service on: until then it asks for less than its due.
+    modest_until: u64,
     /// It never counts, and keeps its due.
     pub(super) is_passed_over: bool,
     /// Its service, in bytes.
@@ -69,10 +75,15 @@ impl Wf2q {
         if self.is_open { 0 } else { self.reach }
     }
 
+    /// Sets what the drive does, in bytes per second.
+    pub(in super::super) fn set_rate(&mut self, bytes: u64) {
+        self.rate = bytes;
+    }
+
     /// Handles a leaf's first request. `came` is called for the leaf and for its groups that had no request until
-    /// now; it says for each whether the due of its absence is kept.
+    /// now, with their service; it says how each comes back.
     #[inline]
-    pub(in super::super) fn begin(&mut self, id: EntityId, mut came: impl FnMut(EntityId) -> bool) {
+    pub(in super::super) fn begin(&mut self, id: EntityId, mut came: impl FnMut(EntityId, u64) -> Return) {
         let mut at = id.0;
         loop {
             let entity = &mut self.entities[at as usize];
@@ -80,9 +91,23 @@ impl Wf2q {
             if entity.presence.busy > 1 || at == ROOT {
                 return;
             }
-            entity.presence.keeps_due = came(EntityId(at));
-            at = entity.parent;
+            let back = came(EntityId(at), entity.presence.served);
+            let parent = entity.parent;
+            entity.presence.keeps_due = back.is_moment;
+            entity.presence.modest_until = 0;
+            if back.asks < self.rate && self.is_modest(EntityId(at), back.asks) {
+                self.discount(EntityId(at));
+                self.entities[at as usize].presence.modest_until = back.modest_until;
+            }
+            at = parent;
         }
+    }
+
+    /// Says whether a member asks for less than its due: it pauses by nature, and nobody is held for it.
+    fn is_modest(&self, id: EntityId, asks: u64) -> bool {
+        let (own, weights) = self.part(id);
+        let due = (u128::from(self.rate) * u128::from(own) / u128::from(weights)) as u64;
+        is_low(asks, due)
     }
 
     /// Handles the end of a leaf's last request. `left` is called for the leaf and its groups without requests now.
@@ -100,20 +125,23 @@ impl Wf2q {
         }
     }
 
-    /// Checks the members without requests for which others are held. A member for which `is_gone` is true is
-    /// waited for no longer. Says whether a member that was held may be served now.
-    pub(in super::super) fn dismiss(&mut self, mut is_gone: impl FnMut(EntityId) -> bool) -> bool {
+    /// Checks the members for which others are held. `is_gone` is called with such a member, its service and
+    /// whether it has requests; if it is true, the member is waited for no longer, until it has a new request.
+    /// Says whether a member that was held may be served now.
+    pub(in super::super) fn dismiss(&mut self, mut is_gone: impl FnMut(EntityId, u64, bool) -> bool) -> bool {
         let mut any = false;
         for n in (0..=self.held.len()).rev() {
             let group = n.checked_sub(1).map_or(ROOT, |n| self.held[n]);
             while self.is_held(group) {
-                let Some(id) = self.floor_of(group).filter(|id| !self.is_busy(*id)) else {
+                let Some(id) = self.floor_of(group) else {
                     break;
                 };
-                if !is_gone(id) {
+                let is_busy = self.is_busy(id);
+                if !is_gone(id, self.served(id), is_busy) {
                     break;
                 }
                 self.discount(id);
+                self.entities[id.index()].presence.is_stalled = is_busy;
                 any = true;
             }
         }
@@ -189,6 +217,7 @@ impl Wf2q {
             is_passed_over,
             ..
         } = self.entities[id.index()].presence;
+        let is_stalled = std::mem::take(&mut self.entities[id.index()].presence.is_stalled);
         let tree = self.tree_of(id);
         if !tree.is_bounded(reach) {
             return tree.time;
@@ -196,6 +225,10 @@ impl Wf2q {
         let bound = tree.bound(reach);
         if is_counted {
             return tree.time.wrapping_sub(DUE_PRESENT * bound);
+        }
+        if is_stalled {
+            // However long the others went on, they are not held for that now.
+            return tree.time.wrapping_sub(bound);
         }
         if keeps_due || is_passed_over {
             return tree.time.wrapping_sub(DUE_AWAY * bound);
@@ -220,7 +253,8 @@ impl Wf2q {
             is_passed_over,
             ..
         } = entity.presence;
-        if is_counted || is_passed_over || entity.class != CLASS_OF_GROUPS {
+        let is_exempt = is_passed_over || entity.presence.is_modest();
+        if is_counted || is_exempt || entity.class != CLASS_OF_GROUPS {
             return;
         }
         let is_group = self.is_group(id.0);
@@ -237,6 +271,36 @@ impl Wf2q {
         tree.lead.weight += u64::from(entity.weight);
         tree.lead.groups += u32::from(is_group);
         tree.lead.present.push(&mut self.entities, id.0);
+    }
+
+    /// Moves an entity's start back to the bound, if it is beyond: a small weight may have moved it far, and the tree's
+    /// time with it.
+    pub(super) fn bring_within_bound(&mut self, id: EntityId) {
+        let reach = self.reach;
+        self.floor_of(self.entities[id.index()].parent);
+        let tree = self.tree_of(id);
+        let highest = tree.lead.floor.wrapping_add(tree.bound(reach));
+        let is_bounded = tree.is_bounded(reach);
+        let entity = &mut self.entities[id.index()];
+        if is_bounded && before(highest, entity.start) {
+            entity.start = highest;
+        }
+    }
+
+    /// Counts an entity again that is being served: it asks for more than its due, or it was stalled, and then it
+    /// has no due from that time.
+    #[cold]
+    pub(super) fn count_served(&mut self, id: EntityId) {
+        if std::mem::take(&mut self.entities[id.index()].presence.is_stalled) {
+            let reach = self.reach;
+            let tree = self.tree_of(id);
+            let earliest = tree.time.wrapping_sub(tree.bound(reach));
+            let entity = &mut self.entities[id.index()];
+            if before(entity.start, earliest) {
+                entity.start = earliest;
+            }
+        }
+        self.count(id);
     }
 
     /// Stops counting an entity for the floor; says whether it counted.
@@ -260,7 +324,7 @@ impl Wf2q {
         }
         let old = self.entities[id.index()].parent;
         self.end(EntityId(old), |_| {});
-        self.begin(EntityId(parent), |_| false);
+        self.begin(EntityId(parent), |_, _| Return::OF_NEWCOMER);
     }
 
     /// Asserts that all entities that count are present, and that the floor is below all of them.
@@ -359,6 +423,8 @@ impl Presence {
         is_counted: false,
         is_noted: false,
         keeps_due: false,
+        is_stalled: false,
+        modest_until: 0,
         is_passed_over: false,
         served: 0,
         busy: 0,
@@ -374,9 +440,17 @@ impl Presence {
         &mut self.links
     }
 
+    /// Counts service; says whether this was more than a modest member asks for.
     #[inline]
-    pub(super) fn serve(&mut self, bytes: u32) {
+    pub(super) fn serve(&mut self, bytes: u32) -> bool {
+        let was_modest = self.is_modest();
         self.served += u64::from(bytes);
+        was_modest && !self.is_modest()
+    }
+
+    #[inline]
+    fn is_modest(&self) -> bool {
+        self.served < self.modest_until
     }
 
     #[inline]

@@ -1,0 +1,139 @@
+//! How many requests are out for much longer than usual. A limit on requests in flight does not count them: nobody
+//! knows when they end, and until then they would hold everybody else.
+//! `bfq` asks for the drive, `target` for the groups without a latency target.
+//!
+//! Time is cut into epochs of a few times the usual time of a request. At the end of one, what was issued before
+//! its beginning and has not ended is overdue, so a request becomes overdue after one to two epochs.
+
+use crate::time::{Instant, Nanos};
+
+/// Counts of the requests in flight, by age.
+#[derive(Debug, Default)]
+pub(crate) struct Overdue {
+    /// The usual time of a request: a moving mean, to which a late request adds little.
+    usual_ns: u64,
+    /// When the present epoch began, and the requests in flight that were issued since.
+    epoch: Instant,
+    young: u32,
+    /// The overdue ones: in flight since before the beginning of the epoch before this one.
+    count: u32,
+    before: Instant,
+}
+
+impl Overdue {
+    /// The requests, of `in_flight`, that are not overdue.
+    #[inline]
+    pub(crate) fn punctual(&self, in_flight: u32) -> u32 {
+        in_flight.saturating_sub(self.count)
+    }
+
+    /// Counts a request that goes out.
+    #[inline]
+    pub(crate) fn issued(&mut self) {
+        self.young += 1;
+    }
+
+    /// Counts a request that was issued at `issued_at` and is out no more. `time` is what it took, if it ended.
+    #[inline]
+    pub(crate) fn ended(&mut self, issued_at: Instant, time: Option<Nanos>) {
+        if issued_at >= self.epoch {
+            self.young = self.young.saturating_sub(1);
+        } else if issued_at < self.before {
+            self.count = self.count.saturating_sub(1);
+        }
+        if let Some(Nanos(time)) = time {
+            let counted = match self.usual_ns {
+                0 => time,
+                usual => time.min(usual * TIMES_MAX),
+            };
+            self.usual_ns = (self.usual_ns * (MEAN_OF - 1) + counted) / MEAN_OF;
+        }
+    }
+
+    /// Begins the next epoch, if the present one is over, with `in_flight` requests out. Says whether more are
+    /// overdue now.
+    #[inline]
+    pub(crate) fn look(&mut self, in_flight: u32, now: Instant) -> bool {
+        now >= self.epoch_ends() && self.next_epoch(in_flight, now)
+    }
+
+    /// When [`Overdue::look`] may find more overdue requests.
+    pub(crate) fn epoch_ends(&self) -> Instant {
+        self.epoch + self.patience()
+    }
+
+    /// The usual time of a request.
+    #[inline]
+    pub(crate) fn usual(&self) -> Nanos {
+        Nanos(self.usual_ns)
+    }
+
+    /// How long the rest waits at most for requests that are out: some milliseconds of the usual time.
+    #[inline]
+    pub(crate) fn patience(&self) -> Nanos {
+        Nanos(self.usual_ns * PATIENCE_TIMES).clamp(PATIENCE_MIN, PATIENCE_MAX)
+    }
+
+    #[cold]
+    fn next_epoch(&mut self, in_flight: u32, now: Instant) -> bool {
+        let before = self.count;
+        // A request may be issued in the epoch after the one in which it went out; each epoch counts afresh.
+        self.count = in_flight.saturating_sub(self.young);
+        self.before = self.epoch;
+        (self.epoch, self.young) = (now, 0);
+        self.count > before
+    }
+}
+
+/// The mean is one of about so many requests, each counted up to so many times the mean.
+const MEAN_OF: u64 = 32;
+const TIMES_MAX: u64 = 8;
+/// A request is late after so many times the usual time, within these bounds.
+const PATIENCE_TIMES: u64 = 4;
+const PATIENCE_MIN: Nanos = Nanos::from_millis(1);
+const PATIENCE_MAX: Nanos = Nanos::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overdue_requests_are_not_counted_until_they_end() {
+        let mut out = Overdue::default();
+        let at = |us: u64| Instant(0) + Nanos::from_micros(us);
+        (0..4).for_each(|_| out.issued());
+        assert!(
+            !out.look(4, at(1_000)),
+            "an epoch is over, and nothing is older than it"
+        );
+        // Three end, and three others come and go; the fourth stays.
+        (0..3).for_each(|_| out.ended(at(0), Some(Nanos::from_micros(100))));
+        (0..3).for_each(|_| out.issued());
+        assert!(out.look(4, at(2_000)));
+        assert_eq!(out.punctual(4), 3);
+        (0..3).for_each(|_| out.ended(at(1_500), Some(Nanos::from_micros(100))));
+        assert_eq!(out.punctual(1), 0);
+        out.ended(at(0), Some(Nanos::from_secs(3)));
+        assert_eq!(out.punctual(5), 5);
+        assert!(
+            out.patience() <= Nanos::from_millis(1),
+            "one late request is not usual"
+        );
+    }
+
+    #[test]
+    fn overdue_is_nothing_on_a_drive_whose_requests_take_long() {
+        let mut out = Overdue::default();
+        let mut now = Instant(0);
+        for _ in 0..200 {
+            let issued = now;
+            out.issued();
+            now = now + Nanos::from_millis(4);
+            out.look(1, now);
+            out.ended(issued, Some(Nanos::from_millis(4)));
+        }
+        out.issued();
+        out.look(1, now + Nanos::from_millis(5));
+        assert_eq!(out.punctual(1), 1);
+    }
+}
