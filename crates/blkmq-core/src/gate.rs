@@ -47,8 +47,8 @@ pub enum Dispatch {
 pub(crate) enum Report {
     /// It has ended.
     Ended(Note, DiskId),
-    /// It returns through the insert list; with its group, if `target` has counted it.
-    Requeued(DiskId, Option<GroupId>),
+    /// It returns through the insert list; with its group and when it was issued, if `target` has counted it.
+    Requeued(DiskId, Option<(GroupId, Instant)>),
 }
 
 /// The state that the gate protects: the elevator, the receiving ends of all reactors' lists, and the count
@@ -83,7 +83,7 @@ impl GateState {
     /// if the queue `drains`.
     pub(crate) fn fold(&mut self, stats: &Stats, drains: bool, now: Instant, tracer: Option<&Tracer>) {
         self.shares.look(now);
-        self.targets.look_for_silence(now);
+        self.targets.look(now);
         self.fold_reports(stats);
         self.count_idle();
         if self.throttle.is_active() {
@@ -167,8 +167,8 @@ impl GateState {
                     }
                     Report::Requeued(disk, group) => {
                         self.shares.ended(disk);
-                        if let Some(group) = group {
-                            self.targets.ended(group, None, Instant(0));
+                        if let Some((group, issued_at)) = group {
+                            self.targets.ended(group, issued_at, None, issued_at);
                         }
                     }
                 }
@@ -246,7 +246,7 @@ impl GateState {
         self.in_flight -= 1;
         self.shares.ended(rq.disk());
         if rq.is_targeted {
-            self.targets.ended(rq.group(), None, now);
+            self.targets.ended(rq.group(), rq.issued_at, None, now);
         }
         if let Some(elevator) = &mut self.elevator {
             insert(
@@ -270,10 +270,11 @@ impl GateState {
         };
         let elevator = self.elevator.as_deref().filter(|elevator| !is_full(*elevator));
         let elevator = elevator.and_then(|elevator| elevator.next_wakeup());
-        match self.throttle.next_due() {
-            None => elevator,
-            Some(due) => Some(elevator.map_or(due, |at| at.min(due))),
-        }
+        let targets = self.targets.next_wakeup().filter(|_| self.in_flight < depth);
+        [elevator, targets, self.throttle.next_due()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Says whether no request is inside, on a drained queue.
@@ -329,7 +330,7 @@ fn tell_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
             true => note.completed_at.since(note.issued_at),
             false => note.latency(),
         };
-        targets.ended(note.group, Some(latency), note.completed_at);
+        targets.ended(note.group, note.issued_at, Some(latency), note.completed_at);
     }
 }
 

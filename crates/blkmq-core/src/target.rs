@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use crate::group::GroupTree;
 use crate::ids::GroupId;
 use crate::request::Request;
+use crate::sched::overdue::Overdue;
 use crate::time::{Instant, Nanos};
 
 /// The bound on groups without a target, and the requests that it holds back.
@@ -26,6 +27,8 @@ pub(crate) struct Targets {
     is_active: bool,
     /// Requests in flight of groups without a target.
     others: u32,
+    /// Those among them that are out for much longer than usual: they do not count against the bound.
+    overdue: Overdue,
     /// The bound on `others`; none for no bound.
     bound: Option<u32>,
     window: Window,
@@ -51,6 +54,7 @@ impl Targets {
             in_flight_of: vec![0; tree.capacity()].into(),
             is_active: false,
             others: 0,
+            overdue: Overdue::default(),
             bound: None,
             window: Window::default(),
             held: VecDeque::with_capacity(requests_max),
@@ -85,7 +89,8 @@ impl Targets {
     /// Says whether groups without a target have as many requests in flight as they may.
     #[inline]
     pub(crate) fn is_reached(&self) -> bool {
-        self.bound.is_some_and(|bound| self.others >= bound)
+        self.bound
+            .is_some_and(|bound| self.overdue.punctual(self.others) >= bound)
     }
 
     /// Takes a request on its way to the driver: returns it if it may go now, otherwise holds it.
@@ -119,24 +124,34 @@ impl Targets {
         Some(rq)
     }
 
-    /// Counts the return of a request that passed while there were targets: it has ended, after `latency`, or is
-    /// requeued.
-    pub(crate) fn ended(&mut self, group: GroupId, latency: Option<Nanos>, now: Instant) {
+    /// Counts the return of a request that passed while there were targets and was issued at `issued_at`: it has
+    /// ended, after `latency`, or is requeued.
+    pub(crate) fn ended(&mut self, group: GroupId, issued_at: Instant, latency: Option<Nanos>, now: Instant) {
         self.in_flight_of[group.index()] -= 1;
         let Some(target) = self.target_of[group.index()] else {
             self.others -= 1;
+            let time = latency.map(|_| now.since(issued_at));
+            self.overdue.ended(issued_at, time);
             return;
         };
         if let Some(latency) = latency {
             self.window.ended += 1;
             self.window.late += u32::from(latency > target);
-            self.look(now);
+            self.end_window(now);
         }
     }
 
-    /// Checks whether groups with targets have become silent; call it now and then.
+    /// When to look again although nothing ends: while the bound holds others, what is out may become overdue.
+    pub(crate) fn next_wakeup(&self) -> Option<Instant> {
+        self.is_reached().then(|| self.overdue.epoch_ends())
+    }
+
+    /// Checks whether groups with targets have become silent, and which requests are overdue; call it now and then.
     #[inline]
-    pub(crate) fn look_for_silence(&mut self, now: Instant) {
+    pub(crate) fn look(&mut self, now: Instant) {
+        if self.bound.is_some() {
+            self.overdue.look(self.others, now);
+        }
         if self.bound.is_some() && now.since(self.window.since) >= SILENCE {
             self.bound = None;
             self.window = Window {
@@ -169,11 +184,14 @@ impl Targets {
     #[inline]
     fn goes(&mut self, rq: &Request, has_target: bool) {
         self.in_flight_of[rq.group().index()] += 1;
-        self.others += u32::from(!has_target);
+        if !has_target {
+            self.others += 1;
+            self.overdue.issued();
+        }
         self.window.peak = self.window.peak.max(self.others);
     }
 
-    fn look(&mut self, now: Instant) {
+    fn end_window(&mut self, now: Instant) {
         let Window {
             since,
             ended,
@@ -239,11 +257,8 @@ mod tests {
     fn window(targets: &mut Targets, from_ms: u64, latency: Nanos) {
         for n in 0..u64::from(ENDED_MIN) {
             assert!(targets.admit(rq(2)).is_some(), "who has a target always goes");
-            targets.ended(
-                GroupId(2),
-                Some(latency),
-                Instant(0) + Nanos::from_millis(from_ms + n),
-            );
+            let now = Instant(0) + Nanos::from_millis(from_ms + n);
+            targets.ended(GroupId(2), now - latency, Some(latency), now);
             targets.check_invariants();
         }
     }
@@ -258,10 +273,10 @@ mod tests {
         assert_eq!(targets.bound, Some(12), "three quarters of what was in flight");
         assert!(targets.admit(rq(3)).is_none());
         for _ in 0..4 {
-            targets.ended(GroupId(3), Some(Nanos(1)), Instant(0));
+            targets.ended(GroupId(3), Instant(0), Some(Nanos(1)), Instant(0));
             assert!(targets.next_held_back().is_none(), "12 are in flight still");
         }
-        targets.ended(GroupId(3), Some(Nanos(1)), Instant(0));
+        targets.ended(GroupId(3), Instant(0), Some(Nanos(1)), Instant(0));
         assert!(targets.next_held_back().is_some());
         for round in 1..20 {
             window(&mut targets, 100 * round, TARGET);
@@ -278,7 +293,7 @@ mod tests {
         assert_eq!(targets.bound, Some(1));
         assert!(targets.admit(rq(3)).is_some());
         assert!(targets.admit(rq(3)).is_none());
-        targets.look_for_silence(Instant(0) + Nanos::from_secs(60));
+        targets.look(Instant(0) + Nanos::from_secs(60));
         assert!(targets.next_held_back().is_some());
     }
 
@@ -306,5 +321,21 @@ mod tests {
         tree.set_caps(GroupId(1), caps).unwrap();
         targets.learn(&tree);
         assert!(!targets.is_active && targets.target_of.iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn slow_request_of_others_holds_them_for_milliseconds() {
+        let mut targets = Targets::new(&tree(), 64);
+        assert!(targets.admit(rq(3)).is_some());
+        for round in 0..50 {
+            window(&mut targets, 100 * round, TARGET + TARGET);
+        }
+        assert!(targets.is_reached() && targets.admit(rq(3)).is_none());
+        let held_at = Instant(0) + Nanos::from_secs(5);
+        targets.look(held_at);
+        let wakes_at = targets.next_wakeup().expect("others are held");
+        assert!(wakes_at.since(held_at) <= Nanos::from_millis(5));
+        targets.look(wakes_at);
+        assert!(targets.next_held_back().is_some(), "the slow one does not count");
     }
 }

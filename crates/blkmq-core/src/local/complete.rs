@@ -86,7 +86,7 @@ impl LocalQueue {
         let again = status == Status::Requeue && rq.retries < REQUEUES_MAX;
         if rq.from_elevator {
             let report = if again {
-                Report::Requeued(rq.disk(), rq.is_targeted.then(|| rq.group()))
+                Report::Requeued(rq.disk(), rq.is_targeted.then(|| (rq.group(), rq.issued_at)))
             } else {
                 Report::Ended(Note::of(&rq, now), rq.disk())
             };
