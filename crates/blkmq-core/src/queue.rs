@@ -146,6 +146,8 @@ pub struct Queue {
     pub(crate) stats: Stats,
     /// How many requests may be in flight: per context without elevator, in all with one. A hint that may lag.
     depth: AtomicU32,
+    /// The elevator's own limit, for observers.
+    elevator_limit: AtomicU32,
     depth_default: u32,
     pub(crate) polling: Polling,
 }
@@ -261,6 +263,7 @@ impl Queue {
             grace_period: AtomicU64::new(0),
             stats,
             depth: AtomicU32::new(depth),
+            elevator_limit: AtomicU32::new(u32::MAX),
             depth_default: config.tags.depth(),
             polling: Polling::new(config.io_poll, config.poll_policy),
         });
@@ -307,6 +310,22 @@ impl Queue {
     #[inline]
     pub fn depth(&self) -> u32 {
         self.depth.load(Ordering::Relaxed)
+    }
+
+    /// How many requests may be at the drive now: the depth, or fewer while groups compete below an elevator that
+    /// bounds them (`bfq`).
+    pub fn depth_limit(&self) -> u32 {
+        self.depth().min(self.elevator_limit.load(Ordering::Relaxed))
+    }
+
+    /// Notes the limit of the elevator, for observers. It is written only when it changes.
+    #[inline]
+    pub(crate) fn note_elevator_limit(&self, limit: Option<u32>) {
+        let limit = limit.unwrap_or(u32::MAX);
+        // Relaxed on both sides: nothing else is read by it.
+        if self.elevator_limit.load(Ordering::Relaxed) != limit {
+            self.elevator_limit.store(limit, Ordering::Relaxed);
+        }
     }
 
     /// The default depth.

@@ -205,6 +205,7 @@ const QUEUES: &[Column] = &[
     Column::text("name"),
     Column::text("sched"),
     Column::number("depth"),
+    Column::number("depth_limit"),
     Column::number("in_flight"),
     Column::text("io_poll"),
 ];

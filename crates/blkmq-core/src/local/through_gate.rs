@@ -173,6 +173,9 @@ impl LocalQueue {
     pub(super) fn note_wakeup(&mut self, state: &GateState, can_issue: bool, fx: &mut Effects) {
         let depth = if can_issue { self.queue.depth() } else { 0 };
         self.sched_timer = state.next_wakeup(depth);
+        let elevator = state.elevator.as_deref();
+        self.queue
+            .note_elevator_limit(elevator.and_then(|elevator| elevator.depth_limit()));
         let has_more = self.sched_timer.is_some() || !state.requeue_list.is_empty();
         if !has_more || self.queue.reactor(self.me).is_event_loop {
             return;

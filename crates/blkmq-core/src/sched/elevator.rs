@@ -147,6 +147,11 @@ pub trait Elevator: Send {
         None
     }
 
+    /// How many requests it lets the drive hold now, if it bounds them.
+    fn depth_limit(&self) -> Option<u32> {
+        None
+    }
+
     /// Lists its tunables with their values.
     fn tunables(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

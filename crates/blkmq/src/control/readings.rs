@@ -29,6 +29,7 @@ pub(crate) struct State {
     pub(crate) sched: &'static str,
     pub(crate) in_flight: u64,
     pub(crate) depth: u32,
+    pub(crate) depth_limit: u32,
     pub(crate) events: EventStats,
     finished: u64,
     /// Of the configuration: groups may be others.
@@ -103,6 +104,7 @@ impl State {
             sched: queue.elevator().name(),
             in_flight: queue.outstanding(),
             depth: queue.depth(),
+            depth_limit: queue.depth_limit(),
             events: queue.event_stats(),
             finished: queue.finished(),
             changes,

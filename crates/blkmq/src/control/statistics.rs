@@ -39,6 +39,9 @@ pub struct QueueStatistics {
     pub in_flight: u64,
     /// How many may be at the drive.
     pub depth: u32,
+    /// How many may be there now: fewer while groups compete below `bfq`. 0 from a daemon that does not tell.
+    #[serde(default)]
+    pub depth_limit: u32,
     /// Groups that did something.
     pub groups: Vec<GroupStatistics>,
     /// Which group waited behind which.

@@ -238,6 +238,17 @@ impl Taken {
         )?;
         gauge(
             to,
+            "queue_depth_limit",
+            "Requests that may be at the drive now: fewer while groups compete below bfq",
+            None,
+            |put| {
+                each(&self.queues, |queue| {
+                    put(&[("queue", &queue.name)], queue.state.depth_limit.into())
+                })
+            },
+        )?;
+        gauge(
+            to,
             "queue_scheduler",
             "1 for the scheduler that the queue has",
             None,

@@ -415,6 +415,10 @@ impl Elevator for Bfq {
         wakeups.into_iter().flatten().min()
     }
 
+    fn depth_limit(&self) -> Option<u32> {
+        Some(self.depth.limit())
+    }
+
     fn tunables(&self) -> Vec<(&'static str, u64)> {
         self.tunables.list()
     }
