@@ -46,6 +46,7 @@ mod readme;
 mod shutdown;
 mod sockets;
 mod successor;
+mod tenants;
 mod tls;
 mod top;
 mod trace;

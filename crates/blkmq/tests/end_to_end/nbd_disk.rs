@@ -10,7 +10,7 @@ use crate::common::tools::{installed, output_within, run};
 use crate::common::{Daemon, Scratch, pattern};
 
 /// A server below; dropping it kills it.
-struct Below(Child);
+pub(crate) struct Below(Child);
 
 impl Below {
     /// Starts a server that listens at `socket` and waits until it answers.
@@ -29,7 +29,7 @@ impl Below {
     }
 
     /// nbdkit with these arguments.
-    fn nbdkit(scratch: &Scratch, words: &[&str]) -> Below {
+    pub(crate) fn nbdkit(scratch: &Scratch, words: &[&str]) -> Below {
         let socket = scratch.path("below.sock");
         let _ = std::fs::remove_file(&socket);
         let mut command = Command::new("nbdkit");
