@@ -63,7 +63,7 @@ pub struct FairnessArgs {
     /// Beside the kernel's own schedulers, on a loop device over the same file; needs root
     #[arg(long)]
     pub kernel: bool,
-    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP],… as in 1:64:64k,2:4:64k:randwrite;
+    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP][@RATE],… as in 1:64:64k,2:4:64k:randwrite,1:1:4k@200;
     /// may be given again
     #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
     case: Vec<Scene>,

@@ -35,6 +35,7 @@ pub(super) fn on_file() -> Vec<Scene> {
     }
     scenes.extend(of_unequal_depths());
     scenes.extend(victims());
+    scenes.extend(with_pauses());
     scenes
 }
 
@@ -49,6 +50,48 @@ pub(super) fn of_clients() -> Vec<Scene> {
     scenes.extend(of_unequal_depths());
     scenes.extend(victims());
     scenes
+}
+
+/// A light tenant that pauses between its reads, beside floods of the same weight.
+pub(super) fn with_pauses() -> Vec<Scene> {
+    let light = Load::reads(4096, 1);
+    let flood = Load::reads(64 << 10, FLOOD_DEPTH);
+    let beside = |flood: Load, rate: u32| {
+        let case = format!("pause/1x4k@{rate}+{flood}");
+        Scene::new(case)
+            .tenant(ROOT, 100, flood)
+            .victim(100, light.at(rate))
+    };
+    let mut scenes: Vec<Scene> = [200, 50, 1000, 5000].map(|rate| beside(flood, rate)).into();
+    scenes.push(beside(Load::random(Op::Write, 256 << 10, FLOOD_DEPTH), 200));
+    scenes.push(beside(Load::reads(4096, 256), 200));
+    let mut mix = Scene::new("pause/8x4k@200+2x16k@1000+2x32x64k");
+    for load in [flood; 2]
+        .into_iter()
+        .chain([Load::reads(16 << 10, 1).at(1000); 2])
+    {
+        mix = mix.tenant(ROOT, 100, load);
+    }
+    mix = (0..7).fold(mix, |mix, _| mix.tenant(ROOT, 100, light.at(200)));
+    scenes.push(mix.victim(100, light.at(200)));
+    scenes
+}
+
+/// The same on modelled drives, with the keys of their null disks.
+pub(super) fn on_models() -> Vec<(Scene, &'static str)> {
+    let named = |(scene, keys): (Scene, &'static str), model: &str| {
+        let case = format!("model/{model}/{}", scene.case);
+        (scene.named(case), keys)
+    };
+    let mut cases: Vec<(Scene, &'static str)> = with_pauses()
+        .into_iter()
+        .map(|scene| named((scene, MODEL_300M), "300M"))
+        .collect();
+    let of_first = with_pauses().into_iter().next().expect("there are cases");
+    for (model, keys) in MODELS {
+        cases.push(named((of_first.clone(), keys), model));
+    }
+    cases
 }
 
 /// The case whose drive is a disk of another server.
@@ -194,6 +237,15 @@ fn isolation(flooders: u32, block_bytes: u32) -> Scene {
 
 /// About how long another program keeps a processor at a time.
 const AWAY: Duration = Duration::from_millis(3);
+/// Modelled drives: their keys in `[disk.NAME]`.
+const MODEL_300M: &str = "latency = \"100us\"\nparallel = 4\nbandwidth = \"300M\"\n";
+const MODELS: [(&str, &str); 2] = [
+    ("1G", "latency = \"100us\"\nparallel = 8\nbandwidth = \"1G\"\n"),
+    (
+        "16x80us",
+        "latency = \"80us\"\nspread = \"16us\"\nparallel = 16\n",
+    ),
+];
 const CROWD_DEPTH: u32 = 64;
 const FLOOD_DEPTH: u32 = 32;
 const MIXED_KIB: [u32; 3] = [16, 256, 64];

@@ -37,10 +37,20 @@ struct Ground {
     kernel: Option<Loop>,
 }
 
-/// A scene, and whether the drive is another server's disk.
+/// A scene, and its drive.
 struct Case {
     scene: Scene,
-    is_over_nbd: bool,
+    drive: On,
+}
+
+/// The kind of drive that a case is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum On {
+    Images,
+    /// A disk of another server.
+    Nbd,
+    /// A modelled drive: null disks with these keys.
+    Model(&'static str),
 }
 
 /// Who serves the disks, and so schedules.
@@ -135,12 +145,19 @@ fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
     let over_nbd = cases::over_nbd();
     let mut scenes = cases::of_clients();
     scenes.push(over_nbd.clone());
+    let models = cases::on_models();
+    scenes.extend(models.iter().map(|(scene, _)| scene.clone()));
     if args.common.quick && args.only.is_empty() {
         scenes.truncate(1);
     }
-    let case = |scene: Scene| Case {
-        is_over_nbd: scene.case == over_nbd.case,
-        scene,
+    let case = |scene: Scene| {
+        let model = models.iter().find(|(model, _)| model.case == scene.case);
+        let drive = match model {
+            Some((_, keys)) => On::Model(keys),
+            None if scene.case == over_nbd.case => On::Nbd,
+            None => On::Images,
+        };
+        Case { scene, drive }
     };
     Ok(chosen(args, scenes)?.into_iter().map(case).collect())
 }
@@ -148,12 +165,9 @@ fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
 /// The directories, with images for the largest case and, if requested and possible, a loop device
 /// on the first.
 fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
-    let needed = |case: &Case| {
-        if case.is_over_nbd {
-            1
-        } else {
-            case.scene.tenants().len()
-        }
+    let needed = |case: &Case| match case.drive {
+        On::Images => case.scene.tenants().len(),
+        On::Nbd | On::Model(_) => 1,
     };
     let count = cases.iter().map(needed).max().unwrap_or(1);
     let mut grounds: Vec<Ground> = Vec::new();
@@ -225,12 +239,15 @@ fn plan(common: &BenchArgs, visits: usize) -> Result<Plan> {
 /// All visits of a round, the sides of a case one after the other.
 fn visited<'a>(grounds: &'a [Ground], cases: &'a [Case], kinds: &[Kind]) -> Vec<Visited<'a>> {
     let mut visited = Vec::new();
-    for ground in grounds {
+    for (place, ground) in grounds.iter().enumerate() {
         for case in cases {
+            if place > 0 && matches!(case.drive, On::Model(_)) {
+                continue;
+            }
             for &kind in kinds {
                 let families = [
                     Some(Family::Daemon),
-                    (ground.kernel.is_some() && !case.is_over_nbd).then_some(Family::Kernel),
+                    (ground.kernel.is_some() && case.drive == On::Images).then_some(Family::Kernel),
                 ];
                 visited.extend(families.into_iter().flatten().map(|family| Visited {
                     ground,
@@ -262,7 +279,10 @@ impl Visited<'_> {
     }
 
     fn name(&self) -> String {
-        format!("{}/{}", self.ground.label, self.case.scene.case)
+        match self.case.drive {
+            On::Model(_) => self.case.scene.case.clone(),
+            _ => format!("{}/{}", self.ground.label, self.case.scene.case),
+        }
     }
 
     fn measure(&self, bench: &Bench, round: u32, plan: &Plan) -> Result<Sample> {
@@ -291,7 +311,11 @@ impl Visited<'_> {
     /// The result of a load alone, without a scheduler; it is measured once in a round, whichever
     /// cases need it.
     fn alone(&self, bench: &Bench, load: Load, round: u32, plan: &Plan) -> Result<Alone> {
-        let drive = if self.case.is_over_nbd { "nbd/" } else { "" };
+        let drive = match self.case.drive {
+            On::Images => "",
+            On::Nbd => "nbd/",
+            On::Model(keys) => keys,
+        };
         let key = (format!("{}/{drive}{load}", self.ground.label), self.family);
         let known = bench.alone.borrow().get(&key).copied();
         if let Some((_, alone)) = known.filter(|(found, _)| *found == round) {
@@ -313,8 +337,14 @@ impl Visited<'_> {
         let images = &self.ground.images;
         match (self.family, &self.ground.kernel) {
             (Family::Kernel, Some(kernel)) => kernel.play(scene, kind.name(), plan),
-            _ if self.case.is_over_nbd => bench.server.play(scene, kind, &Drive::Nbd(images), plan),
-            _ => bench.server.play(scene, kind, &Drive::Images(images), plan),
+            _ => {
+                let drive = match self.case.drive {
+                    On::Images => Drive::Images(images),
+                    On::Nbd => Drive::Nbd(images),
+                    On::Model(keys) => Drive::Model(keys),
+                };
+                bench.server.play(scene, kind, &drive, plan)
+            }
         }
     }
 }

@@ -136,14 +136,16 @@ fn wait_until_ready<T>(dir: &Scratch, running: &[ScopedJoinHandle<'_, T>]) {
     }
 }
 
-fn load(load: &Load) -> [String; 4] {
-    [
+fn load(load: &Load) -> Vec<String> {
+    let rate = (load.rate > 0).then(|| format!("--rate_iops={}", load.rate));
+    let options = [
         format!("--rw={}", load.rw()),
         format!("--bs={}", load.block_bytes),
         format!("--iodepth={}", load.depth),
         // Otherwise each job would be a child of the started process, with a start of its own.
         "--thread".into(),
-    ]
+    ];
+    options.into_iter().chain(rate).collect()
 }
 
 /// Options for a log with a line for every I/O, with times of the clock that all processes share.

@@ -43,6 +43,8 @@ pub(super) struct Load {
     pub(super) is_random: bool,
     pub(super) block_bytes: u32,
     pub(super) depth: u32,
+    /// I/Os per second at most; 0 for as many as it can have.
+    pub(super) rate: u32,
 }
 
 impl Load {
@@ -58,7 +60,13 @@ impl Load {
             is_random: true,
             block_bytes,
             depth,
+            rate: 0,
         }
+    }
+
+    /// The same with pauses: so many I/Os per second.
+    pub(super) const fn at(self, rate: u32) -> Self {
+        Self { rate, ..self }
     }
 
     /// Bytes under way.
@@ -77,13 +85,17 @@ impl Load {
     }
 }
 
-/// `16x64k`, followed by the operation if it is not random reads.
+/// `16x64k`, followed by the operation if it is not random reads, and by `@` and the rate if it has one.
 impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}k", self.depth, self.block_bytes >> 10)?;
         match self.rw() {
-            "randread" => Ok(()),
-            rw => write!(f, ":{rw}"),
+            "randread" => {}
+            rw => write!(f, ":{rw}")?,
+        }
+        match self.rate {
+            0 => Ok(()),
+            rate => write!(f, "@{rate}"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Decides how `--case` is read: a tenant for each `WEIGHT:DEPTH:SIZE[:OP]`, as in
-//! `1:64:64k,2:4:64k:randwrite`. The result is a scene like those of `cases`.
+//! The texts of `--case`: a tenant for each `WEIGHT:DEPTH:SIZE[:OP][@RATE]`, as in
+//! `1:64:64k,2:4:64k:randwrite` or `1:32:64k,1:1:4k@200`. The result is a scene like those of `cases`.
 
 use blkmq_core::bio::Op;
 use blkmq_core::group::{ROOT, WEIGHT_MAX, WEIGHT_MIN};
@@ -33,11 +33,15 @@ pub(super) fn parse(text: &str) -> Result<Scene, String> {
 }
 
 fn tenant(word: &str) -> Result<(u16, Load), String> {
-    let parts: Vec<&str> = word.split(':').collect();
+    let (kind, rate) = match word.split_once('@') {
+        Some((kind, rate)) => (kind, number("rate", rate, 1, RATE_MAX)?),
+        None => (word, 0),
+    };
+    let parts: Vec<&str> = kind.split(':').collect();
     let (weight, depth, size, op) = match parts[..] {
         [weight, depth, size] => (weight, depth, size, "randread"),
         [weight, depth, size, op] => (weight, depth, size, op),
-        _ => return Err("must be WEIGHT:DEPTH:SIZE[:OP], as in 2:4:64k:randread".into()),
+        _ => return Err("must be WEIGHT:DEPTH:SIZE[:OP][@RATE], as in 2:4:64k:randread".into()),
     };
     let (op, is_random) = operation(op)?;
     let load = Load {
@@ -45,6 +49,7 @@ fn tenant(word: &str) -> Result<(u16, Load), String> {
         is_random,
         block_bytes: block_bytes(size)?,
         depth: number("depth", depth, 1, DEPTH_MAX)?,
+        rate,
     };
     let weight = number("weight", weight, WEIGHT_MIN.into(), WEIGHT_MAX.into())?;
     Ok((weight as u16, load))
@@ -81,6 +86,8 @@ fn operation(word: &str) -> Result<(Op, bool), String> {
 /// same time.
 const TENANTS_MAX: usize = 64;
 const DEPTH_MAX: u32 = 1024;
+/// I/Os per second of a tenant that pauses.
+const RATE_MAX: u32 = 100_000;
 /// The sector size that every drive of the bench supports with direct I/O.
 const BLOCK_BYTES: u64 = 4096;
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
@@ -91,10 +98,10 @@ mod tests {
 
     #[test]
     fn a_case_has_a_tenant_for_each_part_and_its_own_text_as_its_name() {
-        let scene = parse("1:64:64k,2:4:4096:write,1:1:1M:randwrite,4:8:16K:read").unwrap();
+        let scene = parse("1:64:64k,2:4:4096:write,1:1:1M:randwrite@50,4:8:16K:read").unwrap();
         assert_eq!(
             scene.case,
-            "1:64:64k,2:4:4096:write,1:1:1M:randwrite,4:8:16K:read"
+            "1:64:64k,2:4:4096:write,1:1:1M:randwrite@50,4:8:16K:read"
         );
         let shown: Vec<(u16, String)> = scene
             .crowd
@@ -104,7 +111,7 @@ mod tests {
         let expected = [
             (100, "64x64k"),
             (200, "4x4k:write"),
-            (100, "1x1024k:randwrite"),
+            (100, "1x1024k:randwrite@50"),
             (400, "8x16k:read"),
         ];
         assert_eq!(shown, expected.map(|(weight, load)| (weight, load.to_owned())));
@@ -139,6 +146,10 @@ mod tests {
             ),
             ("1:2:2M", "size 2M rejected"),
             ("1:2:big", "size big rejected"),
+            (
+                "1:1:4k@0",
+                "rate 0 rejected: must be a whole number from 1 to 100000",
+            ),
             (
                 "1:2:4k:trim",
                 "operation trim rejected: must be randread, randwrite, read or write",

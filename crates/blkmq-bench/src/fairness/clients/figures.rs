@@ -14,10 +14,11 @@ use crate::rounds::{Latency, median};
 pub(super) struct Outcome {
     /// Of each tenant; the light one is last.
     pub(super) tenants: Vec<Got>,
-    /// The largest difference of a share from its due, as a part of the due, over all of the visit.
-    share_error: f64,
+    /// The largest difference of a share from its due, as a part of the due, over all of the visit; none where
+    /// tenants ask for less by their rate.
+    share_error: Option<f64>,
     /// The same over the worst second of the visit, or over the whole visit if that is shorter.
-    worst_share_error: f64,
+    worst_share_error: Option<f64>,
     /// Bytes per second of all.
     pub(super) total: f64,
     /// The same as a part of the total without a scheduler in the same round.
@@ -60,6 +61,7 @@ impl Outcome {
         let rates = visit.series.rates();
         let total: f64 = rates.iter().sum();
         let length = crowd.moments.last().map_or(SHARE_WINDOW, |(end, _)| *end);
+        let wants_due = scene.crowd.iter().all(|tenant| tenant.load.rate == 0);
         let crowd_total: f64 = rates[..due.len()].iter().sum();
         let got = |place: usize| {
             let (bytes, sample) = (rates[place], &visit.samples[place]);
@@ -77,8 +79,8 @@ impl Outcome {
         };
         Self {
             tenants: (0..rates.len()).map(got).collect(),
-            share_error: crowd.share_error(&due),
-            worst_share_error: crowd.worst_share_error(&due, length.min(SHARE_WINDOW)),
+            share_error: wants_due.then(|| crowd.share_error(&due)),
+            worst_share_error: wants_due.then(|| crowd.worst_share_error(&due, length.min(SHARE_WINDOW))),
             total,
             bytes_vs_none: total / none.unwrap_or(total).max(1.0),
         }
@@ -119,6 +121,8 @@ pub(super) fn of_tenants(scene: &Scene, case: &Row, outcomes: &[Outcome]) -> Vec
         let mut figures = fold(&OF_TENANT, &got);
         let p99 = got.iter().map(|got| got.latency.p99_ns as f64);
         figures.insert("p99_ns_worst".into(), p99.fold(0.0, f64::max));
+        let p50 = got.iter().map(|got| got.latency.p50_ns as f64);
+        figures.insert("p50_ns_worst".into(), p50.fold(0.0, f64::max));
         Row {
             case: format!(
                 "{}/tenant={}:{}:{}",
@@ -193,12 +197,12 @@ const OF_CASE: [Figure<Outcome>; 5] = [
     Figure {
         name: "share_error",
         worst: Worst::Largest,
-        of: |outcome| Some(outcome.share_error),
+        of: |outcome| outcome.share_error,
     },
     Figure {
         name: "worst_share_error",
         worst: Worst::Largest,
-        of: |outcome| Some(outcome.worst_share_error),
+        of: |outcome| outcome.worst_share_error,
     },
     Figure {
         name: "largest_p99_ns",
@@ -277,7 +281,7 @@ mod tests {
     fn shares_are_scored_against_their_due_and_the_total_against_none() {
         let scene = spec::parse("1:16:64k,3:16:64k").unwrap();
         let outcome = Outcome::new(&scene, &visit(&[50, 50], &[4, 7]), Some(200e6), &[None, None]);
-        assert!(is_close(outcome.share_error, 1.0), "{}", outcome.share_error);
+        assert!(is_close(outcome.share_error.unwrap(), 1.0));
         assert!(is_close(outcome.bytes_vs_none, 0.5));
         assert!(is_close(outcome.tenants[0].of_due.unwrap(), 2.0));
         assert!(is_close(outcome.tenants[1].of_due.unwrap(), 2.0 / 3.0));
@@ -292,11 +296,7 @@ mod tests {
             *at /= 10;
         }
         let outcome = Outcome::new(&scene, &visit, None, &[None, None]);
-        assert!(
-            is_close(outcome.worst_share_error, 1.0),
-            "{}",
-            outcome.worst_share_error
-        );
+        assert!(is_close(outcome.worst_share_error.unwrap(), 1.0));
     }
 
     #[test]
@@ -323,7 +323,7 @@ mod tests {
         let scene = scenes.iter().find(|scene| scene.victim.is_some()).unwrap();
         let mb: Vec<u64> = [[100; 8].to_vec(), vec![3]].concat();
         let outcome = Outcome::new(scene, &visit(&mb, &[1; 9]), None, &[None; 9]);
-        assert!(is_close(outcome.share_error, 0.0));
+        assert!(is_close(outcome.share_error.unwrap(), 0.0));
         assert!(outcome.tenants[8].of_due.is_none());
         assert!(may_lack_depth(scene)[8]);
     }

@@ -29,6 +29,8 @@ pub(super) enum Drive<'a> {
     Images(&'a Images),
     /// Parts of one disk of another server, whose disk is the first image.
     Nbd(&'a Images),
+    /// A null disk each, with these keys.
+    Model(&'a str),
 }
 
 impl Server {
@@ -40,6 +42,7 @@ impl Server {
     pub(super) fn play(&self, scene: &Scene, kind: Kind, drive: &Drive<'_>, plan: &Plan) -> Result<Visit> {
         let (disks, _other) = match drive {
             Drive::Images(images) => (on_images(scene, images), None),
+            Drive::Model(keys) => (on_model(scene, keys), None),
             Drive::Nbd(images) => {
                 let other = self.start(&remote(images))?;
                 (on_nbd(scene, images.each_bytes(), other.place()), Some(other))
@@ -90,6 +93,19 @@ fn on_images(scene: &Scene, images: &Images) -> String {
             "[disk.{}]\nfile = {file}\ndirect = \"{direct}\"\ngroup = \"/{}\"\nqueue = \"{QUEUE}\"\n",
             disk(place),
             disk(place),
+        );
+    }
+    config
+}
+
+/// The disks of the tenants on a modelled drive.
+fn on_model(scene: &Scene, keys: &str) -> String {
+    let mut config = String::new();
+    for place in 0..scene.tenants().len() {
+        let name = disk(place);
+        let _ = write!(
+            config,
+            "[disk.{name}]\nnull = \"1G\"\n{keys}group = \"/{name}\"\nqueue = \"{QUEUE}\"\n"
         );
     }
     config

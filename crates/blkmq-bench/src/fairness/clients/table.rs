@@ -48,7 +48,7 @@ const CASES: [Column; 12] = [
     ("CPU/IO", |row| nanos(row.cpu_ns_per_io)),
 ];
 
-const TENANTS: [Column; 12] = [
+const TENANTS: [Column; 13] = [
     ("case", |row| row.case.clone()),
     ("side", |row| row.side.clone()),
     ("MB/s", |row| cell(row, "mb_per_s", digits)),
@@ -58,6 +58,7 @@ const TENANTS: [Column; 12] = [
     ("worst", |row| cell(row, "of_alone_worst", part)),
     ("alone of due", |row| cell(row, "alone_of_due", part)),
     ("p50", |row| nanos(row.p50_ns as f64)),
+    ("worst", |row| cell(row, "p50_ns_worst", nanos)),
     ("p99", |row| nanos(row.p99_ns as f64)),
     ("worst", |row| cell(row, "p99_ns_worst", nanos)),
     ("p99 vs alone", |row| cell(row, "p99_vs_alone", part)),
@@ -81,7 +82,7 @@ mod tests {
         let tenant = text.lines().last().unwrap();
         assert_eq!(
             tenant.split_whitespace().filter(|word| *word == "-").count(),
-            8,
+            9,
             "{text}"
         );
     }
