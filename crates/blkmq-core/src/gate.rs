@@ -270,7 +270,11 @@ impl GateState {
         };
         let elevator = self.elevator.as_deref().filter(|elevator| !is_full(*elevator));
         let elevator = elevator.and_then(|elevator| elevator.next_wakeup());
-        let targets = self.targets.next_wakeup().filter(|_| self.in_flight < depth);
+        let waits = || !self.targets.is_empty() || self.elevator.as_ref().is_some_and(|e| e.queued() > 0);
+        let targets = self
+            .targets
+            .next_wakeup()
+            .filter(|_| self.in_flight < depth && waits());
         [elevator, targets, self.throttle.next_due()]
             .into_iter()
             .flatten()

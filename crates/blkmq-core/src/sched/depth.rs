@@ -154,6 +154,8 @@ impl DepthLaw {
             };
         }
         self.rest_for(REST_MIN, now);
+        // What is in flight was issued at the full depth.
+        self.window = Window::default();
         self.open(in_flight, now);
     }
 
@@ -189,7 +191,7 @@ impl DepthLaw {
             let kind = Kind::of(direction, bytes);
             window.sums.add(kind, self.least.counted(kind, time));
             window.bytes += bytes;
-            window.time += time;
+            window.time += time.min(now.since(window.since));
             window.completions += 1;
         }
     }
@@ -230,7 +232,8 @@ impl DepthLaw {
     }
 
     fn close(&mut self, in_flight: u32, now: Instant) {
-        let (binds, in_drive) = (self.window.binds(), self.window.mean_in_flight(now));
+        let binds = self.window.binds();
+        let in_drive = self.window.mean_in_flight(now).min(self.window.limit);
         match self.phase {
             Phase::Trial { .. } => self.count_trial(now),
             _ if binds => self.learn(self.window.limit, now),
@@ -242,9 +245,11 @@ impl DepthLaw {
 
     /// Learns from a window in which the limit bound.
     fn learn(&mut self, limit: u32, now: Instant) {
-        let is_known = !self.least.lacks(&self.window.sums);
+        let is_new = self.least.lacks(&self.window.sums) && limit > 1;
+        let least_before = self.least.sum(&self.window.sums);
         let stretch = self.compare(limit);
         let work = work(limit, stretch);
+        let was_too_high = least_before > self.least.sum(&self.window.sums) * 11 / 10;
         match self.phase {
             Phase::Growing if stretch <= STRETCH_LITTLE && limit < self.max => {
                 self.operating = (2 * limit + 1).min(self.max);
@@ -253,15 +258,27 @@ impl DepthLaw {
                 self.follow(work);
                 self.begin_rest(REST_MIN, now);
             }
+            Phase::Resting if is_new => {
+                // What most of the requests take was seen beside a queue only.
+                (self.phase, self.operating) = (Phase::Growing, 1);
+            }
             Phase::Resting => {
+                let from = self.operating;
                 self.follow(work);
-                if !is_known && limit > 1 {
-                    // What a kind takes was seen beside a queue only.
-                    self.rests_until = now;
-                }
-                if now >= self.rests_until {
+                if was_too_high {
+                    // What they are now is seen below a queue.
+                    self.phase = Phase::Low;
+                } else if from.abs_diff(self.operating) > from / 4 + 1 {
+                    // The load, or the drive, is another: the least times may be.
+                    self.begin_rest(REST_LEAST, now);
+                } else if now >= self.rests_until {
                     self.phase = Phase::Low;
                 }
+            }
+            Phase::Low if was_too_high => {
+                // What they are is seen soon, at half of a lower limit.
+                self.follow(work);
+                self.begin_rest(REST_LEAST, now);
             }
             Phase::Low | Phase::Trial { .. } => self.begin_trial(self.operating, true),
         }

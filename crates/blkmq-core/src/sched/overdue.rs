@@ -12,6 +12,8 @@ use crate::time::{Instant, Nanos};
 pub(crate) struct Overdue {
     /// The usual time of a request: a moving mean, to which a late request adds little.
     usual_ns: u64,
+    /// The time of the slower kinds among them: it rises fast and falls slowly.
+    slow_ns: u64,
     /// When the present epoch began, and the requests in flight that were issued since.
     epoch: Instant,
     young: u32,
@@ -42,11 +44,22 @@ impl Overdue {
             self.count = self.count.saturating_sub(1);
         }
         if let Some(Nanos(time)) = time {
-            let counted = match self.usual_ns {
-                0 => time,
-                usual => time.min(usual * TIMES_MAX),
-            };
-            self.usual_ns = (self.usual_ns * (MEAN_OF - 1) + counted) / MEAN_OF;
+            self.learn(time);
+        }
+    }
+
+    #[inline]
+    fn learn(&mut self, time: u64) {
+        if self.usual_ns == 0 {
+            (self.usual_ns, self.slow_ns) = (time, time);
+            return;
+        }
+        let counted = time.min(self.usual_ns * TIMES_MAX);
+        self.usual_ns = (self.usual_ns * (MEAN_OF - 1) + counted) / MEAN_OF;
+        if time > self.slow_ns {
+            self.slow_ns += (time.min(self.slow_ns * TIMES_MAX) - self.slow_ns) / RISE_PART;
+        } else {
+            self.slow_ns -= self.slow_ns / FALL_PART;
         }
     }
 
@@ -68,10 +81,12 @@ impl Overdue {
         Nanos(self.usual_ns)
     }
 
-    /// How long the rest waits at most for requests that are out: some milliseconds of the usual time.
+    /// How long the rest waits at most for requests that are out: some milliseconds, or longer than the slower kinds
+    /// of requests take.
     #[inline]
     pub(crate) fn patience(&self) -> Nanos {
-        Nanos(self.usual_ns * PATIENCE_TIMES).clamp(PATIENCE_MIN, PATIENCE_MAX)
+        let patience = Nanos(self.slow_ns * PATIENCE_TIMES).clamp(PATIENCE_MIN, PATIENCE_MAX);
+        patience.max(Nanos(self.slow_ns + self.slow_ns / 2))
     }
 
     #[cold]
@@ -88,10 +103,15 @@ impl Overdue {
 /// The mean is one of about so many requests, each counted up to so many times the mean.
 const MEAN_OF: u64 = 32;
 const TIMES_MAX: u64 = 8;
-/// A request is late after so many times the usual time, within these bounds.
+/// A slower request moves the time of the slower kinds by this part of the difference, a faster one by this part of
+/// it: a kind with a twentieth of the requests still counts for more than half.
+const RISE_PART: u64 = 8;
+const FALL_PART: u64 = 256;
+/// A request is late after so many times the time of the slower kinds, within these bounds; on a drive that takes
+/// longer than that, after one and a half times.
 const PATIENCE_TIMES: u64 = 4;
 const PATIENCE_MIN: Nanos = Nanos::from_millis(1);
-const PATIENCE_MAX: Nanos = Nanos::from_secs(1);
+const PATIENCE_MAX: Nanos = Nanos::from_millis(20);
 
 #[cfg(test)]
 mod tests {
@@ -116,7 +136,7 @@ mod tests {
         out.ended(at(0), Some(Nanos::from_secs(3)));
         assert_eq!(out.punctual(5), 5);
         assert!(
-            out.patience() <= Nanos::from_millis(1),
+            out.patience() <= Nanos::from_millis(2),
             "one late request is not usual"
         );
     }

@@ -95,11 +95,8 @@ impl Bfq {
     /// Checks whether a probe enters its next phase.
     #[inline]
     pub(super) fn look_at_room(&mut self) {
-        let stalled_after = self.overdue.patience();
-        if self
-            .room
-            .look(&mut self.wf2q, self.in_flight, stalled_after, self.now)
-        {
+        let now = self.now;
+        if self.room.look(&mut self.wf2q, self.in_flight, &self.overdue, now) {
             self.wf2q.set_open(self.room.is_open());
             self.depth.interrupt();
         }
@@ -119,14 +116,14 @@ impl Bfq {
         let groups = self.last_class_at.len();
         let stalled_after = self.overdue.patience();
         idling.look_again();
-        let in_flight = self.in_flight;
+        let in_flight = self.overdue.punctual(self.in_flight);
         self.wf2q.dismiss(|id, served, is_busy| {
             let group = match wf2q::leaf_number(id, groups) {
                 Some(leaf) => clients[leaf].key().group(),
                 None => GroupId(id.index() as u32),
             };
             if is_busy {
-                let is_alone_out = || clients.in_flight_of(group) == in_flight;
+                let is_alone_out = || clients.in_flight_of(group) >= in_flight;
                 return idling.is_stalled((id, served), is_alone_out, stalled_after, now);
             }
             idling.is_gone(id, group, patience, now)

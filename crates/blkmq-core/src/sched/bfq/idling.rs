@@ -32,11 +32,9 @@ pub(super) struct Idling {
     held: Option<IdleWait>,
     credit: Nanos,
     credit_at: Instant,
-    /// The member with requests for which others are held, its service, and since when it had no more.
-    watched: (EntityId, u64, Instant),
     /// When it may count as stalled.
     stalls_at: Option<Instant>,
-    /// The latest end of any request, and for how long the drive has ended some since the watch began.
+    /// The latest end of any request, and for how long the drive has ended some.
     last_end: Instant,
     alive: Nanos,
 }
@@ -53,6 +51,8 @@ struct Member {
     /// Its service from one such pause to the next: a moving mean, in bytes; and its service at the latest one.
     burst: u64,
     served: u64,
+    /// While others are held for it although it has requests: since when it got nothing more.
+    watch: Option<Watch>,
     /// For how long it may be absent and keep its due, and until when that was earned.
     moments: Nanos,
     moments_at: Instant,
@@ -81,6 +81,14 @@ impl Return {
     };
 }
 
+/// Since when a member got nothing more: its service, the time, and for how long the drive had ended requests.
+#[derive(Clone, Copy, Debug)]
+struct Watch {
+    served: u64,
+    since: Instant,
+    alive: Nanos,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct IdleWait {
     group: GroupId,
@@ -101,6 +109,7 @@ impl Idling {
             thinks: 0,
             burst: 0,
             served: 0,
+            watch: None,
             moments: Nanos::ZERO,
             moments_at: Instant(0),
             reactor: ReactorId(0),
@@ -113,7 +122,6 @@ impl Idling {
             held: None,
             credit: CREDIT_MAX,
             credit_at: Instant(0),
-            watched: (EntityId::default(), 0, Instant(0)),
             stalls_at: None,
             last_end: Instant(0),
             alive: Nanos::ZERO,
@@ -166,7 +174,7 @@ impl Idling {
     pub(super) fn forget(&mut self, id: EntityId) {
         let member = &mut self.members[id.index()];
         (member.think, member.thinks) = (Nanos::ZERO, 0);
-        (member.burst, member.served) = (0, 0);
+        (member.burst, member.watch) = (0, None);
         member.moments = Nanos::ZERO;
     }
 
@@ -226,13 +234,18 @@ impl Idling {
         patience: Nanos,
         now: Instant,
     ) -> bool {
-        if (self.watched.0, self.watched.1) != (id, served) {
-            self.watched = (id, served, now);
-            self.alive = Nanos::ZERO;
-        }
-        let since = self.watched.2;
+        let known = self.members[id.index()]
+            .watch
+            .filter(|watch| watch.served == served);
+        let watch = known.unwrap_or(Watch {
+            served,
+            since: now,
+            alive: self.alive,
+        });
+        self.members[id.index()].watch = Some(watch);
+        let (since, alive) = (watch.since, Nanos(self.alive.0 - watch.alive.0));
         let (soon, at_last) = (since + patience, since + patience.max(PAUSE_MAX));
-        let is_stalled = now >= at_last || now >= soon && (self.alive >= patience || is_alone_out());
+        let is_stalled = now >= at_last || now >= soon && (alive >= patience || is_alone_out());
         if !is_stalled {
             let until = if now < soon { soon } else { at_last };
             self.stalls_at = Some(self.stalls_at.map_or(until, |other| other.min(until)));

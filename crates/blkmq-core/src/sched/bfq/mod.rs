@@ -334,7 +334,9 @@ impl Elevator for Bfq {
         };
         self.dec_in_flight(note.sched_data);
         self.overdue.ended(note.issued_at, Some(time));
-        self.idling.ended(self.overdue.patience(), self.now);
+        if self.is_held {
+            self.idling.ended(self.overdue.patience(), self.now);
+        }
         let (leaf, others) = (self.wf2q.leaf(id), self.others_in_flight());
         self.room.ended(&self.wf2q, leaf, time, others, self.now);
         self.look_at_room();
@@ -401,7 +403,9 @@ impl Elevator for Bfq {
         if !is_asked {
             return None;
         }
-        let turn = self.turn.and_then(|turn| turn.waits_until);
+        let turn = self
+            .turn
+            .and_then(|turn| turn.waits_until(self.tunables.timeout_sync));
         // At the limit, a completion comes first, unless all that are out are late.
         let is_full = self.is_full();
         let idling = self.idling.next_wakeup().filter(|_| !is_full);
@@ -410,7 +414,7 @@ impl Elevator for Bfq {
             turn,
             idling,
             late,
-            self.room.next_wakeup(&self.wf2q, self.overdue.patience()),
+            self.room.next_wakeup(&self.wf2q, &self.overdue),
         ];
         wakeups.into_iter().flatten().min()
     }

@@ -34,6 +34,7 @@ use self::probe::{Mark, Phase, Probe};
 use self::window::{ROOM_KEPT, Window};
 use super::wf2q::{EntityId, Wf2q};
 use crate::group::ROOT;
+use crate::sched::overdue::Overdue;
 use crate::time::{Instant, Nanos};
 
 /// The measurements of all members, and the probe.
@@ -215,43 +216,44 @@ impl Room {
 
     /// The latest time at which the phase ends, or at which no member is passed over any more.
     #[inline]
-    pub(super) fn next_wakeup(&self, wf2q: &Wf2q, stalled_after: Nanos) -> Option<Instant> {
+    pub(super) fn next_wakeup(&self, wf2q: &Wf2q, overdue: &Overdue) -> Option<Instant> {
         match self.probe.phase {
             Phase::Resting => self.window.is_binding.then(|| self.window.seen + ROOM_KEPT),
             Phase::Open => Some(self.probe.until()),
-            _ => Some(self.probe.until().min(self.gone_at(wf2q, stalled_after))),
+            _ => Some(self.probe.until().min(self.gone_at(wf2q, overdue))),
         }
     }
 
     /// When the subject counts as gone, if it gets no request until then, or as stalled, if none of its requests
     /// ends.
-    fn gone_at(&self, wf2q: &Wf2q, stalled_after: Nanos) -> Instant {
+    fn gone_at(&self, wf2q: &Wf2q, overdue: &Overdue) -> Instant {
         let patience = match wf2q.is_busy(self.probe.subject) {
-            true => stalled_after.max(GONE),
+            true => overdue.patience().max(GONE),
             false => GONE,
         };
         self.probe.seen_at + patience
     }
 
     /// Checks, and says, whether the phase is over, with `in_flight` requests in flight. Room is not kept for
-    /// members of which nothing began or ended for `stalled_after`.
+    /// members of which nothing began or ended for as long as `overdue` says.
     #[inline]
-    pub(super) fn look(
-        &mut self,
-        wf2q: &mut Wf2q,
-        in_flight: u32,
-        stalled_after: Nanos,
-        now: Instant,
-    ) -> bool {
+    pub(super) fn look(&mut self, wf2q: &mut Wf2q, in_flight: u32, overdue: &Overdue, now: Instant) -> bool {
         if self.probe.phase != Phase::Resting {
-            return self.look_at_probe(wf2q, in_flight, stalled_after, now);
+            return self.look_at_probe(wf2q, in_flight, overdue, now);
         }
         if self.window.is_binding && now >= self.window.seen + ROOM_KEPT {
             self.window.seen = now;
             let is_busy = self.passed.iter().any(|id| wf2q.is_busy(*id));
+            let stalled_after = overdue.patience().max(self.longest_allowed());
             self.window.is_binding = is_busy && now < self.window.moved + stalled_after;
         }
         false
+    }
+
+    /// Twice the longest time that a request of a passed-over member may take.
+    fn longest_allowed(&self) -> Nanos {
+        let times = self.passed.iter().map(|id| self.members[id.index()].time_max);
+        Nanos(2 * times.max().unwrap_or_default().0)
     }
 
     /// The measurements of a member, and of the room of the others, for an elevator that continues with them;
@@ -312,7 +314,7 @@ impl Room {
     }
 
     #[cold]
-    fn look_at_probe(&mut self, wf2q: &mut Wf2q, in_flight: u32, stalled_after: Nanos, now: Instant) -> bool {
+    fn look_at_probe(&mut self, wf2q: &mut Wf2q, in_flight: u32, overdue: &Overdue, now: Instant) -> bool {
         let Probe {
             phase,
             subject,
@@ -320,7 +322,7 @@ impl Room {
             taken,
             ..
         } = self.probe;
-        let has_left = phase != Phase::Open && now >= self.gone_at(wf2q, stalled_after);
+        let has_left = phase != Phase::Open && now >= self.gone_at(wf2q, overdue);
         let is_known = phase == Phase::Alone && taken >= TAKEN_KNOWN;
         if has_left && !is_known || now.since(phase_began) >= STALE {
             self.rest(wf2q, now);

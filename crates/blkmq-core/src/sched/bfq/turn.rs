@@ -32,7 +32,7 @@ pub(super) struct Turn {
     /// queue as served.
     pub(super) is_waiting: bool,
     /// When the wait ends; `None` while requests of the queue are in flight, since the wait begins at their end.
-    pub(super) waits_until: Option<Instant>,
+    waits_until: Option<Instant>,
     /// Since when the drive has had no request of the queue in this wait.
     idle_since: Option<Instant>,
     /// Requests of other queues that were dispatched during this wait.
@@ -53,6 +53,12 @@ pub(super) struct Neighbours {
 }
 
 impl Turn {
+    /// When the wait for its queue ends, also if a request of it never does.
+    pub(super) fn waits_until(self, timeout: Nanos) -> Option<Instant> {
+        let at_last = self.is_waiting.then(|| self.began + timeout);
+        self.waits_until.or(at_last)
+    }
+
     /// Whether it has dispatched a request.
     #[inline]
     pub(super) fn has_served(self) -> bool {

@@ -135,6 +135,7 @@ impl Wf2q {
         self.take_out(id);
         self.count_again(id);
         self.discount(id);
+        self.entities[id.index()].presence.forget_pauses();
     }
 
     /// Makes a group a member of `parent`; the group keeps its requests and its lead. No entity may be being

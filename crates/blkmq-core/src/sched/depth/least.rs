@@ -55,10 +55,14 @@ impl LeastTimes {
         self.0.iter().zip(&sums.0).map(of_kind).sum()
     }
 
-    /// Says whether the window has requests of a kind that is not known.
+    /// Says whether a quarter of the window's requests and more are of kinds that are not known.
     pub(super) fn lacks(&self, sums: &Sums) -> bool {
-        let mut kinds = self.0.iter().zip(&sums.0);
-        kinds.any(|(least, (count, _))| *least == 0 && *count > 0)
+        let (mut all, mut unknown) = (0, 0);
+        for (least, (count, _)) in self.0.iter().zip(&sums.0) {
+            all += count;
+            unknown += if *least == 0 { *count } else { 0 };
+        }
+        unknown * 4 >= all.max(1)
     }
 
     /// Takes the times of a window without a queue as the least ones.
@@ -69,11 +73,11 @@ impl LeastTimes {
         });
     }
 
-    /// Lowers the least times to those of a window that are lower. A few requests prove little.
+    /// Lowers the least times to those of a window that are lower. A few requests prove little, and a kind that is
+    /// not known was seen beside a queue: [`LeastTimes::set`] is for that.
     pub(super) fn lower(&mut self, sums: &Sums) {
         self.update(sums, |least, mean, count| match least {
-            0 => mean,
-            least if mean >= least => least,
+            least if least == 0 || mean >= least => least,
             least if count < COUNT_KNOWN => (least * 7 + mean) / 8,
             least => (least + mean) / 2,
         });

@@ -24,6 +24,8 @@ struct Loop {
     now: u64,
     seed: u64,
     demand: u32,
+    /// The requests.
+    kind: (Direction, u64),
     /// What ends is seen during the first so many of every so many ns; else at the beginning of the next ones.
     awake: (u64, u64),
 }
@@ -40,6 +42,7 @@ impl Loop {
             now: 0,
             seed: 7,
             demand,
+            kind: (Direction::Read, 4096),
             awake: (1, 1),
         }
     }
@@ -89,7 +92,7 @@ impl Loop {
             let time = Nanos(end - issued);
             let in_flight = self.ends.len() as u32;
             self.law
-                .completed(Direction::Read, 4096, time, in_flight, Instant(self.now));
+                .completed(self.kind.0, self.kind.1, time, in_flight, Instant(self.now));
         }
         let elapsed = self.now - start;
         (count * 1_000_000_000 / elapsed, occupied / count.max(1))
@@ -273,4 +276,37 @@ fn a_wide_drive_is_filled_within_a_second() {
     let (rate, _) = run.run(1000);
     let best = full(flash(512, 20), 4096, 2048);
     assert!(rate * 100 >= best * 97, "{rate} of {best}");
+}
+
+#[test]
+fn change_of_sizes_and_of_speed_is_followed_within_50_ms() {
+    let mut run = Loop::new(flash(16, 20), 256, 64);
+    let mut change = |drive: fn() -> Drive, kind: (Direction, u64)| {
+        run.drive = drive();
+        run.units = (0..run.drive.units).map(|_| Reverse(run.now)).collect();
+        run.kind = kind;
+        run.run(50);
+        let operating = run.law.operating;
+        run.run(3000);
+        operating
+    };
+    let (small, large) = ((Direction::Read, 4096), (Direction::Write, 256 << 10));
+    let sixteen: fn() -> Drive = || flash(16, 20);
+    let ten_times_slower: fn() -> Drive = || Drive {
+        service: |_| 800_000,
+        ..flash(16, 20)
+    };
+    for (drive, kind, limits) in [
+        (sixteen, small, 14..32),
+        (slow as fn() -> Drive, large, 2..6),
+        (sixteen, small, 14..32),
+        (ten_times_slower, small, 12..40),
+        (sixteen, small, 14..40),
+    ] {
+        let operating = change(drive, kind);
+        assert!(
+            limits.contains(&operating),
+            "{operating} for {kind:?}, not {limits:?}"
+        );
+    }
 }

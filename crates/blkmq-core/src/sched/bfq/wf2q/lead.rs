@@ -448,6 +448,11 @@ impl Presence {
         was_modest && !self.is_modest()
     }
 
+    /// Another member has the number from now on.
+    pub(super) fn forget_pauses(&mut self) {
+        (self.is_stalled, self.modest_until) = (false, 0);
+    }
+
     #[inline]
     fn is_modest(&self) -> bool {
         self.served < self.modest_until
