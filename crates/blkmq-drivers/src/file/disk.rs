@@ -17,6 +17,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::lock::Lock;
+use super::pieces::{Piece, PieceSize};
 use super::syncs::Syncs;
 
 /// One disk in a file or on a block device, open and locked.
@@ -39,6 +40,7 @@ pub struct FileDisk {
     /// Its data is in memory, so that a read is a copy and never waits: see [`is_in_memory`].
     pub(super) is_in_memory: bool,
     pub(super) lacks: Lacks,
+    pub(super) piece_size: PieceSize,
     pub(super) syncs: Syncs,
     /// Whether the device can be polled, once that was tried; if not, the reason.
     pub(super) polling: OnceLock<Result<(), String>>,
@@ -102,6 +104,7 @@ impl FileDisk {
             device,
             direct: None,
             lacks: Lacks::default(),
+            piece_size: PieceSize::new(),
             syncs: Syncs::new(),
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
@@ -246,6 +249,15 @@ impl FileDisk {
     /// Returns whether any bytes are lost.
     pub(super) fn is_truncated(&self) -> bool {
         self.lost_from.load(Ordering::Relaxed) < u64::MAX
+    }
+
+    /// Cuts the next piece of a discard or a zeroing. A block device gets them whole: it has no extents, others do not
+    /// wait for it, and it may be able to free large blocks alone.
+    pub(super) fn cut(&self, offset: u64, left: u64, now: Instant) -> Piece {
+        match self.is_block_device() {
+            true => Piece::whole(left),
+            false => self.piece_size.cut(offset, left, now),
+        }
     }
 
     /// Counts a request that is refused because of what is lost; that was logged.

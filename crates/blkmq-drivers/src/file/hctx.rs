@@ -131,16 +131,16 @@ impl FileHctx {
         let polled = self.polled.as_ref();
         slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
         self.slots[number] = slot;
-        self.push(number);
+        self.push(number, now);
         self.in_flight += 1;
         Ok(())
     }
 
     /// Pushes the entry for a slot's step to the ring of the slot.
     #[inline]
-    fn push(&mut self, number: usize) {
+    fn push(&mut self, number: usize, now: Instant) {
         let slot = &mut self.slots[number];
-        slot.pushed(self.disks.of(slot.disk));
+        slot.pushed(self.disks.of(slot.disk), now);
         let slot = &self.slots[number];
         if let Some(polled) = self.polled.as_ref().filter(|_| slot.is_polled) {
             let entry = self.entry(slot, polled.target(slot));
@@ -200,7 +200,12 @@ impl FileHctx {
         let fd = Fd(target.fd);
         let offset = slot.offset + slot.moved;
         let left = slot.len - slot.moved;
-        let zeroing = |mode| opcode::Fallocate::new(fd, left).offset(offset).mode(mode).build();
+        let zeroing = |mode| {
+            opcode::Fallocate::new(fd, slot.piece.len)
+                .offset(offset)
+                .mode(mode)
+                .build()
+        };
         let entry = match slot.step {
             Step::Transfer => self.transfer(slot, fd, offset),
             Step::Punch => zeroing(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
@@ -266,7 +271,7 @@ impl FileHctx {
                         .vectors
                         .advance(row, moved as usize);
                 }
-                self.push(number);
+                self.push(number, now);
                 None
             }
             Next::End(status) => {
@@ -494,3 +499,5 @@ mod full_tests;
 mod polled_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trim_tests;

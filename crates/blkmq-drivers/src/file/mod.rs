@@ -11,6 +11,7 @@ mod error;
 mod hctx;
 mod lock;
 mod open;
+mod pieces;
 mod polled;
 mod slot;
 mod syncs;

@@ -4,14 +4,14 @@
 //! ```text
 //!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again; FUA through the page cache: Sync behind)
 //!  flush ───────► Sync ─────┤                     (others overlapped it: AwaitSyncs behind)
-//!  discard ─────► Punch ────┼─► end               (not supported: nothing to do)
+//!  discard ─────► Punch ────┼─► end               (piece by piece, as all zeroing; not supported: nothing to do)
 //!  zeroes ──────► Punch ────┤
 //!                   │ not supported, or the range must stay allocated
 //!                   ▼       │
 //!               ZeroRange ──┤
 //!                   │ not supported (an error if only fast zeroing will do)
 //!                   ▼       │
-//!                WriteOut ──┘                     (piece by piece; each with FUA: Sync behind)
+//!                WriteOut ──┘                     (all ways of zeroing with FUA: Sync behind, once)
 //! ```
 
 use std::ops::Range;
@@ -24,6 +24,7 @@ use blkmq_core::time::Instant;
 
 use super::bounce::Area;
 use super::disk::FileDisk;
+use super::pieces::Piece;
 use super::syncs::{Begun, Fence};
 use super::sys;
 
@@ -79,6 +80,8 @@ pub(super) struct Slot {
     /// Bytes that are done.
     pub(super) moved: u64,
     pub(super) memory: Memory,
+    /// What the kernel discards or zeroes now.
+    pub(super) piece: Piece,
     /// The sync that the kernel has, and the fence for which the request waits afterwards.
     sync: Option<Begun>,
     fence: Fence,
@@ -108,6 +111,7 @@ impl Slot {
         len: 0,
         moved: 0,
         memory: Memory::None,
+        piece: Piece::whole(0),
         sync: None,
         fence: Fence::NONE,
     };
@@ -217,7 +221,10 @@ impl Slot {
     }
 
     /// To be called when the slot's entry is pushed.
-    pub(super) fn pushed(&mut self, disk: &FileDisk) {
+    pub(super) fn pushed(&mut self, disk: &FileDisk, now: Instant) {
+        if matches!(self.step, Step::Punch | Step::ZeroRange) {
+            self.piece = disk.cut(self.offset + self.moved, self.len - self.moved, now);
+        }
         if self.step == Step::Sync && self.sync.is_none() {
             self.sync = Some(disk.syncs.begin());
         }
@@ -310,7 +317,15 @@ impl Slot {
 
     fn take_zeroed(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         match -result {
-            0 => self.end_of_change(disk),
+            0 => {
+                disk.piece_size.record(self.piece, now);
+                self.moved += self.piece.len;
+                self.retries = 0;
+                match self.moved < self.len {
+                    true => Next::Submit(self.piece.len),
+                    false => self.end_of_change(disk),
+                }
+            }
             libc::EOPNOTSUPP | libc::ENOSYS => {
                 let lack = if self.step == Step::Punch {
                     &disk.lacks.punching
@@ -531,7 +546,7 @@ mod tests {
             let [mut told, mut other] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
             for flush in [&mut told, &mut other] {
                 assert_eq!(flush.start(&disk), None);
-                flush.pushed(&disk);
+                flush.pushed(&disk, NOW);
             }
             if !is_first_told {
                 assert_eq!(
@@ -552,7 +567,7 @@ mod tests {
         let [mut first, mut second] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
         for flush in [&mut first, &mut second] {
             assert_eq!(flush.start(&disk), None);
-            flush.pushed(&disk);
+            flush.pushed(&disk, NOW);
         }
         assert_eq!(second.take_result(0, &disk, NOW), Next::Submit(0));
         assert_eq!(second.take_result(-libc::ETIME, &disk, NOW), Next::Submit(0));

@@ -20,7 +20,7 @@ use crate::testing::{cookie, flagged, lend, request, request_with, scratch_file,
 pub(super) struct Rig {
     pub(super) hctx: FileHctx,
     pub(super) device: FileDevice,
-    ring: RingHandle,
+    pub(super) ring: RingHandle,
 }
 
 fn rig_with(configs: &[FileConfig], files: u32) -> Rig {
