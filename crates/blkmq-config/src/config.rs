@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use blkmq_core::poll::Wait;
+use blkmq_core::sched::Kind;
 
 use crate::disk::{DiskSpec, Source};
 use crate::export::ExportSpec;
@@ -39,6 +40,8 @@ pub struct Config {
     pub exports: Vec<ExportSpec>,
     /// How threads wait. Default auto.
     pub wait: Wait,
+    /// The elevator of queues for which neither their settings nor their disks name one. Default none.
+    pub sched: Option<Kind>,
     /// The address of the control socket, or `none`. Default: see [`Control`].
     pub control: Control,
     /// The address where metrics are read. Default: none.
@@ -71,6 +74,7 @@ impl Default for Config {
             groups: Vec::new(),
             exports: Vec::new(),
             wait: Wait::default(),
+            sched: None,
             control: Control::default(),
             metrics: None,
             upgrade_socket: None,

@@ -21,7 +21,7 @@ pub enum Change {
     RemoveDisk(String),
     /// A group whose configuration is added, changed or removed.
     Group(String),
-    /// Changes of queues by their settings or by their disks.
+    /// Changes of queues by their settings, by their disks or by the default for all.
     Queues,
     /// An address to be added.
     AddExport(ExportSpec),
@@ -305,7 +305,7 @@ fn asks_otherwise(old: &Config, new: &Config) -> bool {
         let before = find(old, &disk.name);
         before.is_some_and(|before| (before.sched, before.polling) != (disk.sched, disk.polling))
     };
-    old.queues != new.queues || new.disks.iter().any(asks)
+    (&old.queues, old.sched) != (&new.queues, new.sched) || new.disks.iter().any(asks)
 }
 
 #[cfg(test)]
@@ -356,6 +356,7 @@ mod tests {
             ),
             ("[group.\"/x\"]", "", "set group /x"),
             ("[queue.q]\ndepth = 3", "[queue.q]\ndepth = 4", "set queues"),
+            ("", "[daemon]\nsched = \"bfq\"", "set queues"),
             (
                 "[[export]]\nnbd = \"unix:x\"",
                 "[[export]]\nnbd = \"unix:y\"",

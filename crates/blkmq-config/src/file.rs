@@ -52,6 +52,7 @@ struct Daemon {
     nbd_handshake_deadline: Option<String>,
     fuse_io_uring: Option<String>,
     wait: Option<String>,
+    sched: Option<String>,
     upgrade_socket: Option<String>,
 }
 
@@ -139,6 +140,8 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
     let nbd_handshake_deadline = nbd_handshake_deadline.context("[daemon]")?;
     let fuse_io_uring = file.daemon.fuse_io_uring.as_deref().map_or(Ok(None), ring);
     let fuse_io_uring = fuse_io_uring.context("[daemon]")?;
+    let sched = file.daemon.sched.as_deref().map(elevator).transpose();
+    let sched = sched.context("[daemon]")?;
     at_least_one("nbd_connections", file.daemon.nbd_connections).context("[daemon]")?;
     if let Some(0) = file.daemon.reactors {
         bail!(
@@ -155,6 +158,7 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
     Ok(Config {
         reactors: file.daemon.reactors,
         wait,
+        sched,
         shutdown_limit,
         nbd_memory,
         nbd_connections: file.daemon.nbd_connections,
@@ -502,6 +506,10 @@ mod tests {
             ("[disk.a]\nram = \"1M\"\ncolour = 3", "colour"),
             ("[disk.a]\nram = [1]", "[disk.a] ram"),
             ("[queue.q]\nsched = \"cfq\"", "[queue.q]"),
+            (
+                "[daemon]\nsched = \"cfq\"",
+                "[daemon]: sched=cfq rejected: must be one of none",
+            ),
             ("[demon]", "demon"),
             (
                 "[daemon]\nwait = \"spin\"",

@@ -35,9 +35,14 @@ pub fn tell(change: &Change, old: &Document, new: &Document) -> String {
     }
 }
 
-/// The settings of queues, and of disks for their queues, that differ.
+/// The settings of queues, of disks for their queues, and of the daemon for all queues, that differ.
 fn of_queues(old: &Document, new: &Document) -> Vec<String> {
-    let mut all = Vec::new();
+    let default = |document: &Document| {
+        let sched = document.get(Kind::Daemon, "")?.get_key_value("sched")?;
+        Some(Table::from_iter([(sched.0.clone(), sched.1.clone())]))
+    };
+    let differing = differing_keys(default(old).as_ref(), default(new).as_ref()).into_iter();
+    let mut all: Vec<String> = differing.map(|text| format!("daemon {text}")).collect();
     for kind in [Kind::Queue, Kind::Disk] {
         let tables = |document: &Document| -> Table {
             let tables = document.tables_of_all().get(kind.name());
@@ -126,6 +131,11 @@ mod tests {
                 "[daemon]\nshutdown_limit = \"1s\"",
                 "",
                 "set shutdown_limit: \"1s\" -> default",
+            ),
+            (
+                "[daemon]\nsched = \"bfq\"",
+                "[daemon]\nshutdown_limit = \"10s\"",
+                "set queues: daemon sched \"bfq\" -> default",
             ),
             ("", "[disk.b]\nram = \"1M\"", "add disk b"),
         ] {

@@ -208,6 +208,7 @@ fn configuration<'a>(wishes: impl Iterator<Item = &'a JobOptions>) -> Result<(Co
             config.groups.extend(file.groups);
             config.queues.extend(file.queues);
             config.wait = file.wait;
+            config.sched = file.sched;
         }
         let known = disks.iter().find(|(text, _)| *text == options.disk);
         let name = match known {

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use blkmq_core::poll::Wait;
+use blkmq_core::sched::Kind;
 use blkmq_export::front_door::{FRONT_DOORS, FrontDoor};
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::complete::Shell;
@@ -120,6 +122,9 @@ pub struct ServeArgs {
     /// [default: auto]
     #[arg(long, value_name = "HOW")]
     pub wait: Option<Wait>,
+    /// Give the scheduler NAME to all queues for which neither a disk nor the configuration names one [default: none]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::name)))]
+    pub sched: Option<String>,
     /// Have FUSE go over io_uring (on), by /dev/fuse (off), or as the kernel has it (auto) [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "on", "off"])]
     pub fuse_io_uring: Option<String>,
@@ -283,7 +288,7 @@ Keys of a disk:
   lock=off           serve the file without the lock against a second writer
   queue=NAME         the request queue it is on [default: its filesystem's]
   sched=NAME         the elevator of its queue: none, mq-deadline, kyber,
-                     bfq [default: none]
+                     bfq [default: --sched]
   io_poll=on         look for the ends of its queue's requests; files, and null
                      disks with poll_queues [default: on for those]
   io_poll_delay=N    µs to sleep for one before looking: -1 none, 0 half of the

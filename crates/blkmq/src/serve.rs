@@ -164,6 +164,7 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     let flags = [
         flag("reactors", args.reactors.map(|count| count.to_string())),
         flag("wait", args.wait.map(|wait| wait.to_string())),
+        flag("sched", args.sched.clone()),
         flag("fuse_io_uring", args.fuse_io_uring.clone()),
         flag("upgrade_socket", args.upgrade_socket.clone().or(inherited)),
     ];

@@ -89,7 +89,7 @@ pub fn wish<'a>(config: &Config, queue: &str, disks: impl Iterator<Item = &'a st
         .filter_map(|name| config.disks.iter().find(|disk| disk.name == name))
         .collect();
     Ok(Wish {
-        elevator: elevator(queue, settings.sched, &disks)?,
+        elevator: elevator(queue, settings.sched, &disks)?.or(config.sched),
         polling: polling(queue, settings.polling, &disks)?,
         depth: settings.depth,
         tunables: settings.tunables,

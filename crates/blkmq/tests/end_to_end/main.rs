@@ -43,6 +43,7 @@ mod pid_namespaces;
 mod qemu;
 mod rbd;
 mod readme;
+mod schedulers;
 mod shutdown;
 mod sockets;
 mod successor;
