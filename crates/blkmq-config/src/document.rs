@@ -431,11 +431,11 @@ mod tests {
             Document::from_toml("[disk.a]\nram = \"1M\"\n[[export]]\nnbd = \"unix:x\"").unwrap();
         let weight = |value: &str| [("weight".to_owned(), Some(typed(value)))];
         document.set(Kind::Group, "/a", weight("300")).unwrap();
-        assert_eq!(document.config().unwrap().groups[0].weight, 300);
+        assert_eq!(document.config().unwrap().groups[0].weight(), 300);
         document
             .set(Kind::Group, "/a", [("weight".to_owned(), None)])
             .unwrap();
-        assert_eq!(document.config().unwrap().groups[0].weight, 100);
+        assert_eq!(document.config().unwrap().groups[0].weight(), 100);
         document.remove(Kind::Group, "/a").unwrap();
         assert!(document.remove(Kind::Group, "/a").is_err());
         assert!(document.set(Kind::Disk, "b", weight("3")).is_err());

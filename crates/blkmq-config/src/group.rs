@@ -15,8 +15,8 @@ use blkmq_host::value::{self, ConfigError};
 pub struct GroupSpec {
     /// Its path: `/`, or names with `/` before each.
     pub path: String,
-    /// Its share against its siblings, 1 to 1000. Default 100.
-    pub weight: u16,
+    /// Its share against its siblings, 1 to 1000, if it is given. Default 100.
+    pub weight: Option<u16>,
     /// The most that it, with all groups below it, may take. Default: no bounds.
     pub caps: Caps,
     /// How long nine of ten of its requests should take at most. Default none.
@@ -32,10 +32,15 @@ impl GroupSpec {
         check_path(path)?;
         Ok(Self {
             path: path.to_owned(),
-            weight: WEIGHT_DEFAULT,
+            weight: None,
             caps: Caps::default(),
             latency_target: None,
         })
+    }
+
+    /// Its share against its siblings, 1 to 1000.
+    pub fn weight(&self) -> u16 {
+        self.weight.unwrap_or(WEIGHT_DEFAULT)
     }
 
     /// Sets one key: `weight`, `latency_target`, or a cap (`read_bps`, `write_bps`, `bps`, `read_iops`, `write_iops`,
@@ -52,14 +57,15 @@ impl GroupSpec {
         let kind = CapKind::ALL.into_iter().find(|kind| kind.name() == name);
         match (key, kind) {
             ("weight", _) => {
-                self.weight = value::whole(key, value, 1..=1000, "from 1 to 1000")?;
-                if self.path == "/" && self.weight != WEIGHT_DEFAULT {
+                let weight = value::whole(key, value, 1..=1000, "from 1 to 1000")?;
+                if self.path == "/" && weight != WEIGHT_DEFAULT {
                     return value::bad(
                         key,
                         value,
                         "left out: the root group cannot be weighted, name a group below it",
                     );
                 }
+                self.weight = Some(weight);
             }
             ("latency_target", _) => {
                 let target = value::time(key, value)?;
@@ -164,8 +170,8 @@ pub(crate) fn tree_of(
         let wrong = |source| group_error(&spec.path, source);
         let Some(id) = id_of(&spec.path) else { continue };
         check_caps(spec, limits)?;
-        if id != ROOT || spec.weight != WEIGHT_DEFAULT {
-            tree.set_weight(id, spec.weight).map_err(wrong)?;
+        if id != ROOT || spec.weight() != WEIGHT_DEFAULT {
+            tree.set_weight(id, spec.weight()).map_err(wrong)?;
         }
         tree.set_caps(id, spec.caps).map_err(wrong)?;
         tree.set_latency_target(id, spec.latency_target).map_err(wrong)?;
@@ -203,7 +209,7 @@ mod tests {
     #[test]
     fn a_group_string_becomes_a_group_whatever_the_order_of_its_keys() {
         let group = parse("/customers/a,read_bps_burst=8M,weight=200,read_bps=100M").unwrap();
-        assert_eq!((group.path.as_str(), group.weight), ("/customers/a", 200));
+        assert_eq!((group.path.as_str(), group.weight), ("/customers/a", Some(200)));
         let cap = Cap {
             rate: 100 << 20,
             burst: 8 << 20,
@@ -252,7 +258,7 @@ mod tests {
         }
         assert_eq!(
             (spec.weight, spec.latency_target),
-            (200, Some(Nanos::from_millis(2)))
+            (Some(200), Some(Nanos::from_millis(2)))
         );
         let cap = Cap {
             rate: 5000,

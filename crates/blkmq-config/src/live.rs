@@ -156,7 +156,7 @@ fn begin(
     let settings_of = config.queues.get(&queue).unwrap_or(&default);
     let mut made = plan::join(queue, vec![member], settings_of, requests)?;
     plan::set_groups_of(&mut made, &groups, &config.groups)?;
-    settings::apply(&mut made, config)?;
+    settings::apply(&mut made, config, plan::Groups::OfItsDisks)?;
     control.add_queue(made)?;
     let disks = control.disks();
     let disk = disks.iter().find(|disk| disk.name == name).cloned();
@@ -190,7 +190,7 @@ pub fn make_group(control: &Control, config: &Config, queue: QueueId, path: &str
 /// The queue's error.
 pub fn set_group(control: &Control, queue: QueueId, spec: &GroupSpec) -> Result<(), Error> {
     if spec.path != "/" {
-        control.set_group_weight(queue, &spec.path, spec.weight)?;
+        control.set_group_weight(queue, &spec.path, spec.weight())?;
     }
     control.set_group_caps(queue, &spec.path, spec.caps)?;
     control.set_group_latency_target(queue, &spec.path, spec.latency_target)

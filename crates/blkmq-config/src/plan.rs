@@ -6,6 +6,7 @@
 //! do. Others have a queue of their own. `queue=` overrides all of this, within one driver.
 
 pub(crate) mod multipath;
+mod scheduler;
 pub mod settings;
 
 use blkmq_core::ids::GroupId;
@@ -31,7 +32,7 @@ pub struct Plan {
 
 /// The groups of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Groups {
+pub(crate) enum Groups {
     /// Those of its disks, and their parents.
     OfItsDisks,
     /// All groups, with the same numbers on all queues.
@@ -60,7 +61,10 @@ fn plan_with(config: &Config, groups: Groups) -> anyhow::Result<Plan> {
     plan.set_groups(groups, &numbered, &config.groups)?;
     settings::warn_of_empty_groups(config);
     for queue in &mut plan.queues {
-        settings::apply(queue, config)?;
+        let wish = settings::apply(queue, config, groups)?;
+        if let Some(reason) = wish.reason(&queue.name) {
+            tracing::info!("{reason}");
+        }
     }
     Ok(plan)
 }

@@ -122,7 +122,8 @@ pub struct ServeArgs {
     /// [default: auto]
     #[arg(long, value_name = "HOW")]
     pub wait: Option<Wait>,
-    /// Give the scheduler NAME to all queues for which neither a disk nor the configuration names one [default: none]
+    /// Give the scheduler NAME to all queues for which neither a disk nor the configuration names one [default: bfq
+    /// where groups have weights, else none]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::name)))]
     pub sched: Option<String>,
     /// Have FUSE go over io_uring (on), by /dev/fuse (off), or as the kernel has it (auto) [default: auto]

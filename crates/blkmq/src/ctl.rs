@@ -4,6 +4,7 @@
 mod stats;
 mod table;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -409,13 +410,20 @@ fn print_steps(is_json: bool, done: Value, is_dry: bool) -> Result<()> {
     if is_json {
         return print_json(&done);
     }
-    let steps = done["steps"].as_array().into_iter().flatten();
-    let steps: Vec<&str> = steps.filter_map(Value::as_str).collect();
-    match (steps.as_slice(), is_dry) {
+    let texts = |key: &str| -> Vec<&str> {
+        let texts = done[key].as_array().into_iter().flatten();
+        texts.filter_map(Value::as_str).collect()
+    };
+    let printed = match (texts("steps").as_slice(), is_dry) {
         ([], _) => print("nothing differs\n"),
         (steps, true) => print(&format!("would {}\n", steps.join("\nwould "))),
         (steps, false) => print(&format!("{}\n", steps.join("\n"))),
-    }
+    };
+    printed?;
+    let notes = texts("notes").into_iter();
+    // Nobody may read them.
+    notes.for_each(|note| drop(writeln!(std::io::stderr(), "note: {note}")));
+    Ok(())
 }
 
 fn print_record(is_json: bool, record: &Value) -> Result<()> {

@@ -463,7 +463,7 @@ fn reload(running: &Running, args: &ServeArgs) {
         changed = change();
     }
     match changed {
-        Ok(steps) => done.extend(steps),
+        Ok(changed) => done.extend(changed.steps),
         Err(error) => failed.insert(0, format!("the configuration is not changed: {error:#}")),
     }
     done.extend(refreshed);

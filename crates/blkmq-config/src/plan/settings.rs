@@ -8,18 +8,19 @@ use blkmq_host::QueueSpec;
 use crate::config::Config;
 use crate::disk::DiskSpec;
 use crate::group::GroupSpec;
+use crate::plan::{Groups, scheduler};
 use crate::queue::Polling;
 
-/// Applies the settings of a queue and of its disks.
-pub(crate) fn apply(queue: &mut QueueSpec, config: &Config) -> Result<()> {
+/// Applies the settings of a queue and of its disks, and returns them.
+pub(crate) fn apply(queue: &mut QueueSpec, config: &Config, groups: Groups) -> Result<Wish> {
     let disks = queue.disks.iter().map(|disk| disk.name.as_str());
-    let wish = wish(config, &queue.name, disks)?;
-    queue.tunables = wish.tunables;
+    let wish = wish_with(config, &queue.name, disks, groups)?;
+    queue.tunables.clone_from(&wish.tunables);
     queue.elevator = wish.elevator.unwrap_or(queue.elevator);
     queue.io_poll = wish.polling.io_poll.or(queue.io_poll);
     queue.poll_policy = wish.polling.delay.unwrap_or(queue.poll_policy);
     queue.is_polled()?;
-    Ok(())
+    Ok(wish)
 }
 
 /// Checks that a disk that joins a queue agrees with it about the elevator.
@@ -49,28 +50,21 @@ pub(crate) fn warn_of_empty_groups(config: &Config) {
         .filter(is_empty)
         .map(|group| group.path.as_str())
         .collect();
-    let named = empty[..empty.len().min(NAMED_MAX)].join(", ");
+    let named = scheduler::listed(&empty);
     match empty.len() {
         0 => {}
         1 => tracing::warn!("group {named}: no disk is in it, so its settings have no effect"),
-        2..=NAMED_MAX => {
-            tracing::warn!("groups {named}: no disk is in them, so their settings have no effect")
-        }
-        all => tracing::warn!(
-            "groups {named} and {} more: no disk is in them, so their settings have no effect",
-            all - NAMED_MAX
-        ),
+        _ => tracing::warn!("groups {named}: no disk is in them, so their settings have no effect"),
     }
 }
-
-/// Most groups that a message names.
-const NAMED_MAX: usize = 8;
 
 /// The settings of a queue and of its disks, which must agree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// The elevator, if one is set.
+    /// The elevator, if one is named or groups need one.
     pub elevator: Option<Kind>,
+    /// The groups for whose weights it has its elevator; none if one is named.
+    pub weighted: Vec<String>,
     /// How completions of requests are found.
     pub polling: Polling,
     /// Requests in flight.
@@ -79,17 +73,47 @@ pub struct Wish {
     pub tunables: Vec<(String, u64)>,
 }
 
+impl Wish {
+    /// Why a queue has an elevator that nobody has named.
+    pub fn reason(&self, queue: &str) -> Option<String> {
+        let kind = self.elevator.filter(|_| !self.weighted.is_empty())?;
+        let groups = scheduler::listed(&self.weighted);
+        let who = match self.weighted.len() {
+            1 => format!("weight of group {groups} needs"),
+            _ => format!("weights of groups {groups} need"),
+        };
+        Some(format!(
+            "queue {queue}: sched={kind}, since the {who} it and no scheduler is named"
+        ))
+    }
+}
+
 /// The settings in `config` for a queue with these disks.
 ///
 /// # Errors
 /// The disks or settings that do not agree.
 pub fn wish<'a>(config: &Config, queue: &str, disks: impl Iterator<Item = &'a str>) -> Result<Wish> {
+    wish_with(config, queue, disks, Groups::OfItsDisks)
+}
+
+fn wish_with<'a>(
+    config: &Config,
+    queue: &str,
+    disks: impl Iterator<Item = &'a str>,
+    groups: Groups,
+) -> Result<Wish> {
     let settings = config.queues.get(queue).cloned().unwrap_or_default();
     let disks: Vec<&DiskSpec> = disks
         .filter_map(|name| config.disks.iter().find(|disk| disk.name == name))
         .collect();
+    let named = elevator(queue, settings.sched, &disks)?.or(config.sched);
+    let weighted = match named {
+        Some(_) => Vec::new(),
+        None => scheduler::weighted(config, &disks, groups),
+    };
     Ok(Wish {
-        elevator: elevator(queue, settings.sched, &disks)?.or(config.sched),
+        elevator: named.or((!weighted.is_empty()).then_some(Kind::Bfq)),
+        weighted,
         polling: polling(queue, settings.polling, &disks)?,
         depth: settings.depth,
         tunables: settings.tunables,

@@ -18,6 +18,7 @@ use super::report;
 use super::server::Daemon;
 use super::statistics::Statistics;
 use super::subscription::Subscription;
+use crate::serve::running::Changed;
 use crate::trace::recording::Recording;
 
 /// What somebody may do.
@@ -397,11 +398,11 @@ fn edit(
     dry_run: bool,
     edit: impl Fn(&mut Document) -> Result<()>,
 ) -> Result<Value, Failure> {
-    let steps = daemon.running.change(edit, dry_run)?;
+    let Changed { steps, notes } = daemon.running.change(edit, dry_run)?;
     if !dry_run {
         steps.iter().for_each(|step| tracing::info!("change: {step}"));
     }
-    Ok(json!({"steps": steps}))
+    Ok(json!({"steps": steps, "notes": notes}))
 }
 
 /// Keys with their values as a configuration has them; null is none.

@@ -102,7 +102,9 @@ pub(super) fn groups(control: &Control, configured: &[GroupSpec]) -> Value {
         }
     }
     let unused = configured.iter().filter(|spec| !known.contains(&spec.path));
-    all.extend(unused.map(|spec| group(None, &spec.path, (spec.weight, &spec.caps, spec.latency_target))));
+    let settings =
+        |spec: &'_ GroupSpec| group(None, &spec.path, (spec.weight(), &spec.caps, spec.latency_target));
+    all.extend(unused.map(settings));
     all.into()
 }
 

@@ -108,6 +108,8 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
     let specs = drive.disks(QUEUE).into_iter();
     let specs = specs.map(|(name, pairs)| DiskSpec::from_pairs(name, pairs));
     let queue = QueueSettings {
+        // Each run sets its own; named here, none is chosen for the weights.
+        sched: Some(Kind::Bfq),
         depth: Some(depth),
         ..QueueSettings::default()
     };
@@ -128,7 +130,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
 /// The group of a tenant with a weight, named after its disk.
 fn weighted(tenant: &Weighted) -> Result<GroupSpec> {
     let mut group = GroupSpec::new(&format!("/{}", tenant.name))?;
-    group.weight = tenant.weight;
+    group.weight = Some(tenant.weight);
     Ok(group)
 }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
 use blkmq_config::{Config, Document, ExportSpec, Kind, live};
 use blkmq_core::time::Nanos;
@@ -43,6 +43,14 @@ pub(crate) struct Running {
     shown: Mutex<Document>,
     /// The number of changes.
     changes: AtomicU64,
+}
+
+/// What a change has done.
+pub(crate) struct Changed {
+    /// The steps, for people.
+    pub(crate) steps: Vec<String>,
+    /// What to know of them.
+    pub(crate) notes: Vec<String>,
 }
 
 /// The daemon's description, and the state that belongs to it.
@@ -169,7 +177,7 @@ impl Running {
     }
 
     /// Changes the daemon to the result of `edit` on its document. Returns the steps that were done
-    /// or, with `is_dry_run`, would be.
+    /// or, with `is_dry_run`, would be, and what the operator should know of them, which is logged.
     ///
     /// # Errors
     /// Why nothing was changed: the fault in the document, what cannot be changed while it runs, or
@@ -178,13 +186,16 @@ impl Running {
         &self,
         edit: impl Fn(&mut Document) -> Result<()>,
         is_dry_run: bool,
-    ) -> Result<Vec<String>> {
+    ) -> Result<Changed> {
         loop {
             let planned = self.planned(&edit)?;
             if is_dry_run {
                 dry_run::check_exports(&planned.new)?;
                 dry_run::check_files(&planned.changes, &planned.old, &planned.new)?;
-                return Ok(planned.texts);
+                return Ok(Changed {
+                    notes: self.notes(&planned.old, &planned.new)?,
+                    steps: planned.texts,
+                });
             }
             let prepared = Prepared::make(&planned)?;
             let mut state = self.open_state()?;
@@ -193,6 +204,7 @@ impl Running {
                 continue;
             }
             let made = self.make_all(&mut state, &planned, prepared);
+            let made = made.and_then(|()| self.notes(&planned.old, &planned.new));
             if made.is_ok() {
                 state.config = planned.new;
                 self.shown().clone_from(&planned.document);
@@ -202,7 +214,12 @@ impl Running {
             let removed = mem::take(&mut state.removed);
             drop(state);
             self.sync_removed(removed);
-            return made.map(|()| planned.texts);
+            let notes = made?;
+            notes.iter().for_each(|note| tracing::info!("{note}"));
+            return Ok(Changed {
+                notes,
+                steps: planned.texts,
+            });
         }
     }
 
@@ -323,17 +340,27 @@ impl Running {
                 continue;
             };
             let error = error.context(change.to_string());
-            let mut problems = String::new();
-            for change in changes[..done].iter().rev() {
-                let inverse = change.inverse(old);
-                if let Err(problem) = self.make(state, &inverse, (new, old), &mut Prepared::default()) {
-                    tracing::error!("change: {inverse}, to take a change back: {problem:#}");
-                    problems += &format!("; and {inverse}, to take what was done back: {problem:#}");
-                }
-            }
-            return Err(anyhow::anyhow!("{error:#}{problems}"));
+            return Err(self.take_back(state, planned, &changes[..done], &error));
         }
-        Ok(())
+        let followed = self.follow_groups(new);
+        followed.map_err(|error| self.take_back(state, planned, changes, &error))
+    }
+
+    /// Takes the steps that are done back, after an error in the next one. Returns the whole error.
+    fn take_back(&self, state: &mut State, planned: &Planned, done: &[Change], error: &Error) -> Error {
+        let Planned { old, new, .. } = planned;
+        let mut problems = String::new();
+        for change in done.iter().rev() {
+            let inverse = change.inverse(old);
+            if let Err(problem) = self.make(state, &inverse, (new, old), &mut Prepared::default()) {
+                tracing::error!("change: {inverse}, to take a change back: {problem:#}");
+                problems += &format!("; and {inverse}, to take what was done back: {problem:#}");
+            }
+        }
+        if let Err(problem) = self.follow_groups(old) {
+            tracing::error!("change: taking it back: {problem:#}");
+        }
+        anyhow::anyhow!("{error:#}{problems}")
     }
 
     fn make(

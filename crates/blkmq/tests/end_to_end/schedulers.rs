@@ -56,3 +56,26 @@ fn default_scheduler_is_set_by_its_flag_and_changed_while_disks_are_served() {
     assert_eq!((&*stage.sched("a"), &*stage.sched("b")), ("none", "kyber"));
     stage.daemon.stop();
 }
+
+#[test]
+fn weights_give_bfq_to_queues_without_a_named_scheduler_and_take_it_away() {
+    let disks = ["--disk", "name=a,null=1M", "--disk", "name=b,null=1M"];
+    let stage = Stage::new(&[&disks[..], &["--group", "/a,weight=300"]].concat());
+    assert_eq!((&*stage.sched("a"), &*stage.sched("b")), ("bfq", "none"));
+    let reason = "queue a: sched=bfq, since the weight of group /a needs it and no scheduler is named";
+    assert_eq!(
+        stage.daemon.said().matches(reason).count(),
+        1,
+        "{}",
+        stage.daemon.said()
+    );
+    let said = stage.ctl(&["set", "group", "/b", "weight=7"]);
+    assert!(
+        said.contains("queue b: sched=bfq, since the weight of group /b"),
+        "{said}"
+    );
+    assert_eq!(stage.sched("b"), "bfq");
+    stage.ctl(&["set", "group", "/b", "weight="]);
+    assert_eq!(stage.sched("b"), "none");
+    stage.daemon.stop();
+}

@@ -61,19 +61,52 @@ impl Running {
         Ok(())
     }
 
+    /// Gives queues for which no scheduler is named the one that their groups need by now.
+    pub(super) fn follow_groups(&self, config: &Config) -> Result<()> {
+        let control = self.control();
+        for (id, name, disks) in self.queues() {
+            let wish = settings::wish(config, &name, disks.iter().map(String::as_str))?;
+            if control.core(id)?.elevator() != wish.elevator.unwrap_or_default() {
+                live::set_queue(&control, id, &wish, &wish)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What an operator should know of a change: which queues get a scheduler that nobody has named.
+    pub(super) fn notes(&self, old: &Config, new: &Config) -> Result<Vec<String>> {
+        let mut notes = Vec::new();
+        for (_, name, disks) in self.queues() {
+            let wish = |config| settings::wish(config, &name, disks.iter().map(String::as_str));
+            let (was, is) = (wish(old)?, wish(new)?);
+            if was.elevator != is.elevator
+                && let Some(reason) = is.reason(&name)
+            {
+                notes.push(reason);
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Each existing queue, with its name and those of its disks.
+    fn queues(&self) -> Vec<(QueueId, String, Vec<String>)> {
+        let served = self.engine.disks();
+        let queues = self.control().queues().into_iter();
+        queues
+            .map(|(id, queue)| {
+                let disks = served.iter().filter(|disk| disk.queue == id);
+                let disks = disks.map(|disk| disk.name.clone()).collect();
+                (id, queue.name().to_owned(), disks)
+            })
+            .collect()
+    }
+
     /// The old and new settings of each existing queue, where they differ.
     fn wishes(&self, old: &Config, new: &Config) -> Result<Vec<(QueueId, Wish, Wish)>> {
-        let disks = self.engine.disks();
         let mut all = Vec::new();
-        for (id, queue) in self.control().queues() {
-            let on_it = || {
-                disks
-                    .iter()
-                    .filter(|disk| disk.queue == id)
-                    .map(|disk| disk.name.as_str())
-            };
-            let was = settings::wish(old, queue.name(), on_it())?;
-            let is = settings::wish(new, queue.name(), on_it())?;
+        for (id, queue, disks) in self.queues() {
+            let wish = |config| settings::wish(config, &queue, disks.iter().map(String::as_str));
+            let (was, is) = (wish(old)?, wish(new)?);
             if was != is {
                 all.push((id, was, is));
             }

@@ -142,6 +142,10 @@ impl Case {
                 let queue = dice.one_of(&["r0", "r1", "r2", "ram", "files"]);
                 set(control, "queue", queue, &object(queue_keys(dice)))
             }
+            _ if dice.draw(2) == 0 => {
+                let sched = dice.one_of(&[Some("none"), Some("kyber"), None, None]);
+                set(control, "daemon", "daemon", &json!({"sched": sched}))
+            }
             _ => {
                 let limit = format!("{}s", 1 + dice.draw(20));
                 set(control, "daemon", "daemon", &json!({"shutdown_limit": limit}))

@@ -69,9 +69,9 @@ fn stage() -> Stage {
     let scratch = Scratch::new();
     let disks = [
         ("split", 1 << 20, "queue=fair,sched=bfq,group=/guests/split"),
-        ("packed", 1 << 20, "queue=plain,group=/guests/packed"),
+        ("packed", 1 << 20, "queue=plain,sched=none,group=/guests/packed"),
         ("nbd1", DISK_BYTES, "queue=fair,sched=bfq,group=/nbd1"),
-        ("nbd2", DISK_BYTES, "queue=plain,group=/nbd2"),
+        ("nbd2", DISK_BYTES, "queue=plain,sched=none,group=/nbd2"),
     ];
     let disks = disks.map(|(name, bytes, keys)| {
         let image = scratch.image(&format!("{name}.raw"), bytes);
