@@ -412,6 +412,7 @@ mod tests {
     use blkmq_core::poll::Wait;
 
     use super::*;
+    use crate::plan::scheduler::without_effect;
 
     fn parse(text: &str) -> Result<Config> {
         super::parse(text, &Registry::default())
@@ -498,6 +499,8 @@ mod tests {
         let config = parse(include_str!("../../../docs/operate/blkmq.toml")).unwrap();
         config.check().unwrap();
         assert_eq!((config.disks.len(), config.exports.len()), (5, 2));
+        let found = without_effect(&config, "fast", ["vm1", "vm2"].into_iter()).unwrap();
+        assert_eq!(found, None, "settings of groups");
     }
 
     #[test]

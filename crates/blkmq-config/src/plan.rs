@@ -6,7 +6,7 @@
 //! do. Others have a queue of their own. `queue=` overrides all of this, within one driver.
 
 pub(crate) mod multipath;
-mod scheduler;
+pub mod scheduler;
 pub mod settings;
 
 use blkmq_core::ids::GroupId;
@@ -64,6 +64,10 @@ fn plan_with(config: &Config, groups: Groups) -> anyhow::Result<Plan> {
         let wish = settings::apply(queue, config, groups)?;
         if let Some(reason) = wish.reason(&queue.name) {
             tracing::info!("{reason}");
+        }
+        let disks = queue.disks.iter().map(|disk| disk.name.as_str());
+        if let Some(found) = scheduler::without_effect_with(config, &queue.name, disks, groups)? {
+            tracing::warn!("{found}");
         }
     }
     Ok(plan)

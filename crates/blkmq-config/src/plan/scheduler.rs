@@ -1,14 +1,128 @@
-//! The scheduler that a queue gets for the sake of its groups, if nothing names one. `settings` has what
-//! is named.
+//! The scheduler that a queue gets for the sake of its groups, if nothing names one; and the settings of
+//! groups that a named one does not know. `settings` has what is named.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
+use anyhow::Result;
+use blkmq_core::sched::Kind;
 use blkmq_host::group_paths::parent_of;
 
 use crate::config::Config;
 use crate::disk::{DiskSpec, Source};
 use crate::group::GroupSpec;
-use crate::plan::Groups;
+use crate::plan::{Groups, settings};
+
+/// Settings of groups that have no effect on a queue, because its scheduler does not know them. Displayed as
+/// a warning with the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WithoutEffect {
+    queue: String,
+    kind: Kind,
+    /// The groups with weights, and those with latency targets, that have no effect.
+    weights: Vec<String>,
+    targets: Vec<String>,
+    /// The tables that name the scheduler, or may.
+    named_in: Vec<String>,
+}
+
+impl WithoutEffect {
+    /// Returns whether settings of this group are among them.
+    pub fn concerns(&self, path: &str) -> bool {
+        self.weights
+            .iter()
+            .chain(&self.targets)
+            .any(|group| group == path)
+    }
+}
+
+impl fmt::Display for WithoutEffect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [
+            (&self.weights, "knows no weights", "the weights of"),
+            (
+                &self.targets,
+                "keeps no latency targets",
+                "the latency targets of",
+            ),
+        ];
+        let lacking = kinds.into_iter().filter(|(groups, ..)| !groups.is_empty());
+        let lacks: Vec<&str> = lacking.clone().map(|(_, lacks, _)| lacks).collect();
+        let settings: Vec<String> = lacking
+            .map(|(groups, _, what)| format!("{what} {}", listed(groups)))
+            .collect();
+        write!(
+            f,
+            "queue {}: sched={} {}, so {} have no effect: set sched = \"bfq\" in {}",
+            self.queue,
+            self.kind,
+            lacks.join(" and "),
+            settings.join(" and "),
+            listed(&self.named_in)
+        )
+    }
+}
+
+/// Finds the settings of groups that have no effect on a queue with these disks: weights, unless it has `bfq`,
+/// and latency targets, if it has `none`, which holds nobody back.
+///
+/// # Errors
+/// The disks or settings that do not agree about the scheduler.
+pub fn without_effect<'a>(
+    config: &Config,
+    queue: &str,
+    disks: impl Iterator<Item = &'a str> + Clone,
+) -> Result<Option<WithoutEffect>> {
+    without_effect_with(config, queue, disks, Groups::OfItsDisks)
+}
+
+pub(crate) fn without_effect_with<'a>(
+    config: &Config,
+    queue: &str,
+    disks: impl Iterator<Item = &'a str> + Clone,
+    groups: Groups,
+) -> Result<Option<WithoutEffect>> {
+    let wish = settings::wish_with(config, queue, disks.clone(), groups)?;
+    let kind = wish.elevator.unwrap_or_default();
+    let disks = settings::named(config, disks);
+    let weights = match kind {
+        Kind::Bfq => Vec::new(),
+        _ => weighted(config, &disks, groups),
+    };
+    let targets = match kind {
+        Kind::None => groups_with(config, &disks, groups, |group| group.latency_target.is_some()),
+        _ => Vec::new(),
+    };
+    let found = WithoutEffect {
+        queue: queue.to_owned(),
+        kind,
+        named_in: named_in(config, queue, &disks),
+        weights,
+        targets,
+    };
+    Ok(Some(found).filter(|found| !found.weights.is_empty() || !found.targets.is_empty()))
+}
+
+/// The tables that name a queue's scheduler; without one, a table that may, since it is for this queue alone.
+fn named_in(config: &Config, queue: &str, disks: &[&DiskSpec]) -> Vec<String> {
+    let of_queue = || format!("[queue.{queue}]");
+    let of_disk = |disk: &&DiskSpec| format!("[disk.{}]", disk.name);
+    let settings = config
+        .queues
+        .get(queue)
+        .filter(|settings| settings.sched.is_some());
+    let named = disks.iter().filter(|disk| disk.sched.is_some()).map(of_disk);
+    let mut all: Vec<String> = settings.map(|_| of_queue()).into_iter().chain(named).collect();
+    if all.is_empty() {
+        let may = match config.has_queue(queue) {
+            true => Some(of_queue()),
+            // That of a filesystem or a cluster.
+            false => disks.first().map(of_disk),
+        };
+        all.extend(may);
+    }
+    all
+}
 
 /// The groups with a weight to which I/O on a queue with these disks is accounted.
 pub(crate) fn weighted(config: &Config, disks: &[&DiskSpec], groups: Groups) -> Vec<String> {
@@ -75,8 +189,6 @@ const NAMED_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use blkmq_core::sched::Kind;
-
     use super::*;
     use crate::plan::{plan, plan_with_all_groups};
 
@@ -140,5 +252,44 @@ mod tests {
         let all =
             plan_with_all_groups(&config("[disk.a]\nnull = \"1M\"\n[group.\"/x\"]\nweight = 3")).unwrap();
         assert_eq!(all.queues[0].elevator, Kind::Bfq);
+    }
+
+    #[test]
+    fn settings_of_groups_that_a_scheduler_does_not_know_are_named_with_the_next_step() {
+        let settings = "[group.\"/a\"]\nweight = 3\n[group.\"/b\"]\nweight = 3\n[group.\"/t\"]\nlatency_target = \"1ms\"\n";
+        let said = |keys: &str, more: &str| {
+            let disk = |name: &str, group: &str| {
+                format!("[disk.{name}]\nnull = \"1M\"\nqueue = \"q\"\ngroup = \"{group}\"\n")
+            };
+            let disks = disk("a", "/a") + keys + "\n" + &disk("b", "/b") + &disk("t", "/t/vm1");
+            let config = config(&format!("{disks}{settings}{more}"));
+            let found = without_effect(&config, "q", ["a", "b", "t"].into_iter()).unwrap();
+            found.map_or_else(String::new, |found| found.to_string())
+        };
+        assert_eq!(said("", ""), "", "it has bfq for the weights");
+        assert_eq!(said("sched = \"bfq\"", ""), "");
+        assert_eq!(
+            said("sched = \"none\"", ""),
+            "queue q: sched=none knows no weights and keeps no latency targets, so the weights of /a, /b and the latency \
+             targets of /t have no effect: set sched = \"bfq\" in [disk.a]"
+        );
+        assert_eq!(
+            said("", "[queue.q]\nsched = \"mq-deadline\""),
+            "queue q: sched=mq-deadline knows no weights, so the weights of /a, /b have no effect: set sched = \"bfq\" in \
+             [queue.q]"
+        );
+        assert_eq!(
+            said("", "[daemon]\nsched = \"kyber\""),
+            "queue q: sched=kyber knows no weights, so the weights of /a, /b have no effect: set sched = \"bfq\" in [queue.q]"
+        );
+        let file = config("[disk.a]\nfile = \"/a\"\n[group.\"/a\"]\nlatency_target = \"1ms\"");
+        let found = without_effect(&file, "dev-8:1", ["a"].into_iter())
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            found.to_string(),
+            "queue dev-8:1: sched=none keeps no latency targets, so the latency targets of /a have no effect: set sched = \
+             \"bfq\" in [disk.a]"
+        );
     }
 }

@@ -96,16 +96,14 @@ pub fn wish<'a>(config: &Config, queue: &str, disks: impl Iterator<Item = &'a st
     wish_with(config, queue, disks, Groups::OfItsDisks)
 }
 
-fn wish_with<'a>(
+pub(crate) fn wish_with<'a>(
     config: &Config,
     queue: &str,
     disks: impl Iterator<Item = &'a str>,
     groups: Groups,
 ) -> Result<Wish> {
     let settings = config.queues.get(queue).cloned().unwrap_or_default();
-    let disks: Vec<&DiskSpec> = disks
-        .filter_map(|name| config.disks.iter().find(|disk| disk.name == name))
-        .collect();
+    let disks = named(config, disks);
     let named = elevator(queue, settings.sched, &disks)?.or(config.sched);
     let weighted = match named {
         Some(_) => Vec::new(),
@@ -118,6 +116,13 @@ fn wish_with<'a>(
         depth: settings.depth,
         tunables: settings.tunables,
     })
+}
+
+/// The disks of these names.
+pub(crate) fn named<'c, 'a>(config: &'c Config, names: impl Iterator<Item = &'a str>) -> Vec<&'c DiskSpec> {
+    names
+        .filter_map(|name| config.disks.iter().find(|disk| disk.name == name))
+        .collect()
 }
 
 /// The elevator that a queue's settings or its disks set; they must agree.

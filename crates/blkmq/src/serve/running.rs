@@ -193,7 +193,7 @@ impl Running {
                 dry_run::check_exports(&planned.new)?;
                 dry_run::check_files(&planned.changes, &planned.old, &planned.new)?;
                 return Ok(Changed {
-                    notes: self.notes(&planned.old, &planned.new)?,
+                    notes: self.notes(&planned, is_dry_run)?,
                     steps: planned.texts,
                 });
             }
@@ -204,7 +204,7 @@ impl Running {
                 continue;
             }
             let made = self.make_all(&mut state, &planned, prepared);
-            let made = made.and_then(|()| self.notes(&planned.old, &planned.new));
+            let made = made.and_then(|()| self.notes(&planned, is_dry_run));
             if made.is_ok() {
                 state.config = planned.new;
                 self.shown().clone_from(&planned.document);
@@ -215,7 +215,6 @@ impl Running {
             drop(state);
             self.sync_removed(removed);
             let notes = made?;
-            notes.iter().for_each(|note| tracing::info!("{note}"));
             return Ok(Changed {
                 notes,
                 steps: planned.texts,

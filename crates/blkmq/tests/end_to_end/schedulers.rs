@@ -1,8 +1,10 @@
-//! Which scheduler a daemon gives its queues.
+//! Which scheduler a daemon gives its queues, and what it says when settings of groups have no effect there.
 
 use std::process::Command;
+use std::time::Duration;
 
-use crate::common::daemon::program;
+use crate::common::daemon::{program, serve_command};
+use crate::common::tools::output_within;
 use crate::common::{Daemon, Scratch};
 
 /// A daemon with a control socket.
@@ -77,5 +79,53 @@ fn weights_give_bfq_to_queues_without_a_named_scheduler_and_take_it_away() {
     assert_eq!(stage.sched("b"), "bfq");
     stage.ctl(&["set", "group", "/b", "weight="]);
     assert_eq!(stage.sched("b"), "none");
+    stage.daemon.stop();
+}
+
+#[test]
+fn weights_and_targets_without_effect_are_warned_of_once_a_queue() {
+    let disks = [
+        "--disk",
+        "name=a,null=1M,sched=none",
+        "--disk",
+        "name=b,null=1M,sched=kyber",
+    ];
+    let warning = "queue a: sched=none knows no weights, so the weights of /a have no effect: set sched = \"bfq\" in [disk.a]";
+    let words = [&disks[..], &["--group", "/a,weight=300"]].concat();
+    let checked = output_within(
+        &mut serve_command(&[&words[..], &["--check"]].concat()),
+        Duration::from_secs(30),
+    );
+    assert!(checked.status.success(), "{checked:?}");
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert_eq!(said.matches(warning).count(), 1, "{said}");
+
+    let stage = Stage::new(&words);
+    assert_eq!(
+        stage.daemon.said().matches(warning).count(),
+        1,
+        "{}",
+        stage.daemon.said()
+    );
+    assert!(!stage.daemon.said().contains("queue b: sched"));
+    assert!(stage.ctl(&["set", "group", "/a", "weight=200"]).contains(warning));
+    assert!(
+        stage
+            .ctl(&["set", "group", "/a", "weight=", "--dry-run"])
+            .ends_with("-> default\n")
+    );
+    let said = stage.ctl(&["set", "group", "/a", "weight=", "latency_target=1ms"]);
+    assert!(
+        said.contains("sched=none keeps no latency targets, so the latency targets of /a"),
+        "{said}"
+    );
+    // A scheduler keeps a target of its queue, and other changes say nothing of it again.
+    let said = stage.ctl(&["set", "group", "/b", "latency_target=1ms"]);
+    assert_eq!(said, "set group /b: latency_target default -> \"1ms\"\n");
+    assert!(
+        stage
+            .ctl(&["set", "group", "/b", "weight=3"])
+            .contains("queue b: sched=kyber knows no weights")
+    );
     stage.daemon.stop();
 }

@@ -1,11 +1,14 @@
 //! What a change does to the settings of queues, and what it may ask of them.
 
 use anyhow::Result;
+use blkmq_config::diff::Change;
+use blkmq_config::plan::scheduler::{WithoutEffect, without_effect};
 use blkmq_config::plan::settings::{self, Wish};
 use blkmq_config::{Config, live};
 use blkmq_host::disk::QueueId;
 
 use super::Running;
+use super::prepared::Planned;
 
 impl Running {
     /// Changes the settings of every queue.
@@ -73,16 +76,35 @@ impl Running {
         Ok(())
     }
 
-    /// What an operator should know of a change: which queues get a scheduler that nobody has named.
-    pub(super) fn notes(&self, old: &Config, new: &Config) -> Result<Vec<String>> {
+    /// What an operator should know of a change, which is logged unless that is only planned: queues that get a
+    /// scheduler which nobody has named, and settings of groups that have no effect, where they are new or changed.
+    pub(super) fn notes(&self, planned: &Planned, is_dry_run: bool) -> Result<Vec<String>> {
+        let Planned { old, new, .. } = planned;
+        let is_set = |found: &WithoutEffect| {
+            let mut changes = planned.changes.iter();
+            changes.any(|change| matches!(change, Change::Group(path) if found.concerns(path)))
+        };
         let mut notes = Vec::new();
         for (_, name, disks) in self.queues() {
-            let wish = |config| settings::wish(config, &name, disks.iter().map(String::as_str));
+            let disks = || disks.iter().map(String::as_str);
+            let wish = |config| settings::wish(config, &name, disks());
             let (was, is) = (wish(old)?, wish(new)?);
             if was.elevator != is.elevator
                 && let Some(reason) = is.reason(&name)
             {
+                if !is_dry_run {
+                    tracing::info!("{reason}");
+                }
                 notes.push(reason);
+            }
+            let found = without_effect(new, &name, disks())?;
+            if let Some(found) = &found
+                && (is_set(found) || without_effect(old, &name, disks())?.as_ref() != Some(found))
+            {
+                if !is_dry_run {
+                    tracing::warn!("{found}");
+                }
+                notes.push(found.to_string());
             }
         }
         Ok(notes)
