@@ -1,6 +1,8 @@
 //! Decides which elevator and which way of polling a queue has, from its settings and those of its
 //! disks, which must agree.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, bail};
 use blkmq_core::sched::Kind;
 use blkmq_host::QueueSpec;
@@ -118,11 +120,11 @@ pub(crate) fn wish_with<'a>(
     })
 }
 
-/// The disks of these names.
+/// The disks of these names, in the order of the configuration.
 pub(crate) fn named<'c, 'a>(config: &'c Config, names: impl Iterator<Item = &'a str>) -> Vec<&'c DiskSpec> {
-    names
-        .filter_map(|name| config.disks.iter().find(|disk| disk.name == name))
-        .collect()
+    let names: BTreeSet<&str> = names.collect();
+    let disks = config.disks.iter();
+    disks.filter(|disk| names.contains(disk.name.as_str())).collect()
 }
 
 /// The elevator that a queue's settings or its disks set; they must agree.
