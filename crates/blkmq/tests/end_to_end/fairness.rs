@@ -93,7 +93,7 @@ fn a_case_that_cannot_be_read_is_refused_with_what_is_allowed() {
     for (case, expected) in [
         (
             "1:2",
-            "tenant 1 (1:2): must be WEIGHT:DEPTH:SIZE[:OP], as in 2:4:64k:randread",
+            "tenant 1 (1:2): must be WEIGHT:DEPTH:SIZE[:OP][@RATE], as in 2:4:64k:randread",
         ),
         (
             "1:1:4k,2000:1:4k",
