@@ -28,7 +28,8 @@
 //! by kind (`depth/least.rs`), and the slack is found by trials, since a drive is no link of constant rate.
 //!
 //! Shares do not depend on the limit: `bfq` keeps them by a bound on the lead. A window in which the limit did
-//! not bind, since that bound or a lack of requests did, changes nothing.
+//! not bind, since that bound or a lack of requests did, never raises it. It falls to what is in the drive if half
+//! of that does as much, by a trial.
 
 mod least;
 mod trial;

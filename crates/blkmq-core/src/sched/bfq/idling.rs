@@ -8,8 +8,8 @@
 //!    └────────┘   its reactor has not answered yet: up to LATE_MAX, on credit
 //! ```
 //! A client that sends one request after the other is dry between two requests. Its think time between them
-//! is known from its past; a client that thinks for longer than `slice_idle`, or PATIENCE, is not waited
-//! for. A reactor that lost its CPU for some milliseconds has ends that it has not delivered, so its clients
+//! is known from its past; a client that thinks for longer than `slice_idle`, or than a request takes, is not
+//! waited for. A reactor that lost its CPU for some milliseconds has ends that it has not delivered, so its clients
 //! cannot respond. Its clients are waited for until it answers, at most LATE_MAX, and in total for one in
 //! CREDIT_PART of the time.
 //!
