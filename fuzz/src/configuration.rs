@@ -75,7 +75,7 @@ fn a_group(text: &str) {
 
 fn check_group(group: &GroupSpec) {
     assert!(group.path.starts_with('/'), "{group:?}");
-    assert!((1..=1000).contains(&group.weight), "{group:?}");
+    assert!((1..=1000).contains(&group.weight()), "{group:?}");
     assert!(
         group.latency_target.is_none_or(|target| target.0 > 0),
         "{group:?}"
