@@ -241,7 +241,8 @@ impl DepthLaw {
             _ if in_drive > 1 => self.learn_below_limit(in_drive, now),
             _ => self.rest_for(self.rest, now),
         }
-        self.open(in_flight, now);
+        // The one whose end is being counted was issued before the change of the limit, too.
+        self.open(in_flight + 1, now);
     }
 
     /// Learns from a window in which the limit bound.
@@ -252,16 +253,16 @@ impl DepthLaw {
         let work = work(limit, stretch);
         let was_too_high = least_before > self.least.sum(&self.window.sums) * 11 / 10;
         match self.phase {
+            Phase::Growing | Phase::Resting if is_new => {
+                // What most of the requests take was seen beside a queue only.
+                (self.phase, self.operating) = (Phase::Growing, 1);
+            }
             Phase::Growing if stretch <= STRETCH_LITTLE && limit < self.max => {
                 self.operating = (2 * limit + 1).min(self.max);
             }
             Phase::Growing => {
                 self.follow(work);
                 self.begin_rest(REST_MIN, now);
-            }
-            Phase::Resting if is_new => {
-                // What most of the requests take was seen beside a queue only.
-                (self.phase, self.operating) = (Phase::Growing, 1);
             }
             Phase::Resting => {
                 let from = self.operating;
