@@ -69,7 +69,7 @@ impl Bfq {
             return true;
         }
         let (holder, others) = (self.wf2q.holder(), self.others_in_flight());
-        let is_over = self.room.note_held_back(&self.wf2q, holder, others, self.now);
+        let is_over = self.room.note_held_back(&mut self.wf2q, holder, others, self.now);
         self.wf2q.set_open(is_over);
         is_over
     }
@@ -148,7 +148,8 @@ impl Bfq {
             rq.sched_data |= PASSED_OVER;
             self.passed_in_flight += 1;
         }
-        self.room.taken(is_passed, self.now);
+        let leaf = self.wf2q.leaf(id);
+        self.room.taken(&self.wf2q, leaf, is_passed, self.now);
         // A requeued request was charged when it was dispatched first.
         if !came_back {
             let cost = self.cost(&rq);

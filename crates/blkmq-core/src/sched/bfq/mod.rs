@@ -313,7 +313,7 @@ impl Elevator for Bfq {
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
         let in_flight = self.overdue.punctual(self.in_flight);
-        if self.has_turns() || self.room.is_alone() || in_flight >= room || !self.wf2q.is_next_urgent() {
+        if self.has_turns() || in_flight >= room || !self.wf2q.is_next_urgent() {
             return None;
         }
         self.dispatch_one()

@@ -77,7 +77,8 @@ impl Room {
         self.probe.phase == Phase::Open
     }
 
-    /// Says whether only the probe's subject is served.
+    /// Says whether only the probe's subject is served, beside members that ask for less than their due: nobody is
+    /// held for these at any time.
     #[inline]
     pub(super) fn is_alone(&self) -> bool {
         matches!(self.probe.phase, Phase::Draining | Phase::Alone)
@@ -99,7 +100,7 @@ impl Room {
     /// flight. Says whether a probe begins, so that no member is held any more.
     pub(super) fn note_held_back(
         &mut self,
-        wf2q: &Wf2q,
+        wf2q: &mut Wf2q,
         holder: Option<EntityId>,
         others: u32,
         now: Instant,
@@ -107,6 +108,10 @@ impl Room {
         self.window.note_held_back(others);
         if self.probe.phase != Phase::Resting || now < self.quiet_until {
             return false;
+        }
+        while let Some(id) = self.passed.iter().copied().find(|id| wf2q.is_modest(*id)) {
+            // It pauses by nature now: neither holds nor room are for it.
+            self.count_again(wf2q, id);
         }
         let is_slow = self.is_slow(wf2q, now);
         let members = &mut self.members;
@@ -154,12 +159,14 @@ impl Room {
         rate < self.usual / 2
     }
 
-    /// Counts a dispatched request of a member, passed over or not.
+    /// Counts a dispatched request of a leaf, passed over or not.
     #[inline]
-    pub(super) fn taken(&mut self, is_passed: bool, now: Instant) {
+    pub(super) fn taken(&mut self, wf2q: &Wf2q, leaf: EntityId, is_passed: bool, now: Instant) {
         if self.probe.phase != Phase::Resting {
-            self.probe.taken += 1;
-            self.probe.seen_at = now;
+            if self.probe.phase == Phase::Open || self.is_of_subject(wf2q, leaf) {
+                self.probe.taken += 1;
+                self.probe.seen_at = now;
+            }
         } else if is_passed {
             if now.since(self.window.seen) >= LONG_AWAY {
                 self.doubt();
@@ -196,13 +203,18 @@ impl Room {
                 if now.since(probe.phase_began) <= time {
                     probe.before = probe.before.saturating_sub(1);
                 }
-                if wf2q.with_groups(leaf).any(|id| id == probe.subject) {
-                    probe.ends += 1;
-                    probe.times += time;
-                    probe.seen_at = now;
+                if self.is_of_subject(wf2q, leaf) {
+                    self.probe.ends += 1;
+                    self.probe.times += time;
+                    self.probe.seen_at = now;
                 }
             }
         }
+    }
+
+    /// Says whether a leaf is the probe's subject, or below it.
+    fn is_of_subject(&self, wf2q: &Wf2q, leaf: EntityId) -> bool {
+        wf2q.with_groups(leaf).any(|id| id == self.probe.subject)
     }
 
     /// How long a request of a leaf may take if the leaf, or a group that contains it, is passed over.

@@ -52,7 +52,7 @@ pub(super) struct Wf2q {
     rate: u64,
     /// The bound holds no member for now.
     is_open: bool,
-    /// If set, none of this entity's siblings is served.
+    /// If set, none of this entity's siblings is served, except those that ask for less than their due.
     only: Option<EntityId>,
     /// Groups below the root whose waiting members are all held by the bound: their parents do not count these
     /// groups as waiting.
@@ -255,13 +255,17 @@ impl Wf2q {
     /// The next member of a class of a group.
     #[inline]
     fn next(&mut self, group: u32, class: usize) -> Option<u32> {
-        if let Some(only) = self.only
-            && (self.entities[only.index()].parent, class) == (group, usize::from(CLASS_OF_GROUPS))
-        {
-            return self.waits(only).then_some(only.0);
-        }
         let reach = self.reach_now();
-        self.trees[group as usize][class].next_eligible(&mut self.entities, reach)
+        let next = self.trees[group as usize][class].next_eligible(&mut self.entities, reach);
+        match self.only {
+            Some(only)
+                if (self.entities[only.index()].parent, class) == (group, usize::from(CLASS_OF_GROUPS)) =>
+            {
+                let modest = next.filter(|id| self.is_modest(EntityId(*id)));
+                modest.or_else(|| self.waits(only).then_some(only.0))
+            }
+            _ => next,
+        }
     }
 
     /// Makes a waiting leaf and its groups the served ones, regardless of the order. No entity may be being

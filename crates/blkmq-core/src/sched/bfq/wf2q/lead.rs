@@ -95,7 +95,7 @@ impl Wf2q {
             let parent = entity.parent;
             entity.presence.keeps_due = back.is_moment;
             entity.presence.modest_until = 0;
-            if back.asks < self.rate && self.is_modest(EntityId(at), back.asks) {
+            if back.asks < self.rate && self.asks_little(EntityId(at), back.asks) {
                 self.discount(EntityId(at));
                 self.entities[at as usize].presence.modest_until = back.modest_until;
             }
@@ -103,11 +103,17 @@ impl Wf2q {
         }
     }
 
-    /// Says whether a member asks for less than its due: it pauses by nature, and nobody is held for it.
-    fn is_modest(&self, id: EntityId, asks: u64) -> bool {
+    /// Says whether a member asks for less than its due.
+    fn asks_little(&self, id: EntityId, asks: u64) -> bool {
         let (own, weights) = self.part(id);
         let due = (u128::from(self.rate) * u128::from(own) / u128::from(weights)) as u64;
         is_low(asks, due)
+    }
+
+    /// Says whether a member pauses by nature, and asks for less than its due: nobody is held for it.
+    #[inline]
+    pub(in super::super) fn is_modest(&self, id: EntityId) -> bool {
+        self.entities[id.index()].presence.is_modest()
     }
 
     /// Handles the end of a leaf's last request. `left` is called for the leaf and its groups without requests now.

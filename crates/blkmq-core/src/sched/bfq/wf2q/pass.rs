@@ -82,7 +82,8 @@ impl Wf2q {
         (own, tree.lead.weight() + if is_among { 0 } else { own })
     }
 
-    /// Serves only this member of its group, or all members again (`None`).
+    /// Serves only this member of its group, beside those that ask for less than their due, or all members again
+    /// (`None`).
     pub(in super::super) fn set_only(&mut self, only: Option<EntityId>) {
         let old = std::mem::replace(&mut self.only, only);
         for id in old.into_iter().chain(only) {
