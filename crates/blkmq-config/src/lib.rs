@@ -38,6 +38,6 @@ pub use disk::{DiskSpec, Source};
 pub use document::{Document, Kind, read_text, typed};
 pub use export::ExportSpec;
 pub use group::GroupSpec;
-pub use plan::{Plan, plan, plan_with_all_groups};
+pub use plan::{Plan, plan, plan_for_check, plan_with_all_groups};
 pub use queue::{Polling, QueueSettings};
 pub use told::{differing_keys, tell};

@@ -6,7 +6,7 @@ use std::any::Any;
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::driver::OpenDisk;
+use blkmq_drivers::driver::{OpenDisk, Purpose};
 use blkmq_host::control::Control;
 use blkmq_host::disk::{Disk, MAPPED, QueueId};
 use blkmq_host::group_paths::{self, parent_of};
@@ -42,7 +42,7 @@ pub fn open_disk(config: &Config, name: &str) -> anyhow::Result<Opened> {
     let mut disks = config.disks.clone();
     let mut paths = multipath::Paths::take_from(&mut disks);
     group_paths::check_path(&spec.group)?;
-    let (queue, member) = plan::open(spec.clone(), GroupId(0), &mut paths)?;
+    let (queue, member) = plan::open(spec.clone(), GroupId(0), &mut paths, Purpose::Serve)?;
     Ok(Opened { queue, member })
 }
 
@@ -78,7 +78,7 @@ pub fn open_file(spec: &DiskSpec) -> anyhow::Result<Option<Box<dyn OpenDisk>>> {
         return Ok(None);
     }
     let no_paths = &mut multipath::Paths::take_from(&mut Vec::new());
-    let (_, member) = plan::open(spec.clone(), GroupId(0), no_paths)?;
+    let (_, member) = plan::open(spec.clone(), GroupId(0), no_paths, Purpose::Serve)?;
     Ok(Some(member.opened))
 }
 

@@ -11,7 +11,7 @@ pub mod settings;
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::driver::{Attributes, BLOCK_MIN, OpenDisk, device_error};
+use blkmq_drivers::driver::{Attributes, BLOCK_MIN, OpenDisk, Purpose, device_error};
 use blkmq_host::group_paths;
 use blkmq_host::mapped::MappedSpec;
 use blkmq_host::{DiskEntry, Error, QueueSpec};
@@ -45,7 +45,15 @@ pub(crate) enum Groups {
 /// The first fault: a name given twice, a disk that cannot be served or does not fit on its queue,
 /// settings of a queue without disks. The text names it, and says what to do.
 pub fn plan(config: &Config) -> anyhow::Result<Plan> {
-    plan_with(config, Groups::OfItsDisks)
+    plan_with(config, Groups::OfItsDisks, Purpose::Serve)
+}
+
+/// The same to see whether the disks could be served, also while another process serves them.
+///
+/// # Errors
+/// As [`plan()`], but for locks.
+pub fn plan_for_check(config: &Config) -> anyhow::Result<Plan> {
+    plan_with(config, Groups::OfItsDisks, Purpose::Check)
 }
 
 /// The same for an engine whose users submit I/O of any group to any disk: each queue has all groups, with the same numbers.
@@ -53,11 +61,11 @@ pub fn plan(config: &Config) -> anyhow::Result<Plan> {
 /// # Errors
 /// As [`plan()`].
 pub fn plan_with_all_groups(config: &Config) -> anyhow::Result<Plan> {
-    plan_with(config, Groups::All)
+    plan_with(config, Groups::All, Purpose::Serve)
 }
 
-fn plan_with(config: &Config, groups: Groups) -> anyhow::Result<Plan> {
-    let (mut plan, numbered) = open_all(config)?;
+fn plan_with(config: &Config, groups: Groups, purpose: Purpose) -> anyhow::Result<Plan> {
+    let (mut plan, numbered) = open_all(config, purpose)?;
     plan.set_groups(groups, &numbered, &config.groups)?;
     settings::warn_of_empty_groups(config);
     for queue in &mut plan.queues {
@@ -75,7 +83,7 @@ fn plan_with(config: &Config, groups: Groups) -> anyhow::Result<Plan> {
 
 /// Opens the drives of all disks and puts each disk on a queue. Also returns the paths of their
 /// groups, numbered over all queues.
-fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
+fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Error> {
     let mut disks = config.disks.clone();
     let mut groups = vec!["/".to_owned()];
     let mut paths = Paths::take_from(&mut disks);
@@ -91,7 +99,7 @@ fn open_all(config: &Config) -> Result<(Plan, Vec<String>), Error> {
         }
         let kept = below.get(spec.name.as_str()).copied();
         let kept = kept.and_then(|user| Some((user, spec.source.driver()?.least_size()?)));
-        let (queue, mut member) = open(spec, group, &mut paths)?;
+        let (queue, mut member) = open(spec, group, &mut paths, purpose)?;
         if let Some((user, size)) = kept {
             keep_size(&mut member.entry, size, user);
         }
@@ -209,7 +217,12 @@ fn mapped_disk(spec: DiskSpec, group: GroupId) -> Result<MappedSpec, Error> {
 }
 
 /// Opens a disk, and its paths if it has some. Also returns the name of its queue.
-pub(crate) fn open(spec: DiskSpec, group: GroupId, paths: &mut Paths) -> Result<(String, Member), Error> {
+pub(crate) fn open(
+    spec: DiskSpec,
+    group: GroupId,
+    paths: &mut Paths,
+    purpose: Purpose,
+) -> Result<(String, Member), Error> {
     let mut entry = DiskEntry {
         name: spec.name,
         description: spec.description,
@@ -223,11 +236,12 @@ pub(crate) fn open(spec: DiskSpec, group: GroupId, paths: &mut Paths) -> Result<
             let attributes = Attributes {
                 read_only: spec.read_only,
                 block_size: spec.block_size,
+                purpose,
             };
             let opened = config.open(&attributes);
             opened.map_err(|error| disk_error(&entry.name, error))?
         }
-        Source::Multipath(source) => Box::new(multipath::open(&entry, source, paths)?),
+        Source::Multipath(source) => Box::new(multipath::open(&entry, source, paths, purpose)?),
         Source::Mapped(_) => {
             return Err(disk_error(
                 &entry.name,
@@ -241,6 +255,9 @@ pub(crate) fn open(spec: DiskSpec, group: GroupId, paths: &mut Paths) -> Result<
     entry.block_size = entry.block_size.max(shape.block_size);
     if entry.size == 0 {
         return Err(disk_error(&entry.name, "has no size; set size="));
+    }
+    if i64::try_from(entry.size).is_err() {
+        return Err(disk_error(&entry.name, blkmq_host::disk::too_large(entry.size)));
     }
     let queue = spec.queue.or_else(|| opened.device());
     let queue = queue.unwrap_or_else(|| entry.name.clone());

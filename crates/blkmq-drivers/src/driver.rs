@@ -117,6 +117,17 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
     }
 }
 
+/// What a disk is opened for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be served: nobody else may have its lock.
+    #[default]
+    Serve,
+    /// To see whether it could be served: who has its lock now does not matter, since a daemon that runs
+    /// may be the one that serves it.
+    Check,
+}
+
 /// The wanted attributes of a disk, as numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
@@ -124,6 +135,8 @@ pub struct Attributes {
     pub read_only: bool,
     /// Smallest unit of addresses and lengths, in bytes. Default: what the drive needs, 512 at least.
     pub block_size: Option<u32>,
+    /// What the disk is opened for.
+    pub purpose: Purpose,
 }
 
 /// A file of this host that contains a disk.
@@ -133,6 +146,8 @@ pub struct LocalFile<'a> {
     pub path: &'a Path,
     /// The size with which it is made if it is missing, in bytes.
     pub size: Option<u64>,
+    /// Whether it is locked against others that use it.
+    pub is_locked: bool,
 }
 
 /// Why a disk cannot be opened.

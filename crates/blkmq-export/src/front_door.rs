@@ -2,7 +2,6 @@
 //! [`FRONT_DOORS`]; others use nothing else of it. The daemon parses addresses, opens them before
 //! the engine starts, and serves.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_tls::Settings;
 
-use crate::common::{AddressLimits, Common, OpenError};
+use crate::common::{AddressLimits, Common, OpenError, Place};
 use crate::handover::Handover;
 
 pub use crate::common::AddressError;
@@ -54,10 +53,16 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
         Ok(())
     }
 
-    /// The files that become these disks here, by the paths under which the system knows them. No
-    /// two addresses may have the same one.
-    fn files(&self, _disks: &[&str]) -> Vec<PathBuf> {
-        Vec::new()
+    /// What the address takes on this host for these disks. No two addresses may take the same.
+    fn places(&self, disks: &[&str]) -> Vec<Place>;
+
+    /// Checks, without opening anything, that the places could be had: their directories are there, and nothing else
+    /// is at their paths. Who serves there now does not matter.
+    ///
+    /// # Errors
+    /// The obstacle, and what to do.
+    fn check_places(&self, _disks: &[&str]) -> Result<(), OpenError> {
+        Ok(())
     }
 
     /// Checks, without opening anything, that the address can be served with these settings. Reads

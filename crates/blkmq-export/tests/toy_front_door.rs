@@ -13,7 +13,7 @@ use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{AddressError, AddressLimits, Common, OpenError};
+use blkmq_export::common::{AddressError, AddressLimits, Common, OpenError, Place};
 use blkmq_export::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use blkmq_export::handover::Handover;
 use blkmq_host::disk::Disk;
@@ -52,6 +52,10 @@ impl fmt::Display for At {
 }
 
 impl Address for At {
+    fn places(&self, _disks: &[&str]) -> Vec<Place> {
+        vec![Place::of_path(&self.0)]
+    }
+
     fn open(&self, _disks: &[&str], _: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let listener = UnixListener::bind(&self.0).expect("a path that is free");
         Ok(vec![Box::new(Listening(listener))])

@@ -201,6 +201,11 @@ impl Disk {
     }
 }
 
+/// Says that a disk of `size` bytes cannot be served: offsets in files are signed, in the kernel and in the protocols.
+pub fn too_large(size: u64) -> String {
+    format!("size {size} rejected: must be less than 8388608T, the end of what clients can address")
+}
+
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Disk")

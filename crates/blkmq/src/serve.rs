@@ -3,6 +3,7 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod check;
 mod descriptors;
 mod dry_run;
 mod last_sync;
@@ -12,7 +13,7 @@ mod report;
 pub(crate) mod running;
 pub(crate) mod upgrade;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +40,6 @@ use crate::control;
 use crate::log::Log;
 use crate::metrics;
 use last_sync::Files;
-use placeholder::Placeholders;
 use running::{OpenExport, Running};
 use upgrade::{Earlier, Outgoing};
 
@@ -94,7 +94,7 @@ fn serve(args: &ServeArgs, log: &Log) -> Result<()> {
     // A write beyond the limit of a file's size fails; by default the signal would end the daemon.
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).context("signals cannot be handled")?;
     if args.check {
-        return check(&config);
+        return check::check(&config);
     }
     let daemon = match &args.take_over {
         Some(address) => upgrade::take_over(document, config, address, &args.same_data)?,
@@ -104,27 +104,6 @@ fn serve(args: &ServeArgs, log: &Log) -> Result<()> {
         }
     };
     daemon.run(args, signals, log)
-}
-
-/// Opens the disks, makes the queues and reports whether they can be served; does not listen. Files
-/// made for the check are removed.
-fn check(config: &Config) -> Result<()> {
-    let made = Placeholders::make(config);
-    let queues = plan(config).and_then(|plan| {
-        let queues = plan.queues.len();
-        let _files = Files::open(config)?;
-        descriptors::connections(config, reactors(config))?;
-        check_exports(config)?;
-        Engine::check(engine(config, plan))?;
-        Ok(queues)
-    });
-    drop(made);
-    let (disks, queues) = (config.disks.len(), queues?);
-    writeln!(
-        io::stdout(),
-        "{disks} disks on {queues} queues: all can be served"
-    )?;
-    Ok(())
 }
 
 /// Joins the configuration file and the flags: as they are written, and their meaning.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
-use blkmq_drivers::driver::{OpenDisk, Shape, Unshared};
+use blkmq_drivers::driver::{OpenDisk, Purpose, Shape, Unshared};
 use blkmq_drivers::multipath::{MultipathConfig, MultipathDevice, PathDevice};
 use blkmq_host::device::Device;
 use blkmq_host::{DiskEntry, Error};
@@ -90,13 +90,14 @@ pub(crate) fn open(
     entry: &DiskEntry,
     source: MultipathSource,
     paths: &mut Paths,
+    purpose: Purpose,
 ) -> Result<OpenMultipath, Error> {
     let (mut open, mut left_out) = (Vec::new(), None);
     for (group, refs) in source.groups.into_iter().enumerate() {
         for PathRef { name, throughput } in refs {
             let spec = paths.take(&name, &entry.name)?;
             let is_remote = spec.source.driver().is_some_and(|config| config.is_remote());
-            let member = match super::open(spec, entry.group, paths) {
+            let member = match super::open(spec, entry.group, paths, purpose) {
                 Ok((_, member)) => member,
                 // A host must be able to start while a path is down.
                 Err(error) if is_remote => {

@@ -96,13 +96,14 @@ impl DriverConfig for FileConfig {
             block_size: self.block_size.or(attributes.block_size),
             ..self.clone()
         };
-        Ok(Box::new(FileDisk::open(&config)?))
+        Ok(Box::new(FileDisk::open_for(attributes.purpose, &config)?))
     }
 
     fn file(&self) -> Option<LocalFile<'_>> {
         Some(LocalFile {
             path: &self.path,
             size: self.size,
+            is_locked: !self.unlocked,
         })
     }
 }

@@ -93,6 +93,16 @@ pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<Lock, 
     wait_for_lock(file, path, for_reading).map(|()| kind)
 }
 
+/// Returns whether this process holds a `flock` on the file: another disk has it.
+pub(super) fn is_ours(file: &File) -> bool {
+    holders_of(file).any(|pid| pid == std::process::id())
+}
+
+/// Returns whether some process holds a `flock` on the file.
+pub(super) fn is_held(file: &File) -> bool {
+    holders_of(file).next().is_some()
+}
+
 fn wait_for_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
     let deadline = Instant::now() + LEAVING_TIME_MAX;
     let mut has_looked = false;

@@ -17,6 +17,7 @@ use super::config::{Direct, FileConfig};
 use super::disk::{Alignment, Backing, FileDisk};
 use super::error::FileError;
 use super::lock::{self, Lock};
+use crate::driver::Purpose;
 use crate::mapping::Mapping;
 
 impl FileDisk {
@@ -25,9 +26,14 @@ impl FileDisk {
     /// # Errors
     /// See [`FileError`].
     pub fn open(config: &FileConfig) -> Result<Self, FileError> {
-        let (file, is_new) = open_or_create(config)?;
+        Self::open_for(Purpose::Serve, config)
+    }
+
+    /// The same, for a purpose.
+    pub(super) fn open_for(purpose: Purpose, config: &FileConfig) -> Result<Self, FileError> {
+        let (file, is_new) = open_or_create(purpose, config)?;
         let made = is_new.then(|| file.metadata());
-        let disk = Self::of(file, is_new, config);
+        let disk = Self::of(file, is_new, purpose, config);
         if let (Some(Ok(made)), Err(_)) = (made, &disk) {
             // A file that cannot be served is of no use. The first error is the one to report.
             remove(&config.path, &made);
@@ -35,10 +41,10 @@ impl FileDisk {
         disk
     }
 
-    fn of(file: File, is_new: bool, config: &FileConfig) -> Result<Self, FileError> {
+    fn of(file: File, is_new: bool, purpose: Purpose, config: &FileConfig) -> Result<Self, FileError> {
         let lock = match config.unlocked {
             true => Lock::None,
-            false => lock::lock(&file, &config.path, config.read_only)?,
+            false => lock_for(purpose, &file, config)?,
         };
         if is_new {
             set_size(&file, config)?;
@@ -102,8 +108,19 @@ impl FileDisk {
     }
 }
 
+/// Locks the file. For a check, the lock of another process is reported.
+fn lock_for(purpose: Purpose, file: &File, config: &FileConfig) -> Result<Lock, FileError> {
+    match lock::lock(file, &config.path, config.read_only) {
+        Err(FileError::Locked { path, holder, .. }) if purpose == Purpose::Check && !lock::is_ours(file) => {
+            tracing::info!("file {path:?}: in use by {holder} now, which a check ignores");
+            Ok(Lock::None)
+        }
+        locked => locked,
+    }
+}
+
 /// Opens the file, or creates it if it is missing and its size is known. Returns whether it was created.
-fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
+fn open_or_create(purpose: Purpose, config: &FileConfig) -> Result<(File, bool), FileError> {
     let mut options = File::options();
     options.read(true).write(!config.read_only);
     match look(&config.path) {
@@ -116,7 +133,13 @@ fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
                 options.custom_flags(libc::O_EXCL);
             }
             // What was looked at, not what is there by now: opening a pipe blocks, and opening a device may do anything.
-            let file = options.open(format!("/proc/self/fd/{}", found.as_raw_fd()));
+            let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+            let file = options.open(&path).or_else(|error| match purpose {
+                Purpose::Check if error.kind() == io::ErrorKind::ResourceBusy => {
+                    open_in_use(&path).ok_or(error)
+                }
+                _ => Err(error),
+            });
             file.map(|file| (file, false))
                 .map_err(|error| cannot_open(config, error))
         }
@@ -135,6 +158,12 @@ fn open_or_create(config: &FileConfig) -> Result<(File, bool), FileError> {
             Ok((file, true))
         }
     }
+}
+
+/// Opens a block device that a daemon serves now, which has its lock. `None` if the kernel uses the device.
+fn open_in_use(path: &str) -> Option<File> {
+    let file = File::options().read(true).write(true).open(path).ok()?;
+    lock::is_held(&file).then_some(file)
 }
 
 /// What is at a path, without access to its content, and of which kind it is.

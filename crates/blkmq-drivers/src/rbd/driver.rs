@@ -9,7 +9,8 @@ use blkmq_host::value::ConfigError;
 
 use super::{RbdConfig, RbdDevice, RbdDisk};
 use crate::driver::{
-    Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, OpenDisk, OpenError, Shape, into_disk,
+    Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, OpenDisk, OpenError, Purpose, Shape,
+    into_disk,
 };
 use crate::keys::Pairs;
 
@@ -87,6 +88,8 @@ impl DriverConfig for RbdConfig {
     fn open(&self, attributes: &Attributes) -> Result<Box<dyn OpenDisk>, OpenError> {
         let config = Self {
             read_only: self.read_only || attributes.read_only,
+            // A check neither waits for the client that has the lock, nor bars one that has died.
+            lock: self.lock && attributes.purpose == Purpose::Serve,
             ..self.clone()
         };
         Ok(Box::new(RbdDisk::open(&config)?))

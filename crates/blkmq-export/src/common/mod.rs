@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
 //! | `owned_path`, `turn` | whose the path of a socket is; daemons that start at the same moment |
+//! | `place` | which addresses are in each other's way, and what keeps one from being opened |
 //! | `descriptors` | which file descriptors a client may send, and who closes the others |
 //! | `listener` | which reactor serves a client, and how many clients a turn accepts (`pace`) |
 //! | `dialer` | when this daemon connects to a peer that listens for it |
@@ -40,6 +41,7 @@ mod owned_path;
 mod pace;
 pub(crate) mod payload;
 pub(crate) mod peer;
+pub(crate) mod place;
 mod pool;
 pub(crate) mod predecessors;
 pub(crate) mod socket;
@@ -66,6 +68,7 @@ pub use credentials::Credentials;
 pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 pub use owned_path::{FreePath, OwnedPath};
+pub use place::{Place, check_socket};
 pub use socket::{OpenError, Socket, open};
 
 /// What the connections of all addresses share, of any front door.

@@ -131,6 +131,15 @@ impl OpenError {
         Self { what, source: None }
     }
 
+    /// The same with what it is about, such as the address, before it.
+    #[must_use]
+    pub fn of(self, name: &str) -> Self {
+        Self {
+            what: format!("{name}: {}", self.what),
+            ..self
+        }
+    }
+
     pub(crate) fn with_source(self, source: io::Error) -> Self {
         Self {
             source: Some(source),
@@ -174,10 +183,7 @@ pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenE
 }
 
 fn unix(path: &Path) -> Result<Socket, OpenError> {
-    let free = FreePath::find(path).map_err(|error| OpenError {
-        what: format!("export {}: {}", at(path), error.what),
-        ..error
-    })?;
+    let free = FreePath::find(path).map_err(|error| error.of(&format!("export {}", at(path))))?;
     let listener = listen_at(path).map_err(|error| {
         let what = "cannot listen there: is the directory there, and may we write to it?";
         failed(&at(path), what, error)

@@ -14,14 +14,14 @@ use blkmq_tls::Settings;
 
 use super::channel::{Channel, Home};
 use super::filesystem::{FileSystem, start_thread};
-use super::mount::{Mount, Place, absolute};
+use super::mount::{self, Mount, absolute};
 use super::mount_table;
 use super::rights::Way as MountWay;
 use super::ring::RingMemory;
 use super::saved::SavedMount;
 use super::slots::Memory;
 use crate::common::log::Log;
-use crate::common::{AddressError, AddressLimits, Common, OpenError};
+use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
 
@@ -84,14 +84,14 @@ impl Address for PerDisk {
         way.map(drop).map_err(|what| ServeError(what.into()))
     }
 
-    fn files(&self, disks: &[&str]) -> Vec<PathBuf> {
-        let file = |disk: &&str| {
-            let path = absolute(Path::new(&self.place.replace(DISK, disk))).ok()?;
-            // A directory that is not there is said elsewhere.
-            let parent = path.parent()?.canonicalize().ok()?;
-            Some(parent.join(path.file_name()?))
-        };
-        disks.iter().filter_map(file).collect()
+    fn places(&self, disks: &[&str]) -> Vec<Place> {
+        let paths = disks.iter().map(|disk| self.place.replace(DISK, disk));
+        paths.map(|path| Place::of_path(Path::new(&path))).collect()
+    }
+
+    fn check_places(&self, disks: &[&str]) -> Result<(), OpenError> {
+        let mut paths = disks.iter().map(|disk| self.place.replace(DISK, disk));
+        paths.try_for_each(|path| mount::check(Path::new(&path)))
     }
 
     fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
@@ -103,7 +103,7 @@ impl Address for PerDisk {
             let inherited = handover.take_inherited(|address, _| address == name);
             let way = match inherited.into_iter().next() {
                 Some((.., device)) => Way::Inherited(device),
-                None => Way::New(Place::find(&path)?),
+                None => Way::New(mount::Place::find(&path)?),
             };
             let disk = (*disk).to_owned();
             opened.push(Box::new(OfDisk { disk, path, way }));
@@ -122,7 +122,7 @@ struct OfDisk {
 /// How the file becomes a disk.
 enum Way {
     /// The disk is mounted over it.
-    New(Place),
+    New(mount::Place),
     /// Another daemon mounted it, and hands it over with this descriptor.
     Inherited(OwnedFd),
 }
@@ -206,7 +206,7 @@ impl ServedFile {
     fn mount(
         &self,
         engine: &Engine,
-        place: Place,
+        place: mount::Place,
         memory: Memory,
         rings: Option<RingMemory>,
     ) -> Result<(), String> {

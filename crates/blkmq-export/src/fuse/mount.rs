@@ -28,6 +28,7 @@ use super::question::{Daemon, Question};
 use super::rights::Way;
 use super::saved::SavedMount;
 use crate::common::OpenError;
+use crate::common::place::check_directory;
 use crate::common::turn::Turn;
 
 /// A file that a disk may be mounted over.
@@ -122,6 +123,29 @@ impl Place {
             ownership: Ownership::new(true),
         };
         Ok((mount, device))
+    }
+}
+
+/// Checks, without making anything, that a disk could be mounted at a path. What is mounted there now does not matter:
+/// it is not asked, since it may not answer.
+///
+/// # Errors
+/// What is there instead, or that no file can be made there.
+pub(super) fn check(path: &Path) -> Result<(), OpenError> {
+    let path = absolute(path)?;
+    let name = format!("export fuse:{}", path.display());
+    if is_fuse(&path).is_ok_and(|is_fuse| is_fuse) {
+        return Ok(());
+    }
+    let looked = Dentry::of(&path).and_then(|place| place.file());
+    match looked {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let parent = path.parent().unwrap_or(Path::new("/"));
+            check_directory(parent).map_err(|error| error.of(&name))
+        }
+        looked => looked
+            .map(drop)
+            .map_err(|error| OpenError::new(format!("{name}: {error}"))),
     }
 }
 

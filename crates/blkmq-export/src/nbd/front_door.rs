@@ -6,7 +6,7 @@ use blkmq_host::engine::Engine;
 
 use super::door::{self, Served};
 use super::limits::Limits;
-use crate::common::{self, AddressError, Common, OpenError, Socket};
+use crate::common::{self, AddressError, Common, OpenError, Place, Socket};
 use crate::front_door::{self, Address, FrontDoor, Offer, Opened, ServeError};
 use crate::handover::Handover;
 use blkmq_tls::{Mode, Server, Settings};
@@ -34,6 +34,14 @@ impl FrontDoor for Nbd {
 }
 
 impl Address for common::Address {
+    fn places(&self, _disks: &[&str]) -> Vec<Place> {
+        Place::of_socket(self).into_iter().collect()
+    }
+
+    fn check_places(&self, _disks: &[&str]) -> Result<(), OpenError> {
+        common::check_socket(self).map_err(|error| error.of(&format!("export {self}")))
+    }
+
     fn check(&self, tls: &Settings) -> Result<(), ServeError> {
         let wrong = |error: door::ServeError| ServeError(error.into());
         match self {

@@ -26,7 +26,7 @@ use super::queue::{First, Queue, QueueParts};
 use super::saved::SavedDevice;
 use super::slots::Memory;
 use crate::common::log::Log;
-use crate::common::{AddressError, AddressLimits, Common, OpenError};
+use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Phase, Restore};
 
@@ -87,6 +87,10 @@ impl Address for Numbered {
             )));
         }
         Ok(())
+    }
+
+    fn places(&self, _disks: &[&str]) -> Vec<Place> {
+        self.0.map(Place::Device).into_iter().collect()
     }
 
     fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {

@@ -86,12 +86,28 @@ impl Address for PerDisk {
         Ok(())
     }
 
+    fn places(&self, disks: &[&str]) -> Vec<common::Place> {
+        let addresses = disks.iter().filter_map(|disk| self.address(disk).ok());
+        addresses
+            .filter_map(|address| common::Place::of_socket(&address))
+            .collect()
+    }
+
+    fn check_places(&self, disks: &[&str]) -> Result<(), OpenError> {
+        for disk in disks {
+            let address = self.address(disk)?;
+            if !self.connects {
+                common::check_socket(&address).map_err(|error| error.of(&format!("export {address}")))?;
+            }
+        }
+        Ok(())
+    }
+
     fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         self.check_disks(disks)?;
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         for disk in disks {
-            let address = self.place.replace(DISK, disk).parse::<common::Address>();
-            let address = address.map_err(|error| OpenError::new(error.to_string()))?;
+            let address = self.address(disk)?;
             let disk = (*disk).to_owned();
             match address {
                 common::Address::Unix(path) if self.connects => opened.push(Box::new(OfDisk {
@@ -106,6 +122,17 @@ impl Address for PerDisk {
             }
         }
         Ok(opened)
+    }
+}
+
+impl PerDisk {
+    /// The address of one disk.
+    ///
+    /// # Errors
+    /// With the disk's name it is too long.
+    fn address(&self, disk: &str) -> Result<common::Address, OpenError> {
+        let address = self.place.replace(DISK, disk).parse();
+        address.map_err(|error: AddressError| OpenError::new(format!("disk {disk}: {error}")))
     }
 }
 

@@ -15,7 +15,7 @@ use blkmq_core::mapper::Below;
 use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Run, Table};
 
 use crate::device::{Allocation, Extent, Losses};
-use crate::disk::{Disk, MAPPED, Tenant, Users};
+use crate::disk::{Disk, MAPPED, Tenant, Users, too_large};
 use crate::error::Error;
 
 /// The specification of a mapped disk.
@@ -98,7 +98,15 @@ pub(crate) fn add(
         leaves,
     });
     for (id, spec) in &made {
-        disks.push(disk(*id, spec, &map, tenant_of(spec.group)));
+        let disk = disk(*id, spec, &map, tenant_of(spec.group));
+        if i64::try_from(disk.size).is_err() {
+            return Err(Error::Disk(format!(
+                "disk {}: {}",
+                disk.name,
+                too_large(disk.size)
+            )));
+        }
+        disks.push(disk);
     }
     let specs: Vec<MappedSpec> = made.into_iter().map(|(_, spec)| spec).collect();
     take_members(disks, &specs)?;

@@ -27,6 +27,7 @@ use crate::reactor::Reactor;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::shared::{Order, ReactorQueues, Shared};
+use crate::uring::ring::RingHandle;
 
 pub use config::{DiskEntry, EngineConfig, QueueSpec};
 
@@ -59,12 +60,20 @@ impl Engine {
     }
 
     /// Checks whether such an engine is possible, as far as that is known without starting its threads: makes the
-    /// queues, as [`Engine::start`] does, and drops them. Returns the disks that it would have.
+    /// queues and the rings, as [`Engine::start`] does, and drops them. Returns the disks that it would have.
     ///
     /// # Errors
-    /// If the configuration is not possible.
+    /// If a resource is missing, or the configuration is not possible.
     pub fn check(config: EngineConfig) -> Result<Vec<Disk>, Error> {
-        build(config).map(|(shared, _)| shared.disks().to_vec())
+        let (reactors, ring) = (config.reactors.max(1), config.ring);
+        let (shared, _queues) = build(config)?;
+        // All at the same time, since descriptors are limited.
+        let open = |reactor| {
+            let reactor = ReactorId(reactor as u16);
+            RingHandle::new(ring).map_err(|cause| Error::Ring { reactor, cause })
+        };
+        let _rings = (0..reactors).map(open).collect::<Result<Vec<_>, Error>>()?;
+        Ok(shared.disks().to_vec())
     }
 
     /// Orders a service to be made on a reactor.

@@ -3,10 +3,12 @@
 //! front doors, `--check` reports if it is too low.
 
 use anyhow::{Result, bail};
-use blkmq_config::{Config, DiskSpec};
+use blkmq_config::{Config, DiskSpec, ExportSpec};
 use blkmq_export::common::{CONNECTIONS_MAX, LEAVING_MAX};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::read;
 
 /// The most connections at a time, with the disks open and nothing else.
 ///
@@ -17,18 +19,26 @@ pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
     let limit = raised();
     let kept = in_use() + needed(config, reactors);
     let left = u32::try_from(limit.saturating_sub(kept)).unwrap_or(u32::MAX);
-    let each = |export: &blkmq_config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MIN);
+    let each = |export: &ExportSpec| export.connections.unwrap_or(CONNECTIONS_MIN);
     let configured = config.exports.iter().map(each).fold(0, u32::saturating_add);
     let wanted = config.nbd_connections.unwrap_or(0).max(configured);
+    let least = kept + u64::from(wanted);
     if left < wanted {
         bail!(
             "{limit} file descriptors are too few: {kept} are for disks, threads and addresses, and {wanted} connections are \
              configured; raise the hard limit (LimitNOFILE= of a service, ulimit -Hn of a shell) to {} at least, or configure fewer",
-            kept + u64::from(wanted)
+            least.max(FOR_A_TABLE)
+        );
+    }
+    if limit < FOR_A_TABLE {
+        bail!(
+            "{limit} file descriptors are too few: the kernel permits no ring of io_uring with room for {FOR_A_TABLE} files then; \
+             raise the hard limit (LimitNOFILE= of a service, ulimit -Hn of a shell) to {} at least",
+            least.max(FOR_A_TABLE)
         );
     }
     let max = config.nbd_connections.unwrap_or(left);
-    let most = |export: &blkmq_config::ExportSpec| export.connections.unwrap_or(CONNECTIONS_MAX);
+    let most = |export: &ExportSpec| export.connections.unwrap_or(CONNECTIONS_MAX);
     let addresses = config.exports.iter().map(most).fold(0, u32::saturating_add);
     make_room(kept + u64::from(addresses.min(max)));
     Ok(max)
@@ -81,14 +91,28 @@ fn needed(config: &Config, reactors: usize) -> u64 {
         config.map_or(0, |config| config.connections(reactors))
     };
     let servers: usize = config.disks.iter().map(to_servers).sum();
-    let own = config.exports.len() * FOR_AN_ADDRESS + config.disks.len() + servers + reactors * FOR_A_REACTOR;
+    let addresses: usize = config.exports.iter().map(|export| places(config, export)).sum();
+    let own = addresses * FOR_AN_ADDRESS + config.disks.len() + servers + reactors * FOR_A_REACTOR;
     own as u64 + SPARE + u64::from(LEAVING_MAX)
 }
 
-/// The socket that listens, and a client for which there is no room yet.
+/// How many sockets or mounts an address has.
+fn places(config: &Config, export: &ExportSpec) -> usize {
+    let is_per_disk = read(export).is_ok_and(|address| address.is_per_disk());
+    if is_per_disk {
+        config.disks_of(export).len()
+    } else {
+        1
+    }
+}
+
+/// The socket that listens, and a client for which there is no room yet; or the channel of a mount, and its copy for a
+/// takeover.
 const FOR_AN_ADDRESS: usize = 2;
 /// A reactor's ring and a ring for polled devices, its wake-up event, and as much again.
 const FOR_A_REACTOR: usize = 6;
+/// The slots for files of a reactor's ring: the kernel makes no more of them than a process may have descriptors.
+const FOR_A_TABLE: u64 = 256;
 /// Reserve for temporary use: signals, reconnections to servers and paths.
 const SPARE: u64 = 48;
 /// Fewest clients that every address must be able to serve.

@@ -2,39 +2,63 @@
 //! for a dry run, the files of new disks and of TLS. No address is opened, and no other host is
 //! asked. `running` makes the change.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Context, Result, bail};
 use blkmq_config::diff::Change;
 use blkmq_config::{Config, DiskSpec, live};
+use blkmq_export::common::{Address, Place};
 
 use super::placeholder::Placeholders;
 use super::read;
 
-/// Checks that each address can serve its disks at the same time, and that no two have the same file.
+/// Checks that each address can serve its disks at the same time, and that no two are in each other's way.
 ///
 /// # Errors
 /// The address, and what to do.
 pub(super) fn check_exports(new: &Config) -> Result<()> {
-    let mut taken = BTreeMap::new();
+    let mut taken: Vec<(Place, String)> = Vec::new();
+    for (name, address) in own_addresses(new) {
+        let address = address.parse::<Address>().ok();
+        let place = address.and_then(|address| Place::of_socket(&address));
+        take(&mut taken, place.into_iter().collect(), &format!("the {name}"))?;
+    }
     for export in &new.exports {
         let (address, disks) = (read(export)?, new.disks_of(export));
         address.check_disks(&disks)?;
-        for file in address.files(&disks) {
-            if let Some(other) = taken.insert(file.clone(), &export.address) {
-                bail!(
-                    "export {}: {} is also the file of a disk of export {other}: each disk needs its own",
-                    export.address,
-                    file.display()
-                );
-            }
-        }
+        let name = format!("export {}", export.address);
+        take(&mut taken, address.places(&disks), &name)?;
     }
     Ok(())
 }
 
+fn take(taken: &mut Vec<(Place, String)>, places: Vec<Place>, name: &str) -> Result<()> {
+    for place in places {
+        if let Some((_, other)) = taken.iter().find(|(other, _)| other.is_in_the_way_of(&place)) {
+            bail!("{name}: {place} is taken twice, also by {other}: each needs its own");
+        }
+        taken.push((place, name.to_owned()));
+    }
+    Ok(())
+}
+
+/// The addresses at which the daemon itself is reached, with what they are.
+pub(super) fn own_addresses(config: &Config) -> impl Iterator<Item = (&'static str, &str)> {
+    let control = config
+        .control
+        .socket
+        .as_deref()
+        .filter(|address| *address != "none");
+    let all = [
+        ("control socket", control),
+        ("metrics address", config.metrics.as_deref()),
+        ("upgrade socket", config.upgrade_socket.as_deref()),
+    ];
+    all.into_iter()
+        .filter_map(|(name, address)| Some((name, address?)))
+}
+
 /// Checks the files that a change would open: new disks are opened and closed again, files that are
-/// missing are made and removed again, and the TLS files of new and changed addresses are read.
+/// missing are made and removed again, the TLS files of new and changed addresses are read, and their places are
+/// looked at.
 ///
 /// # Errors
 /// The disk or the address, and why it cannot be served.
@@ -57,9 +81,25 @@ pub(super) fn check_files(changes: &[Change], old: &Config, new: &Config) -> Res
     let opened = free.disks.iter().map(live::open_file).collect::<Result<Vec<_>>>();
     drop((opened?, made));
     for change in changes {
-        if let Change::AddExport(spec) | Change::Export(spec) = change {
-            let checked = read(spec)?.check(&spec.tls);
-            checked.with_context(|| format!("export {}", spec.address))?;
+        match change {
+            Change::AddExport(spec) | Change::Export(spec) => {
+                let checked = read(spec)?.check(&spec.tls);
+                checked.with_context(|| format!("export {}", spec.address))?;
+                read(spec)?.check_places(&new.disks_of(spec))?;
+            }
+            Change::AddDisk(name) => check_places_of(name, new)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Checks the places that a new disk gets at addresses where each disk has one of its own.
+fn check_places_of(disk: &str, new: &Config) -> Result<()> {
+    for export in &new.exports {
+        let address = read(export)?;
+        if address.is_per_disk() && new.disks_of(export).contains(&disk) {
+            address.check_places(&[disk])?;
         }
     }
     Ok(())

@@ -395,7 +395,7 @@ fn two_disks_at_one_file_are_refused_however_it_is_written() {
         let output = command.output().expect("it starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(
-            !output.status.success() && said.contains("each disk needs its own"),
+            !output.status.success() && said.contains("is taken twice"),
             "{other}: {said}"
         );
     }

@@ -10,6 +10,7 @@ mod common;
 mod bad_configuration;
 mod bench;
 mod block_status;
+mod checks;
 mod connections;
 mod containers;
 mod control;

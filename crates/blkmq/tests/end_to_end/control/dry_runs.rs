@@ -90,3 +90,27 @@ fn a_dry_run_reads_the_files_of_tls() {
     }
     stage.daemon.stop();
 }
+
+#[test]
+fn dry_run_refuses_places_that_cannot_be_had() {
+    let stage = Stage::new(&[]);
+    let (missing, taken) = (stage.scratch.word("no/x"), stage.scratch.image("x.raw", 512));
+    let nbd = |path: &str| format!("nbd=unix:{path}");
+    let fuse = format!("fuse={missing}");
+    for (key, says) in [
+        (nbd(&missing), "directory"),
+        (nbd(&taken), "something else than a socket"),
+        (fuse, "directory"),
+    ] {
+        for more in [&["--dry-run"][..], &[]] {
+            let (code, said) = stage.ctl(&[&["add", "export", &key], more].concat());
+            assert!(code == 1 && said.contains(says), "{key} {more:?}: {said}");
+        }
+    }
+    let each = format!("vhost-user=unix:{}{{disk}}", stage.scratch.word(&"x".repeat(60)));
+    assert_eq!(stage.ctl(&["add", "export", &each]).0, 0);
+    let long = "d".repeat(60);
+    let (code, said) = stage.ctl(&["add", "disk", &long, "ram=1M", "--dry-run"]);
+    assert!(code == 1 && said.contains("107"), "{said}");
+    stage.daemon.stop();
+}
