@@ -283,6 +283,33 @@ impl Document {
         }
     }
 
+    /// The names of all tables of a kind; that of a table without a name is empty.
+    pub(crate) fn names(&self, kind: Kind) -> Vec<String> {
+        match kind {
+            Kind::Daemon | Kind::Control | Kind::Metrics => {
+                let found = self.get(kind, "").map(|_| String::new());
+                found.into_iter().collect()
+            }
+            Kind::Export => self.addresses().map(str::to_owned).collect(),
+            _ => {
+                let tables = self.0.get(kind.name()).and_then(Value::as_table);
+                tables.map_or_else(Vec::new, |tables| tables.keys().cloned().collect())
+            }
+        }
+    }
+
+    /// The queue of a disk, if it names one or has one of its own.
+    pub(crate) fn queue_of_disk(&self, name: &str) -> Option<String> {
+        let disk = self.0.get(Kind::Disk.name())?.as_table()?.get(name)?;
+        Some(queue_of(name, disk).to_owned())
+    }
+
+    /// Returns whether a disk names a queue, or has it as its own.
+    pub(crate) fn has_disk_on(&self, queue: &str) -> bool {
+        let mut disks = self.names(Kind::Disk).into_iter();
+        disks.any(|name| self.queue_of_disk(&name).is_some_and(|of_disk| of_disk == queue))
+    }
+
     /// Returns whether a disk is in a group, or in a group below it.
     fn has_disk_in(&self, path: &str) -> bool {
         let disks = self.0.get("disk").and_then(Value::as_table);
@@ -350,12 +377,12 @@ impl fmt::Display for Document {
     }
 }
 
-/// The address of an export: its text that is no other key's.
 /// The queue of a disk, if it names one or has one of its own.
 fn queue_of<'a>(name: &'a str, disk: &'a Value) -> &'a str {
     disk.get("queue").and_then(Value::as_str).unwrap_or(name)
 }
 
+/// The address of an export: its text that is no other key's.
 fn address(export: &Value) -> Option<&str> {
     let mut keys = export.as_table()?.iter();
     keys.find_map(|(key, value)| value.as_str().filter(|_| !file::is_export_key(key)))

@@ -12,6 +12,7 @@
 //! | [`Document`] | a configuration as it is written, to be changed by key and saved |
 //! | [`mod@plan`] | which disks share a queue; opens them |
 //! | [`diff`] | what changes from one configuration to another |
+//! | `merge` | what a reload of the file means for a daemon that was changed since |
 //! | [`same`] | whether a disk in another configuration is the one that clients use |
 //! | [`live`] | how disks are added to a running engine, and removed from it |
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ mod file;
 pub mod group;
 pub mod live;
 mod mapped;
+mod merge;
 mod name;
 mod paths;
 pub mod plan;

@@ -91,9 +91,17 @@ pub enum CtlCommand {
     Apply {
         /// The file
         file: PathBuf,
+        /// Also remove disks and exports that the file does not have, with their clients
+        #[arg(long)]
+        remove: bool,
         /// Only say what would be done
         #[arg(long)]
         dry_run: bool,
+    },
+    /// Have the daemon read files again
+    Reload {
+        /// Which
+        what: Reloaded,
     },
     /// Have the daemon take no more, end what is under way, and shut down, as by SIGTERM
     Drain,
@@ -140,6 +148,13 @@ pub struct EditArgs {
     /// Only say what would be done
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// What can be read again.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Reloaded {
+    /// The certificates and keys of all addresses, for new clients
+    Tls,
 }
 
 /// What can be listed.
@@ -312,12 +327,16 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
                 false => print(config["toml"].as_str().unwrap_or_default()),
             }
         }
-        CtlCommand::Apply { file, dry_run } => {
+        CtlCommand::Apply {
+            file,
+            remove,
+            dry_run,
+        } => {
             let text = blkmq_config::read_text(file)?;
             // Parsed here first, since its errors have the line.
             let check = blkmq_config::Config::from_toml(&text);
             check.with_context(|| format!("configuration {}", file.display()))?;
-            let params = json!({"toml": text, "dry_run": dry_run});
+            let params = json!({"toml": text, "remove": remove, "dry_run": dry_run});
             let bytes = params.to_string().len() + REQUEST_BYTES;
             ensure!(
                 bytes <= LINE_MAX,
@@ -326,6 +345,9 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
                 file.display()
             );
             print_steps(args.json, client.call("config.apply", &params)?, *dry_run)
+        }
+        CtlCommand::Reload { what: Reloaded::Tls } => {
+            print_steps(args.json, client.call("tls.reload", &json!({}))?, false)
         }
         CtlCommand::Drain => client.call("daemon.drain", &json!({})).map(drop),
         CtlCommand::Stats { interval } => stats::run(args.json, client, *interval),

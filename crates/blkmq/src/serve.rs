@@ -375,10 +375,11 @@ impl Daemon {
         // One that waits covers those that are asked for meanwhile.
         let (ask, asked) = mpsc::sync_channel(1);
         let (args, running) = (args.clone(), Arc::downgrade(&self.running));
+        let mut loaded = self.running.document();
         let reload_all = move || {
             for () in asked {
                 let Some(running) = running.upgrade() else { return };
-                reload(&running, &args);
+                reload(&running, &args, &mut loaded);
             }
         };
         let thread = thread::Builder::new().name("reload".to_owned());
@@ -418,18 +419,16 @@ impl Daemon {
     }
 }
 
-/// Changes the daemon to the present content of its file and its flags.
-fn reload(running: &Running, args: &ServeArgs) {
+/// Makes the differences between the file with the flags as they were `loaded` last and as they are now. What was
+/// changed by other ways stays.
+fn reload(running: &Running, args: &ServeArgs, loaded: &mut Document) {
     notify::reloading();
     let mut done = Vec::new();
-    let change = || {
-        configuration(args).and_then(|(new, _)| {
-            let replace = |document: &mut Document| {
-                document.clone_from(&new);
-                Ok(())
-            };
-            running.change(replace, false)
-        })
+    let mut change = || {
+        let (new, _) = configuration(args)?;
+        let changed = running.change(|document| document.follow(loaded, &new), false)?;
+        *loaded = new;
+        anyhow::Ok(changed)
     };
     let mut changed = change();
     // After the change, which may name other files.
@@ -455,7 +454,24 @@ fn reload(running: &Running, args: &ServeArgs) {
         true if failed.is_empty() => tracing::info!("SIGHUP: nothing differs"),
         true => {}
     }
+    say_what_stays(running, args, loaded);
     notify::reloaded();
+}
+
+/// Logs in what the daemon is otherwise than its file says.
+fn say_what_stays(running: &Running, args: &ServeArgs, loaded: &Document) {
+    let stays = running.document().differences(loaded);
+    if let Some(file) = &args.config
+        && !stays.is_empty()
+    {
+        let more = if stays.len() > NAMED_MAX { ", …" } else { "" };
+        tracing::info!(
+            "SIGHUP: by ctl and otherwise than in the file are: {}{more}; `blkmq ctl apply {} --dry-run` shows the differences, \
+             --remove takes them away",
+            stays[..stays.len().min(NAMED_MAX)].join(", "),
+            file.display()
+        );
+    }
 }
 
 /// Parses an address by its front door.
@@ -530,6 +546,8 @@ fn default_reactors() -> usize {
 /// How long after a signal another one is the same.
 const SAME_SIGNAL: Duration = Duration::from_millis(300);
 const REACTORS_MAX: usize = 4;
+/// How many tables a message names.
+const NAMED_MAX: usize = 10;
 /// As the first thread of a process has by default.
 const STACK_BYTES: usize = 8 << 20;
 /// How long statistics wait for a reader, before the rest is left out.

@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use blkmq_config::{Document, Kind};
 use blkmq_drivers::multipath::MultipathDevice;
 use serde::de::DeserializeOwned;
@@ -88,18 +88,32 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "config.apply",
-        "make the daemon what a whole configuration says: {toml, dry_run}",
+        "make the daemon what a whole configuration says: {toml, remove, dry_run}; with remove false, refuse to remove",
         |_, params, daemon| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
             struct Params {
                 toml: String,
+                #[serde(default = "yes")]
+                remove: bool,
                 #[serde(default)]
                 dry_run: bool,
             }
-            let Params { toml, dry_run } = of(params)?;
+            let Params {
+                toml,
+                remove,
+                dry_run,
+            } = of(params)?;
             let replace = |document: &mut Document| {
-                *document = Document::from_toml(&toml)?;
+                let new = Document::from_toml(&toml)?;
+                let missing = document.missing_in(&new);
+                ensure!(
+                    remove || dry_run || missing.is_empty(),
+                    "it would remove what this configuration does not have, with its clients: {}; add it there, or give --remove \
+                     (of config.apply: remove)",
+                    missing.join(", ")
+                );
+                *document = new;
                 Ok(())
             };
             edit(daemon, dry_run, replace)
@@ -153,6 +167,19 @@ pub(super) static METHODS: &[Method] = &[
                 let kind = Kind::by_name(&kind)?;
                 document.remove(kind, &names::configured(document, kind, &name))
             })
+        },
+    ),
+    change(
+        "tls.reload",
+        "have all addresses read their certificates and keys again, for new clients",
+        |_, params, daemon| {
+            none(params)?;
+            let (done, failed) = daemon.running.refresh();
+            done.iter().for_each(|step| tracing::info!("tls: {step}"));
+            match failed.is_empty() {
+                true => Ok(json!({"steps": done})),
+                false => Err(anyhow::anyhow!("{}; it keeps what it had", failed.join("; ")).into()),
+            }
         },
     ),
     ask("disk.list", "the disks", |_, params, daemon| {
@@ -448,6 +475,10 @@ impl Message {
         }
         Ok(())
     }
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn to_value(answer: &impl Serialize) -> Result<Value, Failure> {

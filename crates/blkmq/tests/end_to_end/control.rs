@@ -8,6 +8,7 @@ mod mutated_lines;
 mod names;
 mod paths;
 mod random_changes;
+mod reloads;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
@@ -511,7 +512,7 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         (&["message", "vm1", "fail_path", "a"], 1, "has no paths"),
         (&["log", "debug"], 0, ""),
         (&["log", "blkmq=what"], 1, "rejected"),
-        (&["call", "daemon.version"], 0, "\"api\": 9"),
+        (&["call", "daemon.version"], 0, "\"api\": 10"),
         (&["stats", "--json"], 0, "uptime_ns"),
         (&["stats"], 0, "device_p99"),
         (&["list", "what"], 2, "possible values"),

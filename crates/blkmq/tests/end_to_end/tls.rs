@@ -440,6 +440,40 @@ fn certificates_are_read_again_at_sighup() {
 }
 
 #[test]
+fn certificates_are_read_again_by_a_call_of_their_own() {
+    if !installed(&["nbdinfo"]) {
+        return;
+    }
+    let stage = Secured::new(&["name=a,ram=8M"]);
+    let control = format!("unix:{}", stage.scratch.word("control.sock"));
+    let daemon = stage.start(&["--control", &control]);
+    let reload = || {
+        let mut command = Command::new(program());
+        command.args(["ctl", "--socket", &control, "reload", "tls"]);
+        let output = output_within(&mut command, Duration::from_secs(20));
+        let said = [output.stdout, output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        )
+    };
+    let other = Authority::new(&stage.scratch, "other");
+    other.server();
+    other.client("host-a");
+    std::fs::write(stage.authority.path("server-cert.pem"), "no certificate").expect("a file");
+    let (is_done, said) = reload();
+    assert!(!is_done && said.contains("it keeps what it had"), "{said}");
+    run("nbdinfo", &[&stage.own_uri("a")]);
+    for file in ["ca-cert.pem", "server-cert.pem", "server-key.pem"] {
+        std::fs::copy(other.path(file), stage.authority.path(file)).expect("a file");
+    }
+    let (is_done, said) = reload();
+    assert!(is_done && said.contains("read the certificates of"), "{said}");
+    run("nbdinfo", &[&stage.uri("a", &stage.scratch.word("other"))]);
+    daemon.stop();
+}
+
+#[test]
 fn a_hangup_moves_an_address_to_other_files_though_the_former_are_gone_and_another_has_none() {
     if !installed(&["nbdinfo"]) {
         return;

@@ -49,7 +49,7 @@ fn a_dry_run_opens_the_files_of_new_disks_and_leaves_none() {
     std::fs::write(&file, renamed).expect("the file can be written");
     let would = "would remove disk vm1\nwould add disk vm2\n".to_owned();
     assert_eq!(stage.ctl(&["apply", &file, "--dry-run"]), (0, would));
-    assert_eq!(stage.ctl(&["apply", &file]).0, 0);
+    assert_eq!(stage.ctl(&["apply", &file, "--remove"]).0, 0);
     stage.daemon.stop();
 }
 

@@ -23,6 +23,9 @@ fn paths_are_neither_served_nor_disks_of_their_own_at_the_start_and_later() {
     assert!(code == 1 && said.contains("disk n: path q rejected"), "{said}");
     let back = stage.scratch.word("back.toml");
     std::fs::write(&back, dumped).expect("the file can be written");
-    assert_eq!(stage.ctl(&["apply", &back]), (0, "remove disk n\n".to_owned()));
+    assert_eq!(
+        stage.ctl(&["apply", &back, "--remove"]),
+        (0, "remove disk n\n".to_owned())
+    );
     stage.daemon.stop();
 }
