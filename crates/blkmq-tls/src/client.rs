@@ -64,9 +64,13 @@ impl Client {
             .map_err(wrong)?
             .with_root_certificates(files::authorities(ca)?);
         let mut config = match (&paths.certificate, &paths.key) {
-            (Some(certificate), Some(key)) => builder
-                .with_client_auth_cert(files::own_certificates(certificate)?, files::key(key)?)
-                .map_err(|error| files::pair(certificate, key, &error))?,
+            (Some(certificate), Some(key)) => {
+                let chain = files::own_certificates(certificate)?;
+                let kind = files::kind_of_key(&chain[0]);
+                builder
+                    .with_client_auth_cert(chain, files::key(key)?)
+                    .map_err(|error| files::pair(certificate, key, &kind, &error))?
+            }
             (None, None) => builder.with_no_client_auth(),
             (Some(path), None) | (None, Some(path)) => {
                 return Err(files::content(

@@ -8,6 +8,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use x509_parser::parse_x509_certificate;
+use x509_parser::public_key::PublicKey;
 
 /// The reason why a file of a certificate or a key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +71,33 @@ pub(crate) fn own_certificates(path: &Path) -> Result<Vec<CertificateDer<'static
     Ok(found)
 }
 
+/// The kind of a certificate's key for people, with its size or curve.
+pub(crate) fn kind_of_key(certificate: &CertificateDer<'_>) -> String {
+    let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
+        return "a key that cannot be understood".to_owned();
+    };
+    let key = parsed.public_key();
+    let parameters = key.algorithm.parameters.as_ref();
+    let curve = parameters.and_then(|parameters| parameters.as_oid().ok());
+    match (key.parsed(), curve) {
+        (Ok(PublicKey::RSA(rsa)), _) => format!("RSA of {} bits", rsa.key_size()),
+        (Ok(PublicKey::EC(_)), Some(curve)) => {
+            let curve = curve.to_id_string();
+            let known = CURVES.iter().find(|(number, _)| *number == curve);
+            let curve = known.map_or(&*curve, |(_, name)| name);
+            format!("ECDSA on {curve}")
+        }
+        _ => {
+            let number = key.algorithm.algorithm.to_id_string();
+            let known = ALGORITHMS.iter().find(|(other, _)| *other == number);
+            known.map_or_else(
+                || format!("a key of the algorithm {number}"),
+                |(_, name)| (*name).to_owned(),
+            )
+        }
+    }
+}
+
 /// Reads a key in the format PKCS#8, SEC1 or PKCS#1.
 pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
     let text = read(path)?;
@@ -114,10 +142,15 @@ fn check_authority(certificate: &CertificateDer<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The error for a certificate and a key that the library rejects.
-pub(crate) fn pair(certificate: &Path, key: &Path, error: &rustls::Error) -> FileError {
+/// The error for a certificate and a key that the library rejects. `kind` is that of the certificate's key.
+pub(crate) fn pair(certificate: &Path, key: &Path, kind: &str, error: &rustls::Error) -> FileError {
     let problem = match error {
         rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),
+        // The library does not say which key it was given.
+        rustls::Error::General(_) => format!(
+            "the key cannot be used: the certificate has {kind}, and usable are RSA of 2048 to 4096 bits, ECDSA on P-256 and \
+             P-384, and Ed25519"
+        ),
         error => error.to_string(),
     };
     FileError::Pair {
@@ -155,5 +188,17 @@ fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
+/// Elliptic curves, by their numbers (RFC 5480, SEC 2, RFC 5639).
+const CURVES: [(&str, &str); 7] = [
+    ("1.2.840.10045.3.1.7", "P-256"),
+    ("1.3.132.0.34", "P-384"),
+    ("1.3.132.0.35", "P-521"),
+    ("1.3.132.0.10", "secp256k1"),
+    ("1.3.36.3.3.2.8.1.1.7", "brainpoolP256r1"),
+    ("1.3.36.3.3.2.8.1.1.11", "brainpoolP384r1"),
+    ("1.3.36.3.3.2.8.1.1.13", "brainpoolP512r1"),
+];
+/// Algorithms without sizes, by their numbers (RFC 8410).
+const ALGORITHMS: [(&str, &str); 2] = [("1.3.101.112", "Ed25519"), ("1.3.101.113", "Ed448")];
 /// More than all authorities that a system knows.
 const BYTES_MAX: u64 = 16 << 20;

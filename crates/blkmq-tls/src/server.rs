@@ -32,6 +32,7 @@ impl Server {
         }
         let chain = files::own_certificates(certificate)?;
         let secret = files::key(key)?;
+        let kind = files::kind_of_key(&chain[0]);
         let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| files::content(certificate, error.to_string()))?;
@@ -46,7 +47,7 @@ impl Server {
         };
         let mut config = builder
             .with_single_cert(chain, secret)
-            .map_err(|error| files::pair(certificate, key, &error))?;
+            .map_err(|error| files::pair(certificate, key, &kind, &error))?;
         // A connection lasts for days, so the resumption of a session would save too little to
         // justify a ticket.
         config.send_tls13_tickets = 0;

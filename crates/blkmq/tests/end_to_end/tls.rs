@@ -440,6 +440,46 @@ fn certificates_are_read_again_at_sighup() {
 }
 
 #[test]
+fn keys_that_cannot_be_used_are_named_by_size_or_curve() {
+    if !installed(&["openssl"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (certificate, key) = (scratch.word("cert.pem"), scratch.word("key.pem"));
+    for (made, says) in [
+        (&["rsa:1024"][..], "RSA of 1024 bits"),
+        (&["ec", "-pkeyopt", "ec_paramgen_curve:P-521"], "ECDSA on P-521"),
+        (
+            &["ec", "-pkeyopt", "ec_paramgen_curve:secp256k1"],
+            "ECDSA on secp256k1",
+        ),
+        (&["ed448"], "Ed448"),
+    ] {
+        let request = ["req", "-x509", "-nodes", "-subj", "/CN=localhost", "-newkey"];
+        let files = ["-keyout", &key, "-out", &certificate];
+        run("openssl", &[&request[..], made, &files].concat());
+        let words = ["serve", "--check", "--disk", "name=a,ram=1M", "--nbd", "tcp:0"];
+        let tls = [
+            "--tls",
+            "require",
+            "--tls-certificate",
+            &certificate,
+            "--tls-key",
+            &key,
+        ];
+        let output = output_within(
+            Command::new(program()).args(words).args(tls),
+            Duration::from_secs(20),
+        );
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && said.contains(says) && said.contains("2048 to 4096"),
+            "{made:?}: {said}"
+        );
+    }
+}
+
+#[test]
 fn certificates_are_read_again_by_a_call_of_their_own() {
     if !installed(&["nbdinfo"]) {
         return;
