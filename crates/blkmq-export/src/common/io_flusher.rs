@@ -1,7 +1,7 @@
 //! Decides how a reactor avoids waiting for its own write-back: for doors to whose disks this host
 //! writes. The reactor is marked for the kernel, which then never waits for I/O when it allocates
 //! memory for the reactor. Where the mark is refused, the reactor at least has no worker threads
-//! made for it: their stacks are most of what the kernel allocates.
+//! made for it: their stacks are most of what the kernel allocates; and its own memory is touched before.
 //!
 //! A control group of version 1 waits for pages under write-back when it is full. If this daemon is
 //! one of its processes, and the pages go to a disk of this daemon, the wait never ends. Groups of
@@ -14,13 +14,19 @@ use std::sync::OnceLock;
 
 use blkmq_host::service::Cx;
 
+use super::resident;
+
 /// Marks the calling reactor, or makes it do without threads. What it pushes to its ring for that
 /// has the number `user`.
 pub(crate) fn become_io_flusher(cx: &Cx<'_>, door: &str, user: u64) {
     static REFUSED: OnceLock<bool> = OnceLock::new();
     let Err(error) = sys::mark() else { return };
     let waits = *REFUSED.get_or_init(|| is_said_to_wait(door, &error));
-    if waits && cx.ring_client().ring().limit_workers(1).is_ok() {
+    if !waits {
+        return;
+    }
+    resident::touch();
+    if cx.ring_client().ring().limit_workers(1).is_ok() {
         // The last entry never ends, and the kernel keeps its records of this many entries.
         cx.ring_client().push_nop_for_worker(user);
         (0..ENTRIES).for_each(|_| cx.ring_client().push_nop(user));

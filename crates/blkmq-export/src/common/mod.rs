@@ -16,7 +16,7 @@
 //! | `predecessors` | for whom a client that selects a disk has to wait |
 //! | `lookup` | in which order drives are asked for their allocation |
 //! | `losses` | which client is told of writes that may be lost |
-//! | `command_ring`, `io_flusher`, `touched` | how the kernel sends requests to doors of this host, and that nobody waits for memory then |
+//! | `command_ring`, `io_flusher`, `resident`, `touched` | how the kernel sends requests to doors of this host, and that nobody waits for memory then |
 //! | `worker` | which thread does for reactors what may block |
 //! | `log`, `peer` | what is logged of clients, and how they are named |
 
@@ -44,6 +44,8 @@ pub(crate) mod peer;
 pub(crate) mod place;
 mod pool;
 pub(crate) mod predecessors;
+#[cfg(any(feature = "fuse", feature = "ublk"))]
+mod resident;
 pub(crate) mod socket;
 pub(crate) mod sys;
 #[cfg(any(feature = "fuse", feature = "ublk"))]

@@ -296,8 +296,8 @@ impl Transport for Device {
 
 impl Service for Channel {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        become_io_flusher(cx, DOOR, FLUSHER);
         self.requests.start(cx);
+        become_io_flusher(cx, DOOR, FLUSHER);
         match self.home.begin(cx, &self.filesystem.disk) {
             Ok(Phase::Serving) => {}
             Ok(_) => {

@@ -161,10 +161,10 @@ impl RingChannel {
 
 impl Service for RingChannel {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        become_io_flusher(cx, DOOR, FREE_USER);
         self.bound = Bound::to(&self.processors);
         self.disk_use = self.filesystem.disk.users.enter_as_part(cx.waker());
         self.requests.start(cx);
+        become_io_flusher(cx, DOOR, FREE_USER);
         self.look_around();
         self.requests.transport.register();
     }

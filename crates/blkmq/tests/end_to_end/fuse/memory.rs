@@ -104,8 +104,72 @@ fn what_does_not_fit_into_memory_is_written_back_all_the_same() {
     drop(group);
 }
 
+#[test]
+fn reactor_touches_no_page_for_the_first_time_while_it_serves() {
+    let Some(mut stage) = Stage::of_size("", 1 << 30) else {
+        return;
+    };
+    if !installed(&["losetup", "mkfs.ext4", "dd", "fstrim"]) {
+        return;
+    }
+    if !stage
+        .daemon()
+        .wait_for(LOG_TIME, |line| line.contains("they may wait for each other"))
+    {
+        blkmq_skip::skip("the kernel does not wait for write-back here");
+        return;
+    }
+    let before = faults_at_rest(stage.daemon().id());
+    let Some(device) = Loop::over(&stage.word()) else {
+        return;
+    };
+    run("mkfs.ext4", &["-q", "-F", &device.0]);
+    let at = stage.scratch.word("mnt");
+    std::fs::create_dir(&at).expect("a directory can be made");
+    run("mount", &[&device.0, &at]);
+    let mounted = Mounted(at.clone());
+    let script = format!(
+        "dd if=/dev/zero of={at}/a bs=1M count=100 && dd if=/dev/zero of={at}/b bs=4K count=5000 oflag=direct && \
+         dd if={at}/a of=/dev/null bs=1M iflag=direct && sync -f {at} && rm {at}/a && fstrim {at}"
+    );
+    run("sh", &["-c", &script]);
+    drop(mounted);
+    drop(device);
+    assert_eq!(faults_of_reactors(stage.daemon().id()), before);
+    stage.stop();
+}
+
+/// The page faults of each reactor, once all reactors have begun to serve.
+fn faults_at_rest(daemon: u32) -> Vec<(String, u64)> {
+    let mut last = faults_of_reactors(daemon);
+    loop {
+        std::thread::sleep(Duration::from_millis(300));
+        let now = faults_of_reactors(daemon);
+        if now == last {
+            return now;
+        }
+        last = now;
+    }
+}
+
+/// The same so far.
+fn faults_of_reactors(daemon: u32) -> Vec<(String, u64)> {
+    let threads = std::fs::read_dir(format!("/proc/{daemon}/task")).expect("our own child's threads");
+    let mut faults: Vec<_> = threads
+        .filter_map(|thread| {
+            let stat = std::fs::read_to_string(thread.ok()?.path().join("stat")).ok()?;
+            let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
+            let minor = rest.split(' ').nth(7)?.parse().ok()?;
+            name.starts_with("blkmq-r").then(|| (name.to_owned(), minor))
+        })
+        .collect();
+    faults.sort();
+    faults
+}
+
 /// Memory of the daemon and the writer together.
 const MEMORY: u64 = 48 << 20;
 /// What is written, twice.
 const WRITTEN: u64 = 300 << 20;
 const LIMIT: Duration = Duration::from_secs(90);
+const LOG_TIME: Duration = Duration::from_secs(2);

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::{STEP, Stage, aligned, may_mount};
@@ -74,6 +75,33 @@ fn all_that_holds_for_disks_that_are_files_holds_over_io_uring() {
         said.contains("what_dd_writes_dd_reads_and_the_image_has_it ... ok"),
         "{said}"
     );
+}
+
+/// `BLKMQ_RUNS` is another number of runs than 100.
+#[test]
+#[ignore = "takes ten minutes: cargo test -p blkmq --test end_to_end -- --ignored write_back_ends_in_many_runs"]
+fn write_back_ends_in_many_runs_four_at_a_time() {
+    let Some(_switch) = Switch::turn("1") else { return };
+    let runs = std::env::var("BLKMQ_RUNS").map_or(100, |runs| runs.parse().expect("a number of runs"));
+    let (begun, failed) = (AtomicU32::new(0), AtomicU32::new(0));
+    let run_all = || {
+        while begun.fetch_add(1, Ordering::Relaxed) < runs {
+            let mut test = Command::new(std::env::current_exe().expect("this program"));
+            test.args([
+                "--exact",
+                "fuse::memory::what_does_not_fit_into_memory_is_written_back_all_the_same",
+            ]);
+            let output = test.env(OVER_RINGS, "1").output().expect("it starts");
+            if !output.status.success() {
+                failed.fetch_add(1, Ordering::Relaxed);
+                eprintln!("{}", String::from_utf8_lossy(&output.stdout));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..4).for_each(|_| drop(scope.spawn(run_all)));
+    });
+    assert_eq!(failed.into_inner(), 0, "of {runs} runs");
 }
 
 #[test]
