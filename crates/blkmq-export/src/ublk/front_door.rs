@@ -1,4 +1,4 @@
-//! Decides how ublk appears among the front doors: its name, its addresses, which are numbers of
+//! How ublk appears among the front doors: its name, its addresses, which are numbers of
 //! devices, and how a device comes to be served: as a new one, as one that a killed daemon left, or
 //! as one that another daemon hands over.
 
@@ -15,6 +15,7 @@ use blkmq_host::engine::Engine;
 use blkmq_host::service::{Service, ServiceFactory};
 use blkmq_tls::Settings;
 
+use super::added::Added;
 use super::control::{Control, Named, open_queues, until};
 use super::device::{Device, Reason};
 use super::found::{Found, compare, find, remove_stopped};
@@ -216,16 +217,17 @@ impl ServedDevice {
             number, control, way, ..
         } = of;
         let is_served = common.handover.phase() == Phase::Serving;
-        let (info, beginning, told_size) = match way {
+        // A device that was left stays, whatever fails; a new one goes.
+        let (info, beginning, told_size, added) = match way {
             Way::New => {
                 // Looked up before: if the disk grows meanwhile, the kernel is told once more.
                 let size = self.disk.current_size();
-                let info = add(&control, &self.disk, number, engine.reactors())?;
-                (info, Beginning::Start, size)
+                let added = add(&self.disk, number, engine.reactors())?;
+                (added.info(), Beginning::Start, size, Some(added))
             }
             Way::Waiting(info) => {
                 let told_size = compare(&control, &info, &self.disk)?;
-                (info, Beginning::Recovery, told_size)
+                (info, Beginning::Recovery, told_size, None)
             }
             Way::Inherited(descriptor) => {
                 let info = control.info(number.unwrap_or_default());
@@ -237,15 +239,12 @@ impl ServedDevice {
                 return Ok(());
             }
         };
-        let (queues, ready) = self.attached(control, info, beginning, common).inspect_err(|_| {
-            // A device that was left stays; a new one is removed.
-            if beginning == Beginning::Start {
-                abandon(&info);
-            }
-        })?;
+        let (queues, ready) = self.attached(control, info, beginning, common)?;
         let device = Arc::clone(&ready.device);
         let _ = self.device.set(Arc::clone(&device));
         device.set_ours(true);
+        // Its thread removes it from here on, when it is closed.
+        added.into_iter().for_each(Added::keep);
         device.attach(queues.0, queues.1);
         if let Some(address) = &device.address {
             let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has made the device anew".into()));
@@ -461,14 +460,6 @@ fn wait_until_begun(device: &Device) -> Result<(), String> {
         Err(_) => Err(format!(
             "{path} does not start within {BEGIN_MAX:?}: its drive does not answer"
         )),
-    }
-}
-
-/// Removes a device that was made and cannot be served.
-fn abandon(info: &DeviceInfo) {
-    if let Ok(control) = Control::open() {
-        // Who uses the number next is told what exists.
-        let _ = control.delete(Named::of(info));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Decides how a device is started, recovered, resized and removed: by a thread of its own, since
+//! How a device is started, recovered, resized and removed: by a thread of its own, since
 //! all of that blocks, most of it until the queues have done their part.
 
 use std::fs::OpenOptions;
@@ -170,8 +170,14 @@ impl Keeper {
             );
             return End::Left;
         }
-        let stopped = self.control.stop(named);
-        if let Err(error) = stopped.and_then(|()| self.control.delete(named))
+        if let Err(error) = self.control.stop(named) {
+            tracing::debug!(
+                "ublk: {} is not stopped before it is removed: {error}",
+                device.name
+            );
+        }
+        // It stops what is not stopped.
+        if let Err(error) = self.control.delete(named)
             && error.raw_os_error() != Some(libc::ENODEV)
         {
             tracing::warn!("ublk: {} stays: {error}", device.name);

@@ -1,12 +1,12 @@
-//! Decides which disks can be devices, and how one is made: its queues, its parameters for the
+//! Which disks can be devices, and how one is made: its queues, its parameters for the
 //! kernel, and whether it outlives its daemon.
 
 use std::io;
-use std::time::Duration;
 
 use blkmq_host::disk::Disk;
 
-use super::control::{Control, Named, until};
+use super::added::{Added, check_given, is_denied};
+use super::control::{Control, Named};
 use super::front_door::AUTO;
 use super::protocol::{
     BLOCK_BYTES_MAX, DATA_BYTES_MAX, DeviceInfo, IOCTL_NUMBERS, Parameters, RECOVERY, REISSUE, RESIZABLE,
@@ -36,13 +36,9 @@ pub(super) fn check(disk: &Disk) -> Result<(), String> {
 /// Makes a device of a disk, with a queue for each of `reactors`. May block.
 ///
 /// # Errors
-/// Why it cannot.
-pub(super) fn add(
-    control: &Control,
-    disk: &Disk,
-    number: Option<u32>,
-    reactors: usize,
-) -> Result<DeviceInfo, String> {
+/// Why it cannot; then nothing is left of it.
+pub(super) fn add(disk: &Disk, number: Option<u32>, reactors: usize) -> Result<Added, String> {
+    check_given()?;
     let queues = reactors.clamp(1, QUEUES_MAX) as u16;
     let survives = if number.is_some() { RECOVERY | REISSUE } else { 0 };
     let wanted = DeviceInfo {
@@ -56,20 +52,27 @@ pub(super) fn add(
         identity: identity(&disk.name),
         ..DeviceInfo::default()
     };
-    let info = control.add(&wanted).map_err(|error| cannot_add(number, &error))?;
-    let named = Named::of(&info);
+    let added = Added::new(Control::open()?, &wanted).map_err(|error| cannot_add(number, &error))?;
+    let info = added.info();
     let parameters = Parameters::of(disk, info.data_bytes_max);
     let set = match info.is_served() {
-        true => until(PERMISSION_MAX, is_denied, || {
-            control.set_parameters(named, &parameters)
-        }),
+        true => added.set_parameters(&parameters),
         false => Err(io::ErrorKind::Unsupported.into()),
     };
-    if let Err(error) = set {
-        let _ = control.delete(named);
-        return Err(format!("the kernel refuses {}: {error}", named.path()));
+    match set {
+        Ok(()) => Ok(added),
+        Err(error) => Err(refused(&info, &error)),
     }
-    Ok(info)
+}
+
+fn refused(info: &DeviceInfo, error: &io::Error) -> String {
+    let path = Named::of(info).path();
+    match info.has(UNPRIVILEGED) && is_denied(error) {
+        true => format!(
+            "{path} is not given to this user: {error}: udev has to give /dev/ublkcN and /dev/ublkbN to the user that makes them"
+        ),
+        false => format!("the kernel refuses {path}: {error}"),
+    }
 }
 
 fn cannot_add(number: Option<u32>, error: &io::Error) -> String {
@@ -87,17 +90,7 @@ fn cannot_add(number: Option<u32>, error: &io::Error) -> String {
     }
 }
 
-/// Returns whether this user may not open a device yet, until udev changes its owner.
-fn is_denied(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EACCES | libc::EPERM | libc::ENOENT)
-    )
-}
-
 /// Requests of a device at a time, shared among its queues.
 const REQUESTS: u16 = 128;
 const REQUESTS_OF_QUEUE_MIN: u16 = 8;
 const QUEUES_MAX: usize = 64;
-/// Time for udev to give a device to a user.
-const PERMISSION_MAX: Duration = Duration::from_secs(5);

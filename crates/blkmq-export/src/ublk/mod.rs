@@ -1,5 +1,4 @@
-//! Decides how this host reaches a disk as a block device of its own: ublk, by which a process
-//! serves a block device.
+//! A disk as a block device of this host: ublk, by which a process serves a block device.
 //!
 //! | part | decides |
 //! |---|---|
@@ -7,6 +6,7 @@
 //! | `control` | commands to the control device, which block |
 //! | `found` | what exists of a device before it is served: nothing, or what another daemon has left |
 //! | `made` | which disks can be devices, and how one is made |
+//! | `added` | that a device whose start fails is deleted again |
 //! | `device` | what the queues of one device share, and how it ends |
 //! | `keeper` | the thread that starts, recovers and removes it |
 //! | `left` | when the kernel learns that it was left to the next daemon |
@@ -14,6 +14,7 @@
 //! | `slots` | where a request's data lies |
 //! | [`saved`] | what another daemon needs to continue a device |
 
+mod added;
 mod control;
 mod device;
 mod found;

@@ -118,6 +118,23 @@ say 'removed, added, stopped'
 # Served by a user: the nodes are his, as udev would have it.
 mkdir -p /etc; echo 'root:x:0:0::/tmp:/tmp/bin/sh' > /etc/passwd; echo 'user:x:1000:1000::/tmp:/tmp/bin/sh' >> /etc/passwd
 chmod 666 /dev/ublk-control; chown 1000 /tmp/vm3.raw
+
+# Nobody gives him the nodes: no start succeeds, what was made stays, and soon no more is made. Given later, it goes.
+words='exec /bin/blkmq serve --disk name=vm3,file=/tmp/vm3.raw --ublk auto'
+for turn in 1 2 3 4 5 6; do
+  su -s /tmp/bin/sh user -c "$words" > /tmp/refused 2>&1 && fail 'a user serves a device that is not given to him'
+done
+grep -q 'given to nobody' /tmp/refused || { cat /tmp/refused; fail 'not said: given to nobody'; }
+test $(ls /dev | grep -c ublkc) = 4 || fail "devices that stay: $(ls /dev | grep ublkc)"
+( while :; do chown 1000 /dev/ublkc* /dev/ublkb* 2>/dev/null; usleep 20000; done ) & udev=$!
+sleep 1
+su -s /tmp/bin/sh user -c "$words" > /tmp/user.out 2>> /tmp/log & server=$!
+for turn in $(seq 400); do grep -qs ready /tmp/user.out && break; usleep 50000; done
+grep -q ready /tmp/user.out || fail 'a user cannot serve when the devices are given to him'
+test $(ls /dev | grep -c ublkc) = 1 || fail "devices that stay: $(ls /dev | grep ublkc)"
+stop; kill $udev; rm /tmp/user.out
+say 'a user without nodes'
+
 ( while :; do chown 1000 /dev/ublkc0 /dev/ublkb0 2>/dev/null; usleep 20000; done ) & udev=$!
 su -s /tmp/bin/sh user -c 'exec /bin/blkmq serve --disk name=vm3,file=/tmp/vm3.raw --ublk 0 --control unix:/tmp/user.sock' \
   > /tmp/user.out 2>> /tmp/log & server=$!
