@@ -127,15 +127,26 @@ impl Config {
         there.any(|disk| !self.is_path(&disk.name))
     }
 
+    /// Checks that a daemon can start with it: it has a disk, or a control socket where disks can be added; and
+    /// the parts fit together.
+    ///
+    /// # Errors
+    /// Neither, or as for [`Config::check_parts`].
+    pub fn check(&self) -> Result<()> {
+        if self.disks.is_empty() && self.control.socket.is_none() {
+            bail!(
+                "no disk to serve: give --disk name=NAME,file=PATH, or a configuration with [disk.NAME]; or --control unix:PATH, to add                  disks later"
+            );
+        }
+        self.check_parts()
+    }
+
     /// Checks the parts against each other.
     ///
     /// # Errors
-    /// The first contradiction: no disk, two disks of a name, a path that does not exist, an export of a disk that does not
+    /// The first contradiction: two disks of a name, a path that does not exist, an export of a disk that does not
     /// exist, settings for a queue without a disk.
-    pub fn check(&self) -> Result<()> {
-        if self.disks.is_empty() {
-            bail!("no disk to serve: give --disk name=NAME,file=PATH, or a configuration with [disk.NAME]");
-        }
+    pub fn check_parts(&self) -> Result<()> {
         let mut names: Vec<&str> = self.disks.iter().map(|disk| disk.name.as_str()).collect();
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {

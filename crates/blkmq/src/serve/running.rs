@@ -232,6 +232,12 @@ impl Running {
         let sizes = served.iter().map(|disk| (disk.name.clone(), disk.size)).collect();
         let changes = diff(&state.config, &new, &sizes)?;
         self.check_queues(&state.config, &new)?;
+        for change in &changes {
+            if let Change::RemoveDisk(name) = change {
+                // Before its sockets are closed.
+                self.control().check_removal(name)?;
+            }
+        }
         let old = (state.config.clone(), &state.document);
         Ok(Planned::new(self.changes(), old, (new, document), changes))
     }
@@ -441,14 +447,17 @@ impl Running {
                 self.open_missing(open, config, disks)?;
             }
         }
-        for open in &mut state.exports {
+        for open in &state.exports {
             let wanted = open.wanted(config, disks);
-            let is_wanted = |served: &dyn Served| served.disk().is_none_or(|name| wanted.contains(&name));
-            let gone = open.served.extract_if(.., |served| !is_wanted(&**served));
-            gone.for_each(|served| served.close());
-            for served in &open.served {
+            for served in open.served.iter().filter(|served| is_among(&***served, &wanted)) {
                 served.offer(disks, offer_of(&open.spec, config))?;
             }
+        }
+        // Nor before all have accepted what they offer from now on.
+        for open in &mut state.exports {
+            let wanted = open.wanted(config, disks);
+            let gone = open.served.extract_if(.., |served| !is_among(&**served, &wanted));
+            gone.for_each(|served| served.close());
             self.open_missing(open, config, disks)?;
         }
         Ok(())
@@ -545,15 +554,20 @@ impl Running {
     }
 }
 
+/// Returns whether an address is for one of these disks, or for all.
+fn is_among(served: &dyn Served, names: &[&str]) -> bool {
+    served.disk().is_none_or(|name| names.contains(&name))
+}
+
 /// All disks but one.
 fn without(disks: &[Disk], name: &str) -> Vec<Disk> {
     disks.iter().filter(|disk| disk.name != name).cloned().collect()
 }
 
-/// The meaning of a document, checked without opening anything.
+/// The meaning of a document, checked without opening anything. A daemon that runs may lose its last disk.
 fn checked(document: &Document) -> Result<Config> {
     let config = document.config()?;
-    config.check()?;
+    config.check_parts()?;
     for export in &config.exports {
         read(export).with_context(|| format!("[[export]] {}", export.door))?;
     }

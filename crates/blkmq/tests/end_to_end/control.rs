@@ -9,6 +9,7 @@ mod names;
 mod paths;
 mod random_changes;
 mod reloads;
+mod removals;
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
@@ -508,7 +509,6 @@ fn the_command_lists_sets_and_says_what_is_wrong() {
         (&["show", "disk", "vm2"], 1, "there are: vm1"),
         (&["add", "disk", "vm1", "ram=1M"], 1, "there is one already"),
         (&["remove", "disk", "vm9"], 1, "`blkmq ctl list disks`"),
-        (&["remove", "disk", "vm1"], 1, "no disk to serve"),
         (&["message", "vm1", "fail_path", "a"], 1, "has no paths"),
         (&["log", "debug"], 0, ""),
         (&["log", "blkmq=what"], 1, "rejected"),

@@ -99,21 +99,8 @@ impl Control {
     /// then.
     pub fn remove_disk(&self, name: &str, limit: Nanos) -> Result<(), Error> {
         let _changing = self.changing()?;
+        let disk = self.removable(name)?;
         let disks = self.shared.disks();
-        let Some(disk) = disks.iter().find(|disk| disk.name == name).cloned() else {
-            return Err(Error::Disk(format!("disk {name}: there is no such disk")));
-        };
-        let is_mapped = disk.queue == MAPPED;
-        if let Some(user) = disk.used_by.as_ref() {
-            return Err(Error::Disk(format!(
-                "disk {name}: disk {user} lies on it; remove that one first"
-            )));
-        }
-        if is_mapped {
-            return Err(Error::Disk(format!(
-                "disk {name}: lies on other disks, and cannot be removed while the daemon runs"
-            )));
-        }
         let entry = self.entry(disk.queue)?;
         let others = disks.iter().filter(|disk| disk.name != name).cloned();
         self.shared.set_disks(others.collect());
@@ -127,12 +114,40 @@ impl Control {
             disk.users.withdraw(false);
             self.shared.set_disks(disks);
             return Err(Error::Disk(format!(
-                "disk {name}: {clients} not let it go in {limit}; it is served on"
+                "disk {name}: {clients} not let it go in {limit}; it is served on, and clients that have left can come again"
             )));
         }
         entry.queue.remove_disk(disk.id);
         entry.device.remove_disk(disk.id);
-        self.refresh(disk.queue).map_err(|error| refused(name, error))
+        if let Err(error) = self.refresh(disk.queue) {
+            // Its clients have left, and nobody finds it: it is removed all the same.
+            tracing::error!("disk {name}: removed; a driver keeps what it had of it: {error}");
+        }
+        Ok(())
+    }
+
+    /// Checks that a disk can be removed, but for its users.
+    ///
+    /// # Errors
+    /// As for [`Control::remove_disk`].
+    pub fn check_removal(&self, name: &str) -> Result<(), Error> {
+        let _changing = self.changing()?;
+        self.removable(name).map(drop)
+    }
+
+    fn removable(&self, name: &str) -> Result<Disk, Error> {
+        let refuse = |why: &str| Err(Error::Disk(format!("disk {name}: {why}")));
+        let disks = self.shared.disks();
+        let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
+            return refuse("there is no such disk");
+        };
+        match &disk.used_by {
+            Some(user) => refuse(&format!("disk {user} lies on it; remove that one first")),
+            None if disk.queue == MAPPED => {
+                refuse("lies on other disks, and cannot be removed while the daemon runs")
+            }
+            None => Ok(disk.clone()),
+        }
     }
 
     /// Asks a disk's drive for the disk's size, after the driver has resized it to `wanted` bytes, if given.
