@@ -19,7 +19,7 @@ use super::bounce::Bounces;
 use super::device::{Disks, SEGMENTS_MAX, Shared, ZEROES_BYTES};
 use super::disk::FileDisk;
 use super::polled::Polled;
-use super::slot::{Memory, Next, Slot, Step};
+use super::slot::{Memory, Next, PAUSES_MAX, Slot, Step};
 use super::sys::{self, Vectors};
 
 /// The driver's side of one hardware context.
@@ -198,6 +198,9 @@ impl FileHctx {
     /// Makes the entry for a slot's step.
     fn entry(&self, slot: &Slot, target: Target) -> squeue::Entry {
         let fd = Fd(target.fd);
+        if slot.is_paused {
+            return opcode::Timeout::new(&PAUSES[slot.pause()]).build();
+        }
         let offset = slot.offset + slot.moved;
         let left = slot.len - slot.moved;
         let zeroing = |mode| {
@@ -481,12 +484,24 @@ fn flat(op: Op, fd: Fd, piece: Lent, offset: u64, rw_flags: i32) -> squeue::Entr
     }
 }
 
+const fn pauses() -> [Timespec; PAUSES_MAX] {
+    let mut all = [Timespec::new(); PAUSES_MAX];
+    let mut at = 0;
+    while at < PAUSES_MAX {
+        all[at] = Timespec::new().nsec(1_000_000 << at);
+        at += 1;
+    }
+    all
+}
+
 fn ring_memory(ring_memory: &mut Option<RingMemory>) -> &mut RingMemory {
     ring_memory.as_mut().expect("held until the context is dropped")
 }
 
 /// How long a sync waits before it checks again for those that overlapped it.
 static AWAIT_SYNCS: Timespec = Timespec::new().nsec(100_000);
+/// How long a step waits that the system had no resources for: 1 to 128 ms.
+static PAUSES: [Timespec; PAUSES_MAX] = pauses();
 /// User data of a cancellation, distinct from all tags.
 const CANCEL: u64 = USER_MAX;
 /// Most entries that are submitted together. More save system calls, but leave the device idle:

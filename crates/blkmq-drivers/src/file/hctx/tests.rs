@@ -441,3 +441,30 @@ fn a_block_device_is_served_like_a_file() {
 }
 
 const DEPTH: u32 = 64;
+
+#[test]
+fn write_that_the_system_has_no_resources_for_is_done_after_a_pause() {
+    let path = scratch_file("paused", 1 << 20);
+    let mut rig = rig(&path, Direct::Off);
+    let mut buffer = pattern(3, 8192);
+    let rq = request_with(Op::Write, Flags::NONE, 0, 4096, &[lend(&mut buffer)]);
+    assert_eq!(rig.hctx.issue(&rq, cookie(0), true, Instant(0)), Issued::Queued);
+    // The kernel's answer is replaced, and what it has done undone.
+    let mut answers = Vec::new();
+    while answers.is_empty() {
+        rig.ring.wait(None);
+        rig.ring.reap();
+        rig.hctx.ring_client.take(&mut answers);
+    }
+    path_file(&path).write_all_at(&[0; 8192], 4096).unwrap();
+    assert!(rig.hctx.take_result(0, -libc::EAGAIN, Instant(0)).is_none());
+    assert!(rig.hctx.slots[0].is_paused);
+    assert_eq!(rig.wait(1)[0].status, Status::Ok);
+    let mut found = vec![0; 8192];
+    path_file(&path).read_exact_at(&mut found, 4096).unwrap();
+    assert!(found == buffer);
+}
+
+fn path_file(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).unwrap()
+}
