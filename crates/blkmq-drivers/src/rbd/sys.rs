@@ -344,16 +344,24 @@ impl RawImage {
             id: 0,
             cookie: 0,
         };
-        let (mut list, mut count) = ([none; WATCHERS_MAX], WATCHERS_MAX);
-        // SAFETY: the image is open; so many watchers can be written there, and their number.
-        let asked =
-            unsafe { (self.library().rbd_watchers_list)(self.handle, list.as_mut_ptr(), &raw mut count) };
-        check(asked)?;
-        let found = list[..count].iter().map(|watcher| string(watcher.address));
-        let found = found.collect();
-        // SAFETY: the list and its length, as they were given.
-        unsafe { (self.library().rbd_watchers_list_cleanup)(list.as_mut_ptr(), count) };
-        Ok(found)
+        let mut list = vec![none; WATCHERS];
+        loop {
+            let mut count = list.len();
+            // SAFETY: the image is open; so many watchers can be written there, and their number.
+            let asked =
+                unsafe { (self.library().rbd_watchers_list)(self.handle, list.as_mut_ptr(), &raw mut count) };
+            match more_room(asked, list.len(), count) {
+                Some(room) => list.resize(room, none),
+                None => {
+                    check(asked)?;
+                    let found = list[..count].iter().map(|watcher| string(watcher.address));
+                    let found = found.collect();
+                    // SAFETY: the list and its length, as they were given.
+                    unsafe { (self.library().rbd_watchers_list_cleanup)(list.as_mut_ptr(), count) };
+                    return Ok(found);
+                }
+            }
+        }
     }
 
     /// Registers `changes` for notifications when the image's size or snapshots have changed.
@@ -505,6 +513,12 @@ fn check(returned: c_int) -> io::Result<usize> {
     usize::try_from(returned).map_err(|_| io::Error::from_raw_os_error(-returned))
 }
 
+/// How many watchers to ask for next, if `asked` was the refusal to report `count` in the room of `room`.
+fn more_room(asked: c_int, room: usize, count: usize) -> Option<usize> {
+    // They double at least: some may come meanwhile.
+    (asked == -libc::ERANGE && room < WATCHERS_MAX).then(|| count.max(2 * room).min(WATCHERS_MAX))
+}
+
 /// A text for Ceph. The parser refuses configurations with zero bytes.
 fn text(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
@@ -522,4 +536,22 @@ fn string(text: *const c_char) -> String {
 const LOCK_EXCLUSIVE: c_int = 0;
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
 const THICK_PROVISION: c_int = 1;
-const WATCHERS_MAX: usize = 64;
+/// Watchers for which there is room at first, and at most.
+const WATCHERS: usize = 64;
+const WATCHERS_MAX: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watchers_without_room_are_asked_for_again_with_room_for_all_up_to_a_limit() {
+        let too_few = -libc::ERANGE;
+        assert_eq!(more_room(too_few, 64, 65), Some(128));
+        assert_eq!(more_room(too_few, 64, 1000), Some(1000));
+        assert_eq!(more_room(too_few, 40_000, 40_001), Some(WATCHERS_MAX));
+        assert_eq!(more_room(too_few, WATCHERS_MAX, 1 << 20), None);
+        assert_eq!(more_room(0, 64, 3), None);
+        assert_eq!(more_room(-libc::EIO, 64, 64), None);
+    }
+}
