@@ -1,4 +1,4 @@
-//! Decides which reactor serves a new connection: the next one in turn; and how many clients one
+//! Which reactor serves a new connection: the next one in turn; and how many clients one
 //! turn accepts. A listener is a service of one reactor; the connections that it accepts are
 //! services of their own. While another daemon takes over, nobody is accepted.
 //!
@@ -57,8 +57,9 @@ pub(crate) struct Listener {
     connect: Connect,
     next: usize,
     pace: Pace,
-    /// A client that was accepted and for which there is no room yet.
-    waiting: Option<OwnedFd>,
+    /// A client that was accepted and for which there is no room yet. Shared with a hand-over, which needs no
+    /// descriptor more then.
+    waiting: Option<Arc<OwnedFd>>,
     /// The last accept failed, and that was logged.
     is_failing: bool,
     is_polling: bool,
@@ -207,19 +208,29 @@ impl Listener {
             return;
         }
         for _ in 0..ACCEPTS_MAX {
-            let fd = match self.waiting.take() {
-                Some(fd) => fd,
-                None => match self.accept_one(cx) {
-                    Some(fd) => fd,
-                    None => return,
-                },
-            };
+            let Some(fd) = self.next_client(cx) else { return };
             if !self.admit(cx, fd) {
                 return;
             }
         }
         if !std::mem::replace(&mut self.comes_again, true) {
             cx.ring_client().push_nop(AGAIN);
+        }
+    }
+
+    /// The client that waits, or the next one in the backlog.
+    fn next_client(&mut self, cx: &mut Cx<'_>) -> Option<OwnedFd> {
+        let Some(waiting) = self.waiting.take() else {
+            return self.accept_one(cx);
+        };
+        match Arc::try_unwrap(waiting) {
+            Ok(fd) => Some(fd),
+            Err(shared) => {
+                // A hand-over that failed is about to let it go.
+                self.waiting = Some(shared);
+                cx.set_timer(cx.now() + RETRY);
+                None
+            }
         }
     }
 
@@ -254,7 +265,7 @@ impl Listener {
         let ticket = match admitted {
             Ok(ticket) => ticket,
             Err(NoRoom::Yet) => {
-                self.waiting = Some(fd);
+                self.waiting = Some(Arc::new(fd));
                 return false;
             }
             Err(NoRoom::AtAll(refusal)) => {
@@ -307,12 +318,12 @@ impl Listener {
     /// A client that was accepted and not served yet is handed over as one with which nothing was
     /// exchanged.
     fn saved(&self) -> Option<Saved> {
-        let waiting = self.waiting.as_ref()?.try_clone().ok()?;
+        let waiting = Arc::clone(self.waiting.as_ref()?);
         Some(Saved {
             door: self.door,
             address: self.name.clone(),
             body: Vec::new(),
-            fds: vec![Arc::new(waiting)],
+            fds: vec![waiting],
         })
     }
 
@@ -398,3 +409,27 @@ const ACCEPTS_MAX: usize = 4;
 const BACKLOG: i32 = 512;
 /// How long to wait after a failed accept: descriptors may become free.
 const RETRY: Nanos = Nanos::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn client_that_waits_for_room_is_handed_over_without_a_descriptor_more() {
+        let path = std::env::temp_dir().join(format!("blkmq-waiting-{}", std::process::id()));
+        let listening = UnixListener::bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let socket = Socket::Unix(listening, None);
+        let common = Arc::new(Common::new(1 << 20, 10));
+        let log = Arc::new(Log::new("nbd"));
+        let connect: Connect = Box::new(|_| unreachable!("it waits"));
+        let mut listener = Listener::new(socket, &common, 0, &log, connect).unwrap();
+        let (_client, accepted) = UnixStream::pair().unwrap();
+        let number = accepted.as_raw_fd();
+        listener.waiting = Some(Arc::new(accepted.into()));
+        let saved = listener.saved().unwrap();
+        assert_eq!(saved.fds[0].as_raw_fd(), number);
+    }
+}
