@@ -1,4 +1,4 @@
-//! Decides who may connect: how many connections an address may have of all that there are
+//! Who may connect: how many connections an address may have of all that there are
 //! descriptors for, and how many of these a group may have, so that the next client, at another
 //! address or of another group, finds room. `listener` asks for each client that it has accepted,
 //! `connection` when the client has selected a disk.
@@ -13,7 +13,7 @@
 //! silent keep nobody out, whatever their deadline. Only a few may be arriving or leaving at a
 //! time; new clients meanwhile wait in the kernel's backlog.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -90,8 +90,6 @@ struct State {
     /// Connections that may be displaced, by address and age.
     negotiating: BTreeMap<(u32, u64), Negotiator>,
     next: u64,
-    /// Displaced connections that are still open.
-    leaving: u32,
     /// The listeners of addresses with waiting clients, once each.
     listeners: BTreeMap<u32, Waker>,
 }
@@ -105,9 +103,14 @@ struct Address {
     is_closed: bool,
     /// The mount or device is gone, which the address was opened for.
     is_gone: bool,
+    /// The number of the mount's filesystem, as the table of mounts has it: who has it open may keep it after it
+    /// was unmounted.
+    mounted: Option<String>,
     open: u32,
     /// Open connections that their reactors have not begun to serve.
     arriving: u32,
+    /// Displaced connections that are still open.
+    leaving: u32,
     /// Connections that have selected a disk, by its group; no entry is 0.
     selected: BTreeMap<Tenant, u32>,
     refused: u64,
@@ -161,6 +164,11 @@ impl Connections {
 
     /// The counts of each address, in the order in which the addresses were opened.
     pub fn stats(&self) -> Vec<AddressStats> {
+        let mounted = self.mounted();
+        let is_unmounted = |address: &Address| {
+            let mounted = mounted.as_ref().zip(address.mounted.as_ref());
+            mounted.is_some_and(|(all, device)| !all.contains(device))
+        };
         let state = self.lock();
         let stats = |address: &Address| AddressStats {
             name: address.limits.name.clone(),
@@ -172,11 +180,30 @@ impl Connections {
             state: match address {
                 Address { is_closed: true, .. } => AddressState::Closed,
                 Address { is_gone: true, .. } => AddressState::Gone,
+                address if is_unmounted(address) => AddressState::Gone,
                 _ => AddressState::Served,
             },
         };
         let shown = |address: &&Address| !address.is_closed || address.open > 0;
         state.addresses.iter().filter(shown).map(stats).collect()
+    }
+
+    /// The numbers of all mounted filesystems, if an address has one and the table can be read.
+    fn mounted(&self) -> Option<BTreeSet<String>> {
+        let is_wanted = self
+            .lock()
+            .addresses
+            .iter()
+            .any(|address| address.mounted.is_some());
+        let table = is_wanted.then(|| std::fs::read_to_string("/proc/self/mountinfo").ok())??;
+        let devices = table.lines().filter_map(|line| line.split(' ').nth(2));
+        Some(devices.map(str::to_owned).collect())
+    }
+
+    /// Notes that an address is a mount, with the number of its filesystem.
+    #[cfg(feature = "fuse")]
+    pub(crate) fn set_mounted(&self, address: u32, device: String) {
+        self.lock().addresses[address as usize].mounted = Some(device);
     }
 
     /// Adds an address where disks of `groups` groups are served. Returns its number.
@@ -187,8 +214,10 @@ impl Connections {
             groups,
             is_closed: false,
             is_gone: false,
+            mounted: None,
             open: 0,
             arriving: 0,
+            leaving: 0,
             selected: BTreeMap::new(),
             refused: 0,
             displaced: 0,
@@ -376,15 +405,16 @@ impl State {
     /// time: displaced connections stay open until their reactors close them. Returns the waker to
     /// use.
     fn displace(&mut self, address: u32) -> Option<Waker> {
-        if self.leaving >= LEAVING_MAX {
+        if self.addresses[address as usize].leaving >= LEAVING_MAX {
             return None;
         }
         let (&key, _) = self.of(address).next()?;
         let oldest = self.negotiating.remove(&key).expect("it was found there");
         // Release: pairs with the Acquire of the connection, which reads it when it is woken.
         oldest.is_displaced.store(true, Ordering::Release);
-        self.leaving += 1;
-        self.addresses[address as usize].displaced += 1;
+        let of = &mut self.addresses[address as usize];
+        of.leaving += 1;
+        of.displaced += 1;
         Some(oldest.waker)
     }
 }
@@ -450,10 +480,10 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = self.connections.lock();
         state.negotiating.remove(&(self.address, self.number));
-        state.leaving -= u32::from(self.is_displaced());
         state.open -= 1;
         let of = &mut state.addresses[self.address as usize];
         of.open -= 1;
+        of.leaving -= u32::from(self.is_displaced());
         of.arriving -= u32::from(!self.has_arrived);
         if let Some(group) = self.group
             && let Some(held) = of.selected.get_mut(&group)
@@ -497,9 +527,9 @@ fn share(free: u32, users: u32) -> u32 {
 /// Number of further users for which room is left.
 const ROOM_FOR: u32 = 4;
 const SHARE_MIN: u32 = 4;
-/// Most connections that may be leaving at a time: each still has its descriptor, beyond all
-/// limits.
-pub const LEAVING_MAX: u32 = 16;
+/// Most connections of one address that may be leaving at a time: each still has its descriptor, beyond
+/// all limits.
+pub const LEAVING_MAX: u32 = 4;
 /// Most connections of one address that may be accepted before their reactors have begun to serve
 /// them.
 const ARRIVING_MAX: u32 = 8;

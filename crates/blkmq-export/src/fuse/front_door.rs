@@ -216,6 +216,7 @@ impl ServedFile {
         let cannot_be = |error: io::Error| format!("{path} cannot be mounted: {error}");
         let (mount, device) = place.mount().map_err(cannot_be)?;
         let copy = device.try_clone().map_err(cannot_be)?;
+        self.note_mounted(&mount, &common);
         let filesystem = Arc::new(FileSystem::new(self.disk.clone(), mount, &common, &self.log));
         let _ = self.filesystem.set(Arc::clone(&filesystem));
         let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has mounted another disk there".into()));
@@ -262,12 +263,20 @@ impl ServedFile {
         self.compare(&saved)?;
         let home = self.home(&common)?;
         let mount = Mount::inherited(self.path.clone(), &saved);
+        self.note_mounted(&mount, &common);
         let filesystem = FileSystem::restored(self.disk.clone(), mount, &saved, &common, &self.log);
         let filesystem = Arc::new(filesystem);
         let _ = self.filesystem.set(Arc::clone(&filesystem));
         Ok(Box::new(move || {
             Box::new(Channel::restored(filesystem, device, memory, home, &saved))
         }))
+    }
+
+    /// Has the address reported as gone once somebody has unmounted it.
+    fn note_mounted(&self, mount: &Mount, common: &Common) {
+        if let (_, Some(entry)) = mount.remains() {
+            common.connections.set_mounted(self.address, entry.device);
+        }
     }
 
     /// Checks that the disk matches what its users know.

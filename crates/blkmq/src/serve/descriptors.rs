@@ -92,8 +92,10 @@ fn needed(config: &Config, reactors: usize) -> u64 {
     };
     let servers: usize = config.disks.iter().map(to_servers).sum();
     let addresses: usize = config.exports.iter().map(|export| places(config, export)).sum();
-    let own = addresses * FOR_AN_ADDRESS + config.disks.len() + servers + reactors * FOR_A_REACTOR;
-    own as u64 + SPARE + u64::from(LEAVING_MAX)
+    let leaving = config.exports.len() * LEAVING_MAX as usize;
+    let own =
+        addresses * FOR_AN_ADDRESS + leaving + config.disks.len() + servers + reactors * FOR_A_REACTOR;
+    own as u64 + SPARE
 }
 
 /// How many sockets or mounts an address has.

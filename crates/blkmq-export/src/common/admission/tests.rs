@@ -109,6 +109,48 @@ fn a_listener_that_asks_again_and_again_is_woken_once() {
     engine.shutdown(Nanos::from_secs(10)).unwrap();
 }
 
+#[test]
+fn displaced_clients_that_do_not_leave_keep_none_out_at_another_address() {
+    let engine = Engine::start(EngineConfig::default()).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    engine.add_service(ReactorId(0), Box::new(move || Box::new(Woken(sender))));
+    let waker = receiver.recv().unwrap();
+    let connections = Arc::new(Connections::new(1000));
+    for _ in 0..2 {
+        let limits = AddressLimits {
+            connections_max: 40,
+            ..AddressLimits::default()
+        };
+        connections.add_address(limits, 1);
+    }
+    // Silent clients, as many as there may be, and more that displace some.
+    let crowd = |address| {
+        let mut crowd = Vec::new();
+        while let Ok(mut ticket) = connections.admit(address, || waker.clone()) {
+            ticket.arrive(waker.clone());
+            crowd.push(ticket);
+        }
+        crowd
+    };
+    let crowds = [0, 1].map(crowd);
+    let counts = crowds.each_ref().map(|crowd| crowd.len() as u32);
+    assert_eq!(counts, [40 + LEAVING_MAX; 2]);
+    drop(crowds);
+    engine.shutdown(Nanos::from_secs(10)).unwrap();
+}
+
+#[test]
+fn address_whose_filesystem_is_not_mounted_any_more_is_listed_as_gone() {
+    let connections = connections(10, 2, 1);
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let device = table.lines().next().and_then(|line| line.split(' ').nth(2));
+    connections.lock().addresses[0].mounted = device.map(str::to_owned);
+    connections.lock().addresses[1].mounted = Some("0:4294967".to_owned());
+    let states = connections.stats().into_iter().map(|stats| stats.state);
+    let states: Vec<AddressState> = states.collect();
+    assert_eq!(states, [AddressState::Served, AddressState::Gone]);
+}
+
 /// Sends its waker.
 struct Woken(mpsc::Sender<Waker>);
 

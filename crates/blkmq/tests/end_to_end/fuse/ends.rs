@@ -240,6 +240,23 @@ fn a_mount_that_is_taken_away_while_it_is_open_is_reported_once_and_listed_as_go
 }
 
 #[test]
+fn mount_that_is_detached_while_it_is_open_is_listed_as_gone() {
+    let Some(stage) = Stage::new("") else { return };
+    let control = format!("unix:{}", stage.scratch.word("control.sock"));
+    let words = ["ctl", "--socket", &control, "list", "exports"];
+    let list = || run(program().to_str().expect("text"), &words).stdout;
+    let file = stage.open();
+    assert!(list().contains("served"));
+    unmount(stage.path(), UnmountFlags::DETACH).unwrap();
+    assert!(list().contains("gone"), "{}", list());
+    // Who has it open keeps it.
+    let mut read = aligned(9);
+    file.read_exact_at(&mut read.0, STEP).unwrap();
+    drop(file);
+    stage.stop();
+}
+
+#[test]
 fn an_export_that_is_removed_stays_with_those_who_have_it_open() {
     let Some(stage) = Stage::new("") else { return };
     let file = stage.open();
