@@ -143,21 +143,34 @@ impl Channel {
         }
     }
 
-    /// Waits until there is something to receive, without a limit of time.
+    /// Waits until there is something to receive, for at most `limit` if there is one. Returns whether there is.
     ///
     /// # Errors
     /// The system's error.
-    pub fn wait(&self) -> Result<(), ChannelError> {
+    pub fn wait(&self, limit: Option<Duration>) -> Result<bool, ChannelError> {
+        let until = limit.map(|limit| Instant::now() + limit);
         let mut poll = [rustix::event::PollFd::new(
             &self.stream,
             rustix::event::PollFlags::IN,
         )];
         loop {
-            match rustix::event::poll(&mut poll, None) {
-                Ok(_) => return Ok(()),
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| left.try_into().ok());
+            match rustix::event::poll(&mut poll, left.as_ref()) {
+                Ok(ready) => return Ok(ready > 0),
                 Err(errno) => retry_or_fail(errno.into())?,
             }
         }
+    }
+
+    /// Lets the other daemon send nothing more: either a message was sent before, and is received after this, or
+    /// its sender is told that it was not.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn end_hearing(&self) -> Result<(), ChannelError> {
+        let ended = self.stream.shutdown(std::net::Shutdown::Read);
+        ended.map_err(ChannelError::Os)
     }
 
     /// The socket.

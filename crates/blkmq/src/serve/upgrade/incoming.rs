@@ -173,14 +173,9 @@ fn take_clients(
         Message::Go => {}
         _ => bail!("the running daemon does not let go"),
     }
-    // From here on the other daemon touches nothing, whether or not it receives this. The message
-    // is sent before anything is done: if the other daemon does not receive it, this process has
-    // ended and done nothing.
-    let told = channel.send(&Message::Taken, &[], ANSWER_MAX);
+    // Before anything is done.
+    tell_taken(channel)?;
     handover.resume();
-    told.err()
-        .iter()
-        .for_each(|error| tracing::warn!("upgrade: the other daemon was not told: {error}"));
     match file::release_unused_locks() {
         0 => {}
         files => tracing::info!("upgrade: {files} files are not locked any more: no disk is in them here"),
@@ -193,6 +188,24 @@ fn take_clients(
         start.elapsed().as_secs_f64() * 1e3
     );
     Ok(earlier)
+}
+
+/// Reports that this daemon serves. From here on the other one touches nothing.
+///
+/// # Errors
+/// It is too late: the other daemon goes on, and this one must serve nobody.
+pub(super) fn tell_taken(channel: &mut Channel) -> Result<()> {
+    let Err(untold) = channel.send(&Message::Taken, &[], ANSWER_MAX) else {
+        return Ok(());
+    };
+    // It has let go, and has either ended since or refuses.
+    match channel.receive(ANSWER_MAX) {
+        Err(refused @ ChannelError::Refused(_)) => Err(refused.into()),
+        _ => {
+            tracing::warn!("upgrade: the other daemon was not told: {untold}");
+            Ok(())
+        }
+    }
 }
 
 /// Transfers a group's debts to its caps, and what the scheduler has learnt of it, if there is such

@@ -216,7 +216,8 @@ impl Conductor {
             bail!("this daemon is shutting down");
         };
         let start = Instant::now();
-        let handed = self.suspend_and_hand_over(channel, &theirs, must_flush);
+        let taken_max = (version >= VERSION_OF_SOURCES).then_some(TAKEN_MAX);
+        let handed = self.suspend_and_hand_over(channel, (&theirs, taken_max), must_flush);
         match handed {
             Ok(connections) => {
                 let pause = start.elapsed();
@@ -336,7 +337,7 @@ impl Conductor {
     fn suspend_and_hand_over(
         &self,
         channel: &mut Channel,
-        theirs: &Theirs,
+        (theirs, taken_max): (&Theirs, Option<Duration>),
         must_flush: Vec<Disk>,
     ) -> Result<usize> {
         let handover = &self.common.handover;
@@ -369,7 +370,7 @@ impl Conductor {
             _ => bail!("it is not ready"),
         }
         channel.send(&Message::Go, &[], ANSWER_MAX)?;
-        wait_until_taken(channel)?;
+        wait_until_taken(channel, taken_max)?;
         Ok(count)
     }
 }
@@ -406,13 +407,26 @@ impl Conductor {
     }
 }
 
-/// The incoming daemon was told to go: it either reports that it serves, or has ended without
-/// serving anybody. There is no third outcome, so this waits without a limit.
-fn wait_until_taken(channel: &mut Channel) -> Result<()> {
+/// The incoming daemon was told to go: it either reports that it serves, or has ended without serving
+/// anybody. If it does neither within `limit`, it is told that it is too late, and has to report that first:
+/// it cannot do so any more, and serves nobody. Older ones serve whatever they are told, and have no limit.
+fn wait_until_taken(channel: &mut Channel, limit: Option<Duration>) -> Result<()> {
+    let is_late = !channel.wait(limit)?;
+    if is_late {
+        let reason = TOO_LATE.to_owned();
+        channel.send(&Message::Refused { reason }, &[], ANSWER_MAX)?;
+        channel.end_hearing()?;
+    }
     loop {
-        channel.wait()?;
+        channel.wait(None)?;
         match channel.receive(ANSWER_MAX) {
             Ok((Message::Taken, _)) => return Ok(()),
+            Err(ChannelError::Closed) if is_late => {
+                bail!(
+                    "it has not said within {:?} that it serves",
+                    limit.unwrap_or_default()
+                )
+            }
             Err(ChannelError::Closed) => bail!("it has ended before it served anybody"),
             Ok(_) | Err(_) => {}
         }
@@ -466,5 +480,43 @@ const STOP_MAX: Duration = Duration::from_secs(2);
 const FLUSH_MAX: Duration = Duration::from_secs(30);
 /// How long the other daemon may take to open its disks.
 const OPEN_MAX: Duration = Duration::from_secs(120);
+/// How long the other daemon may take to report that it serves, when all is ready.
+const TAKEN_MAX: Duration = Duration::from_secs(10);
+const TOO_LATE: &str = "it is too late: the running daemon goes on";
 const RETRY: Duration = Duration::from_millis(100);
 const DISKS_MAX: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::upgrade::incoming::tell_taken;
+
+    /// The two ends of a channel.
+    fn channels() -> [Channel; 2] {
+        let (one, other) = UnixStream::pair().expect("a pair of sockets");
+        [one, other].map(|stream| Channel::new(stream).expect("a process of this user"))
+    }
+
+    #[test]
+    fn daemon_that_does_not_say_in_time_that_it_serves_cannot_say_so_later() {
+        let [mut ours, mut theirs] = channels();
+        let late = wait_until_taken(&mut ours, Some(Duration::from_millis(20)));
+        assert!(late.expect_err("it is late").to_string().contains("20ms"));
+        let refused = tell_taken(&mut theirs).expect_err("it may not serve");
+        assert!(refused.to_string().contains(TOO_LATE), "{refused}");
+    }
+
+    #[test]
+    fn daemon_that_says_that_it_serves_has_taken_over_even_if_that_is_read_late() {
+        let [mut ours, mut theirs] = channels();
+        tell_taken(&mut theirs).expect("it serves");
+        wait_until_taken(&mut ours, Some(Duration::ZERO)).expect("it has taken over");
+    }
+
+    #[test]
+    fn daemon_serves_where_the_other_one_has_ended_after_it_let_go() {
+        let [ours, mut theirs] = channels();
+        drop(ours);
+        tell_taken(&mut theirs).expect("nobody else serves");
+    }
+}
