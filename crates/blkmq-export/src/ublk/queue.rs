@@ -1,4 +1,4 @@
-//! Decides how one queue of a device is served on its reactor: requests come from the kernel,
+//! How one queue of a device is served on its reactor: requests come from the kernel,
 //! become bios, and are answered when these have ended. All answers of a turn go to the kernel in
 //! one system call, together with memory for as many requests.
 
@@ -266,8 +266,16 @@ impl Queue {
 impl Service for Queue {
     fn start(&mut self, cx: &mut Cx<'_>) {
         become_io_flusher(cx, DOOR, FREE_USER);
-        self.ring.enable().expect("a ring that was not enabled can be");
         self.device.join(cx.waker());
+        if let Err(error) = self.ring.enable() {
+            // The kernel takes no commands from it: none is lent to it, and the device is removed.
+            tracing::error!(
+                "ublk: {} is not served: its ring cannot be used: {error}",
+                self.device.name
+            );
+            self.is_stopping = true;
+            return self.device.ask_end(Reason::Removed);
+        }
         let users = &self.device.disk.users;
         self.disk_use = match self.number {
             0 => users.enter(cx.waker()),

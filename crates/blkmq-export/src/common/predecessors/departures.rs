@@ -37,7 +37,10 @@ impl Departures {
 
     /// Watches a socket no more.
     pub(super) fn forget(&self, socket: BorrowedFd<'_>) {
-        epoll::delete(&self.0, socket).expect("a socket that is watched");
+        if let Err(error) = epoll::delete(&self.0, socket) {
+            // Closing the socket ends it, too.
+            tracing::warn!("a client's socket is watched until it is closed: {error}");
+        }
     }
 
     /// The numbers of the connections whose clients have left; `watched` connections are watched.
