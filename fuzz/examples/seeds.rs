@@ -241,7 +241,7 @@ const CONFIGURATIONS: [(&str, &str); 9] = [
     ),
     (
         "disk",
-        "name=vm1,file=vm1.raw,size=64M,ro=off,queue=q,sched=mq-deadline,group=/a/b,description=x",
+        "name=vm1,file=vm1.raw,size=64M,create=on,ro=off,queue=q,sched=mq-deadline,group=/a/b,description=x",
     ),
     (
         "disk-null",

@@ -100,6 +100,11 @@ mod tests {
                 ("file=a,size=3M", Some(&[1])),
                 Err(Differ::Source),
             ),
+            (
+                ("file=a,size=1M", &[1]),
+                ("file=a,size=1M,create=on", None),
+                Ok(()),
+            ),
             (("file=a", &[1]), ("file=b", Some(&[1])), Err(Differ::Source)),
             (
                 ("file=a", &[1]),

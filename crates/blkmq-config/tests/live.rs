@@ -23,7 +23,7 @@ impl Images {
     fn config(&self, disks: &[&str], groups: &[&str]) -> Config {
         let disks = disks.iter().map(|text| {
             let name = text.split(',').next().unwrap().strip_prefix("name=").unwrap();
-            let file = format!("file={}/{name},size=1M", self.0.display());
+            let file = format!("file={}/{name},size=1M,create=on", self.0.display());
             blkmq_config::DiskSpec::parse(&text.replace("FILE", &file)).unwrap()
         });
         Config {

@@ -282,7 +282,8 @@ Keys of a disk:
   check_interval=T   of it: between probes of a failed path [default: 1s]
   check_timeout=T    of it: when a probe without answer is given up [default: 5s]
   chunk=SIZE         of a striped disk, a power of two [default: 64K]
-  size=SIZE          make the file with this size if it is not there
+  size=SIZE          least size of the file, which may be larger
+  create=on          make the file with size= if it is not there
   ro=on              nobody can write
   block_size=BYTES   512 to 65536, a power of two [default: the drive's]
   direct=off         go through the page cache [default: auto]
@@ -322,7 +323,7 @@ second one ends at once. SIGUSR1: the statistics, on standard error. SIGHUP:
 the configuration file is read again, and what differs is changed.
 
 Examples:
-  blkmq serve --disk name=vm1,file=vm1.raw,size=8G --nbd unix:/run/vm1.sock
+  blkmq serve --disk name=vm1,file=vm1.raw,size=8G,create=on --nbd unix:/run/vm1.sock
   blkmq serve --disk name=a,ram=1G --disk name=b,ram=1G --nbd tcp:127.0.0.1:10809
   qemu-system-x86_64 -drive 'file=nbd+unix:///vm1?socket=/run/vm1.sock,format=raw'";
 

@@ -469,7 +469,7 @@ const EXAMPLES: &str = "\
 Examples:
   blkmq ctl list groups
   blkmq ctl set group /customers/b weight=300 iops=5000
-  blkmq ctl add disk vm7 file=/srv/vm7.raw size=8G group=/customers/b
+  blkmq ctl add disk vm7 file=/srv/vm7.raw size=8G create=on group=/customers/b
   blkmq ctl add export nbd=unix:/run/blkmq/b.sock 'disks=[\"vm7\"]'
   blkmq ctl set queue fast sched=bfq
   blkmq ctl resize vm7 16G

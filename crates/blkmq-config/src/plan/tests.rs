@@ -36,7 +36,7 @@ fn null(name: &str) -> DiskSpec {
 
 fn file(name: &str, directory: &Path) -> DiskSpec {
     disk(&format!(
-        "name={name},file={}/{name},size=1M",
+        "name={name},file={}/{name},size=1M,create=on",
         directory.display()
     ))
 }
@@ -209,7 +209,10 @@ fn a_path_through_the_page_cache_is_refused() {
     let scratch = Scratch::new("cached-path");
     let path = |direct| {
         let path = scratch.0.join(direct);
-        disk(&format!("name=f,file={},size=1M,direct={direct}", path.display()))
+        disk(&format!(
+            "name=f,file={},size=1M,create=on,direct={direct}",
+            path.display()
+        ))
     };
     let error = planned(vec![path("off"), null("a"), multipath("m", &["a", "f"])]).unwrap_err();
     assert!(

@@ -1,4 +1,4 @@
-//! Decides the keys of a disk in a file. `open` turns the result into a disk.
+//! The keys of a disk in a file. `open` turns the result into a disk.
 
 use std::path::PathBuf;
 
@@ -17,14 +17,16 @@ pub enum Direct {
 }
 
 /// A disk in a file or on a block device. `docs/drivers/file.md` has every key's default, unit and trade-off.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct FileConfig {
     /// The file or device.
     pub path: PathBuf,
     /// Open it read-only, beside other readers.
     pub read_only: bool,
-    /// The least size, in bytes; a missing file is created with it. Default: the present size.
+    /// The least size, in bytes. Default: the present size.
     pub size: Option<u64>,
+    /// Create the file with `size` bytes if it is missing. Default off.
+    pub create: bool,
     /// Logical block size in bytes. Default: what direct I/O needs, 512 at least.
     pub block_size: Option<u32>,
     /// Whether to bypass the page cache. Default `Auto`.
@@ -32,6 +34,27 @@ pub struct FileConfig {
     /// Take no lock against serving a file twice. Default off.
     pub unlocked: bool,
 }
+
+/// Equal if they describe the same disk: once it is open, it does not matter who made the file.
+impl PartialEq for FileConfig {
+    fn eq(&self, other: &Self) -> bool {
+        let keys = |config: &Self| {
+            let Self {
+                path: _,
+                read_only,
+                size,
+                create: _,
+                block_size,
+                direct,
+                unlocked,
+            } = *config;
+            (read_only, size, block_size, direct, unlocked)
+        };
+        self.path == other.path && keys(self) == keys(other)
+    }
+}
+
+impl Eq for FileConfig {}
 
 impl FileConfig {
     /// Sets one key from its text form.
@@ -46,6 +69,7 @@ impl FileConfig {
                 size if i64::try_from(size).is_ok() => self.size = Some(size),
                 _ => return value::bad(key, value, SIZE),
             },
+            "create" => self.create = value::switch(key, value)?,
             "read_only" => self.read_only = value::switch(key, value)?,
             "block_size" => {
                 let bytes = value::size(key, value)?;
@@ -66,14 +90,31 @@ impl FileConfig {
                 return Err(ConfigError::UnknownKey {
                     driver: "file",
                     key: key.to_owned(),
-                    known: "file, size, read_only, block_size, direct, lock",
+                    known: "file, size, create, read_only, block_size, direct, lock",
                 });
             }
         }
         Ok(())
     }
+
+    /// Checks the keys against each other.
+    ///
+    /// # Errors
+    /// `BadValue`: a file is to be created, and its size is not known, or nobody could write to it.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        match self.create && (self.size.is_none() || self.read_only) {
+            true => value::bad("create", "on", CREATE),
+            false => Ok(()),
+        }
+    }
+
+    /// The size with which the file is to be created if it is missing.
+    pub(super) fn new_size(&self) -> Option<u64> {
+        self.size.filter(|_| self.create && !self.read_only)
+    }
 }
 
+const CREATE: &str = "off, or given with size= and without ro=on";
 const PATH: &str = "the path of a file or a block device";
 /// The largest is the kernel's largest offset.
 const SIZE: &str = "a size in bytes such as 64M or 2G, at least one block and less than 8388608T";
@@ -90,6 +131,7 @@ mod tests {
         for (key, value) in [
             ("file", "vm1.raw"),
             ("size", "64M"),
+            ("create", "on"),
             ("block_size", "4K"),
             ("direct", "off"),
             ("lock", "off"),
@@ -99,12 +141,21 @@ mod tests {
         let expected = FileConfig {
             path: "vm1.raw".into(),
             size: Some(64 << 20),
+            create: true,
             block_size: Some(4096),
             direct: Direct::Off,
             unlocked: true,
             ..FileConfig::default()
         };
         assert_eq!(config, expected);
+        assert!(config.create);
+        config.check().unwrap();
+        config.size = None;
+        let text = config.check().unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "create=on rejected: must be off, or given with size= and without ro=on"
+        );
         let error = |key, value| FileConfig::default().set(key, value).unwrap_err().to_string();
         assert_eq!(
             error("block_size", "768"),

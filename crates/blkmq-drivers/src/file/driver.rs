@@ -23,7 +23,12 @@ pub static DRIVER: Driver = Driver {
         Key {
             name: "size",
             default: "the file's",
-            help: "what the size must be; a file that is missing is made with it",
+            help: "the least size; a smaller file is refused",
+        },
+        Key {
+            name: "create",
+            default: "off",
+            help: "make a file that is missing, with size=",
         },
         Key {
             name: "read_only",
@@ -58,6 +63,7 @@ fn parse(pairs: &mut Pairs, request: &DiskRequest<'_>) -> Result<Arc<dyn DriverC
         config.set("block_size", size)?;
     }
     pairs.set_all(|key, value| config.set(key, value))?;
+    config.check()?;
     Ok(Arc::new(config))
 }
 
@@ -102,7 +108,7 @@ impl DriverConfig for FileConfig {
     fn file(&self) -> Option<LocalFile<'_>> {
         Some(LocalFile {
             path: &self.path,
-            size: self.size,
+            size: self.new_size(),
             is_locked: !self.unlocked,
         })
     }

@@ -7,8 +7,11 @@ use std::path::PathBuf;
 /// Why a file cannot be served as a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It does not exist, and its size is not known.
-    #[error("file {path:?}: not found: create it, or give size= to have it created")]
+    /// It does not exist, and is not to be created.
+    #[error(
+        "file {path:?}: not found: if it should be there, mount its filesystem; else create it, or give create=on with size= to have \
+         it created"
+    )]
     Missing {
         /// The file.
         path: PathBuf,

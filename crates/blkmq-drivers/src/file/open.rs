@@ -119,7 +119,7 @@ fn lock_for(purpose: Purpose, file: &File, config: &FileConfig) -> Result<Lock, 
     }
 }
 
-/// Opens the file, or creates it if it is missing and its size is known. Returns whether it was created.
+/// Opens the file, or creates it if it is missing and that is asked for. Returns whether it was created.
 fn open_or_create(purpose: Purpose, config: &FileConfig) -> Result<(File, bool), FileError> {
     let mut options = File::options();
     options.read(true).write(!config.read_only);
@@ -144,14 +144,15 @@ fn open_or_create(purpose: Purpose, config: &FileConfig) -> Result<(File, bool),
                 .map_err(|error| cannot_open(config, error))
         }
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(cannot_open(config, error)),
-        Err(_) if config.read_only || config.size.is_none() => Err(FileError::Missing {
+        Err(_) if config.new_size().is_none() => Err(FileError::Missing {
             path: config.path.clone(),
         }),
         Err(_) => {
             let created = options.create_new(true).mode(0o600).open(&config.path);
             let file = created.map_err(|error| system(config, "create it", error, ""))?;
             tracing::warn!(
-                "file {:?}: was missing, and is created empty with size={}: if it should be there, is its filesystem mounted?",
+                "file {:?}: was missing, and is created empty with size={}, as create=on says: if it should be there, is its \
+                 filesystem mounted? Take create=on out once the file is there",
                 config.path,
                 config.size.unwrap_or(0)
             );
@@ -402,6 +403,7 @@ mod tests {
         for size in [0, 1000, u64::MAX] {
             let wish = FileConfig {
                 size: Some(size),
+                create: true,
                 ..config(&path)
             };
             FileDisk::open(&wish).expect_err("no size of a disk");
@@ -421,14 +423,15 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_created_sparse_only_if_its_size_is_given() {
+    fn missing_file_is_created_sparse_only_if_that_is_asked_for() {
         let path = scratch_file("created", 4096);
         std::fs::remove_file(&*path).unwrap();
-        assert!(error(&config(&path)).contains("give size= to have it created"));
-        let wish = FileConfig {
-            size: Some(64 << 20),
-            ..config(&path)
-        };
+        let mut wish = config(&path);
+        assert!(error(&wish).contains("give create=on with size= to have it created"));
+        wish.size = Some(64 << 20);
+        assert!(error(&wish).contains("give create=on with size= to have it created"));
+        assert!(!path.exists());
+        wish.create = true;
         let disk = FileDisk::open(&wish).unwrap();
         assert_eq!(disk.size(), 64 << 20);
         assert_eq!(disk.file.metadata().unwrap().blocks(), 0);

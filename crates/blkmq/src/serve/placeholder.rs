@@ -20,7 +20,7 @@ struct Placeholder {
 }
 
 impl Placeholders {
-    /// Makes the files that are missing and whose size is known. If that fails, the open of the
+    /// Makes the files that are missing and to be created. If that fails, the open of the
     /// disk reports the reason.
     pub(super) fn make(config: &Config) -> Self {
         let writable = config.disks.iter().filter(|disk| !disk.read_only);
@@ -86,7 +86,7 @@ mod tests {
         fs::write(path("other"), "precious").unwrap();
         let disk = |name: &str| {
             let file = path(name);
-            DiskSpec::parse(&format!("name={name},file={},size=1M", file.display())).unwrap()
+            DiskSpec::parse(&format!("name={name},file={},size=1M,create=on", file.display())).unwrap()
         };
         let config = Config {
             disks: ["old", "new", "replaced"].map(disk).into(),

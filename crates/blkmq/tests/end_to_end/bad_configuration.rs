@@ -206,7 +206,7 @@ fn a_bad_group_is_refused_with_its_path_the_value_and_what_is_allowed() {
 fn neither_a_check_nor_a_refusal_leaves_a_file_behind() {
     let scratch = Scratch::new();
     let (new, ragged) = (scratch.word("new.raw"), scratch.word("ragged.raw"));
-    let wanted = format!("name=vm1,file={new},size=1M");
+    let wanted = format!("name=vm1,file={new},size=1M,create=on");
     let checked = output_within(
         &mut serve_command(&["--check", "--disk", &wanted]),
         Duration::from_secs(30),
@@ -216,7 +216,7 @@ fn neither_a_check_nor_a_refusal_leaves_a_file_behind() {
     let refusal = case(
         "a size that is no multiple of a block",
         &scratch,
-        &[&format!("name=vm1,file={ragged},size=1000")],
+        &[&format!("name=vm1,file={ragged},size=1000,create=on")],
         &["ragged.raw", "1000"],
     );
     refused(&refusal).unwrap_or_else(|complaint| panic!("{complaint}"));
@@ -231,7 +231,7 @@ fn a_check_removes_nothing_that_it_has_not_made() {
     // The target does not exist yet, as if its filesystem were not mounted.
     let link = scratch.path("vm1.raw");
     std::os::unix::fs::symlink(scratch.path("not-mounted.raw"), &link).expect("a link can be made");
-    let wanted = format!("name=vm1,file={},size=1M", link.display());
+    let wanted = format!("name=vm1,file={},size=1M,create=on", link.display());
     let mut command = serve_command(&["--check", "--disk", &wanted]);
     let checked = output_within(&mut command, Duration::from_secs(30));
     assert!(
@@ -322,12 +322,24 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
             "a missing file",
             scratch,
             &[&file(&absent)],
-            &["vm1", "absent.raw", "size="],
+            &["vm1", "absent.raw", "create=on"],
+        ),
+        case(
+            "a missing file with a size",
+            scratch,
+            &[&format!("{},size=1M", file(&absent))],
+            &["vm1", "absent.raw", "create=on"],
+        ),
+        case(
+            "a file to be made without a size",
+            scratch,
+            &[&format!("{},create=on", file(&absent))],
+            &["vm1", "create=on", "size="],
         ),
         case(
             "a missing directory",
             scratch,
-            &[&format!("{},size=1M", file(&no_directory))],
+            &[&format!("{},size=1M,create=on", file(&no_directory))],
             &["vm1", "directory.raw"],
         ),
         case(

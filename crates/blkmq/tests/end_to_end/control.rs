@@ -192,7 +192,7 @@ fn capacity(guest: &mut Guest) -> u64 {
 fn a_disk_that_has_grown_is_served_by_the_file_that_has_its_first_size() {
     let scratch = Scratch::new();
     let text = format!(
-        "[control]\nsocket = \"unix:{}\"\n[[export]]\nnbd = \"unix:{}\"\n[disk.vm1]\nfile = \"{}\"\nsize = \"1M\"\n",
+        "[control]\nsocket = \"unix:{}\"\n[[export]]\nnbd = \"unix:{}\"\n[disk.vm1]\nfile = \"{}\"\nsize = \"1M\"\ncreate = true\n",
         scratch.word("control.sock"),
         scratch.word("nbd.sock"),
         scratch.word("vm1.raw"),

@@ -12,7 +12,10 @@ use crate::vhost_user::{HEADS, RECORD_BYTES, send_record};
 #[test]
 fn a_stop_waits_for_what_is_done_again_after_a_kill() {
     let scratch = Scratch::new();
-    let disk = format!("name=vm,file={},size=1M,group=/vm", scratch.word("vm.raw"));
+    let disk = format!(
+        "name=vm,file={},size=1M,create=on,group=/vm",
+        scratch.word("vm.raw")
+    );
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let words_of_serve = [
         "--disk",
@@ -89,7 +92,7 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
     let scratch = Scratch::new();
     let ram = "name=ram,ram=1M,block_size=512";
     let file = format!(
-        "name=file,file={},size=1M,block_size=512",
+        "name=file,file={},size=1M,create=on,block_size=512",
         scratch.word("file.raw")
     );
     let address = format!("unix:{}", scratch.word("{disk}.sock"));

@@ -144,7 +144,7 @@ fn truncated_image_never_reads_as_zeroes_whatever_is_written_behind_its_end() {
 #[test]
 fn image_that_is_missing_is_created_aloud() {
     let scratch = Scratch::new();
-    let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
+    let disk = format!("name=vm,file={},size=1M,create=on", scratch.word("vm.raw"));
     for is_new in [true, false] {
         let daemon = Daemon::serve(&scratch, &[&disk]);
         let said = daemon.said();

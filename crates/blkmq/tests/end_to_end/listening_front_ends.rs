@@ -34,7 +34,7 @@ fn read_a_block(client: &mut Client) {
 }
 
 fn words(scratch: &Scratch, how: &str) -> Vec<String> {
-    let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
+    let disk = format!("name=vm,file={},size=1M,create=on", scratch.word("vm.raw"));
     let address = format!("connect:unix:{}", scratch.word("{disk}.sock"));
     let upgrade = format!("unix:{}", scratch.word("up.sock"));
     ["--disk", &disk, "--vhost-user", &address, how, &upgrade]

@@ -31,7 +31,7 @@ fn serve(scratch: &Scratch) -> Daemon {
 fn what_lies_behind_a_file_that_has_grown_stays_where_it_is() {
     for (kind, at) in [("linear=a+b", 9 * MIB), ("striped=a+b", 9 * MIB)] {
         let scratch = Scratch::new();
-        let file = |name: &str| format!("name={name},file={},size=8M", scratch.word(name));
+        let file = |name: &str| format!("name={name},file={},size=8M,create=on", scratch.word(name));
         let disks = [format!("name=whole,{kind}"), file("a"), file("b")];
         let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
         let daemon = Daemon::serve(&scratch, &disks);

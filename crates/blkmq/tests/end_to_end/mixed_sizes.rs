@@ -11,7 +11,7 @@ use crate::common::{Daemon, Scratch};
 #[test]
 fn large_requests_that_wait_for_their_turn_end_beside_smaller_ones() {
     let scratch = Scratch::new();
-    let file = format!("name=b,file={},size=64M", scratch.word("b.raw"));
+    let file = format!("name=b,file={},size=64M,create=on", scratch.word("b.raw"));
     let daemon = Daemon::start(&[
         "--disk",
         "name=a,ram=64M",

@@ -355,7 +355,7 @@ fn kill_under_load(ring: Ring) {
     let (kills, seed): (u64, u64) = (number("BLKMQ_KILLS", 10), number("BLKMQ_KILLS_SEED", 1));
     println!("again: BLKMQ_KILLS={kills} BLKMQ_KILLS_SEED={seed}");
     let scratch = Scratch::new();
-    let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
+    let disk = format!("name=vm,file={},size=1M,create=on", scratch.word("vm.raw"));
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let socket = scratch.path("vm.sock");
     let start = || Daemon::start(&["--disk", &disk, "--vhost-user", &address]);
@@ -400,7 +400,7 @@ fn a_driver_with_a_packed_ring_goes_on_under_load_while_other_daemons_take_over(
 fn upgrade_under_load(ring: Ring) {
     let upgrades = std::env::var("BLKMQ_UPGRADES").map_or(10, |value| value.parse().expect("a number"));
     let scratch = Scratch::new();
-    let disk = format!("name=vm,file={},size=1M", scratch.word("vm.raw"));
+    let disk = format!("name=vm,file={},size=1M,create=on", scratch.word("vm.raw"));
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let upgrade = format!("unix:{}", scratch.word("up.sock"));
     let start = |how: &str| Daemon::start(&["--disk", &disk, "--vhost-user", &address, how, &upgrade]);

@@ -11,7 +11,7 @@ fn a_dry_run_opens_the_files_of_new_disks_and_leaves_none() {
     let (used, free) = (scratch.word("vm1.raw"), scratch.image("free.raw", DISK_BYTES));
     let directory = scratch.word("");
     let disk = |name: &str, path: &str, more: &str| format!("[disk.{name}]\nfile = \"{path}\"\n{more}\n");
-    let sized = "size = \"1M\"";
+    let sized = "size = \"1M\"\ncreate = true";
     for (added, code, part) in [
         (disk("a", &missing, ""), 1, "disk a"),
         (disk("a", &directory, ""), 1, "is a directory"),

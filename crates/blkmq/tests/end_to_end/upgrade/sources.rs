@@ -64,7 +64,7 @@ fn take_over_refuses_other_data_under_the_name_of_a_disk_with_clients() {
     // No file there, and a size with which one would be made.
     fs::remove_file(&vm1).expect("our own file");
     let mut words = stage.words("--take-over");
-    words[1] = format!("name=vm1,file={vm1},size={DISK_BYTES}");
+    words[1] = format!("name=vm1,file={vm1},size={DISK_BYTES},create=on");
     let said = stage.fail_to_upgrade(&words);
     assert!(said.contains("--same-data"), "{said}");
     assert!(!stage.scratch.path("vm1.raw").exists(), "an empty file is left");
