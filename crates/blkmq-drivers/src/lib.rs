@@ -20,6 +20,8 @@ mod chance;
 pub mod driver;
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(feature = "nbd")]
+mod health;
 pub mod keys;
 #[cfg(any(feature = "file", feature = "multipath"))]
 mod mapping;

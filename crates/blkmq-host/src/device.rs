@@ -26,15 +26,18 @@ pub enum Polling {
     Usual,
 }
 
-/// How a disk is, for operators.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How a disk is, for operators; the worst last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// The latest requests succeeded.
+    #[default]
     Ok,
     /// The latest request failed.
     Failing,
     /// The latest request found no room on the drive.
     Full,
+    /// Somebody else has taken the lock that this process had: nothing is written any more.
+    Locked,
     /// The drive ends before the disk does: what is behind is lost until the disk is opened again.
     Truncated,
     /// The drive does not answer.
@@ -43,7 +46,14 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Ok, Self::Failing, Self::Full, Self::Truncated, Self::Gone];
+    pub const ALL: [Self; 6] = [
+        Self::Ok,
+        Self::Failing,
+        Self::Full,
+        Self::Locked,
+        Self::Truncated,
+        Self::Gone,
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -51,6 +61,7 @@ impl State {
             Self::Ok => "ok",
             Self::Failing => "failing",
             Self::Full => "full",
+            Self::Locked => "locked",
             Self::Truncated => "truncated",
             Self::Gone => "gone",
         }
@@ -113,11 +124,6 @@ pub trait Device: Allocation + Any {
             io::ErrorKind::Unsupported,
             "its driver has disks of one size",
         ))
-    }
-
-    /// How a disk is, as far as its requests have shown. Does not block.
-    fn state(&self, _disk: DiskId) -> State {
-        State::Ok
     }
 
     /// Says whether the drive has left a question unanswered for too long. Does not block.
@@ -280,4 +286,9 @@ pub trait Allocation: Send + Sync {
 
     /// Notes that all present losses were reported to a user.
     fn tell_losses(&self, _disk: DiskId) {}
+
+    /// How a disk is, as far as its requests have shown; of a disk on others, the worst of theirs. Does not block.
+    fn state(&self, _disk: DiskId) -> State {
+        State::Ok
+    }
 }

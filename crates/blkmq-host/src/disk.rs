@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
 
-use crate::device::{Allocation, Extent, Losses};
+use crate::device::{Allocation, Extent, Losses, State};
 use crate::reactor::service::Waker;
 pub use crate::register::Tenant;
 
@@ -193,6 +193,11 @@ impl Disk {
     /// Says how often completed writes may have been lost; see [`Losses`].
     pub fn losses(&self) -> Losses {
         self.allocation.losses(self.id)
+    }
+
+    /// How it is; see [`Allocation::state`].
+    pub fn state(&self) -> State {
+        self.allocation.state(self.id)
     }
 
     /// Notes that all present losses were reported to a user.

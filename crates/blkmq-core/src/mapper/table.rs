@@ -135,6 +135,11 @@ impl MappedDisk {
     pub fn flushed(&self) -> &[u32] {
         &self.flushed
     }
+
+    /// All leaves, by their indices in the table's list; some several times.
+    pub fn leaves(&self) -> impl Iterator<Item = u32> {
+        self.ways.iter().map(|way| way.leaf)
+    }
 }
 
 impl Table {

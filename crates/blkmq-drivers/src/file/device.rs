@@ -182,11 +182,6 @@ impl Device for FileDevice {
         disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.resize(wanted)
     }
 
-    fn state(&self, disk: DiskId) -> State {
-        let disks = self.shared.disks();
-        disks.get(disk).map_or(State::Ok, |disk| disk.state())
-    }
-
     fn may_leave(&self) -> bool {
         true
     }
@@ -238,6 +233,11 @@ impl Allocation for FileDevice {
         let disk = self.shared.disks().get(disk).cloned();
         disk.ok_or(io::ErrorKind::InvalidInput)?
             .extents(offset, len, max, out)
+    }
+
+    fn state(&self, disk: DiskId) -> State {
+        let disks = self.shared.disks();
+        disks.get(disk).map_or(State::Ok, |disk| disk.state())
     }
 }
 

@@ -12,10 +12,10 @@ use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::mapper::multipath::{
     Config, Detours, Failback, GroupStats, MessageError, Multipath, MultipathHctx, NoPath, PATHS_MAX,
-    PathSpec, PathStats, Selector,
+    PathSpec, PathState, PathStats, Selector,
 };
 use blkmq_host::clock::Clock;
-use blkmq_host::device::{Allocation, Device, Extent, FileId, Losses, Polling, Remains};
+use blkmq_host::device::{Allocation, Device, Extent, FileId, Losses, Polling, Remains, State};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 use blkmq_host::{Control, Error, QueueId};
@@ -436,6 +436,15 @@ impl Allocation for MultipathDevice {
         self.ledger.tell(self.ledger.losses().count);
         let links = self.links.lock();
         links.iter().flatten().for_each(|device| device.tell_losses(disk));
+    }
+
+    /// That of the best path which may be used: what a path lacks, another one has.
+    fn state(&self, disk: DiskId) -> State {
+        let links = self.links.lock();
+        let paths = self.paths();
+        let usable = paths.iter().filter(|path| path.state == PathState::Active);
+        let states = usable.filter_map(|path| Some(links[path.id.index()].as_ref()?.state(disk)));
+        states.min().unwrap_or(State::Gone)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling};
+use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling, State};
 use blkmq_host::ring::RingHandle;
 use blkmq_nbd::codec::TransmissionFlags;
 
@@ -17,6 +17,7 @@ use super::disk::NbdDisk;
 use super::hctx::NbdHctx;
 use super::ledger::Ledger;
 use super::reconnect::Reconnector;
+use crate::health::Health;
 
 /// A disk on an NBD server, as a drive of its own.
 #[derive(Debug)]
@@ -36,6 +37,7 @@ pub(super) struct Shared {
     pub(super) place: u64,
     /// Set when the first context is opened, or earlier by the code that joins paths.
     ledger: OnceLock<Arc<Ledger>>,
+    pub(super) health: Health,
 }
 
 impl Shared {
@@ -57,6 +59,7 @@ impl NbdDevice {
                 // Relaxed: only a unique number.
                 place: PLACES.fetch_add(1, Ordering::Relaxed),
                 ledger: OnceLock::new(),
+                health: Health::default(),
             }),
             depth,
             hctxs: AtomicU16::new(u16::MAX),
@@ -158,5 +161,9 @@ impl Allocation for NbdDevice {
     fn tell_losses(&self, _disk: DiskId) {
         let ledger = self.shared.ledger();
         ledger.tell(ledger.losses().count);
+    }
+
+    fn state(&self, _disk: DiskId) -> State {
+        self.shared.health.state()
     }
 }

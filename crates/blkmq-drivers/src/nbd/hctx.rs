@@ -259,6 +259,7 @@ impl NbdHctx {
                 // lost.
                 self.ledger.lose();
             }
+            self.shared.health.note(status);
             done.push(Done { cookie, status });
         }
         self.slots.ended = ended;
@@ -290,6 +291,7 @@ impl NbdHctx {
         if self.done.is_empty() {
             self.ring_client.push_nop(user(CANCEL, 0, 0));
         }
+        self.shared.health.note(status);
         self.done.push(Done {
             cookie: slot.cookie,
             status,
@@ -511,6 +513,7 @@ impl Drop for NbdHctx {
                 continue;
             };
             self.ledger.session_lost();
+            self.shared.health.disconnected();
             let fence = self.slots.get(self.slots.fence());
             if fence.state == State::Sent(number) {
                 self.ledger.fences().release(fence.range().0);

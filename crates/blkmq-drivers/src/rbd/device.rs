@@ -148,13 +148,6 @@ impl Device for RbdDevice {
         images.0.iter().flatten().any(|image| image.is_silent())
     }
 
-    fn state(&self, disk: DiskId) -> State {
-        match self.shared.image(disk) {
-            Ok(image) if image.is_silent() => State::Gone,
-            _ => State::Ok,
-        }
-    }
-
     fn may_leave(&self) -> bool {
         true
     }
@@ -195,6 +188,10 @@ impl Allocation for RbdDevice {
     ) -> io::Result<()> {
         // Not under the lock: the query may take long.
         self.shared.image(disk)?.extents(offset, len, max, out)
+    }
+
+    fn state(&self, disk: DiskId) -> State {
+        self.shared.image(disk).map_or(State::Gone, |image| image.state())
     }
 }
 

@@ -2,13 +2,13 @@
 //! stored ranges. Made here, joined with others by `device`, used by all hardware contexts at once.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
-use blkmq_host::device::Extent;
+use blkmq_host::device::{Extent, State};
 use blkmq_host::runner::Runner;
 
 use super::calls::{self, Calls};
@@ -43,6 +43,8 @@ pub(super) struct Image {
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
     /// lines.
     is_failing: AtomicBool,
+    /// The error of the latest request, 0 if it succeeded.
+    latest_errno: AtomicI32,
     log: LogBudget,
     errors: AtomicU64,
 }
@@ -124,6 +126,7 @@ fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
         asked: Arc::default(),
         closings: OnceLock::new(),
         is_failing: AtomicBool::new(false),
+        latest_errno: AtomicI32::new(0),
         log: LogBudget::new("it"),
         errors: AtomicU64::new(0),
     };
@@ -236,12 +239,24 @@ impl Image {
         self.asked.are_late(self.limit)
     }
 
+    /// How its latest requests have ended.
+    pub(super) fn state(&self) -> State {
+        match self.latest_errno.load(Ordering::Relaxed) {
+            _ if self.is_silent() => State::Gone,
+            libc::ESHUTDOWN => State::Locked,
+            libc::ENOSPC | libc::EDQUOT => State::Full,
+            _ if self.is_failing.load(Ordering::Relaxed) => State::Failing,
+            _ => State::Ok,
+        }
+    }
+
     /// Counts a failed request, and logs it if the one before did not fail, unless too many lines
     /// were written lately.
     #[cold]
     pub(super) fn note_failure(&self, now: Instant, doing: &str, offset: u64, len: u64, errno: i32) {
         // Relaxed: a counter and a latch for the log, which order nothing.
         self.errors.fetch_add(1, Ordering::Relaxed);
+        self.latest_errno.store(errno, Ordering::Relaxed);
         if self.is_failing.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -272,6 +287,7 @@ impl Image {
     #[cold]
     fn note_recovery(&self, now: Instant) {
         self.is_failing.store(false, Ordering::Relaxed);
+        self.latest_errno.store(0, Ordering::Relaxed);
         if let Some(withheld) = self.log.take(now) {
             tracing::info!("rbd {}: requests succeed again{withheld}", self.name);
         }

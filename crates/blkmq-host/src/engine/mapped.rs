@@ -14,7 +14,7 @@ use blkmq_core::limits::Limits;
 use blkmq_core::mapper::Below;
 use blkmq_core::mapper::table::{Leaf, MapKind, MapSpec, MemberSpec, Run, Table};
 
-use crate::device::{Allocation, Extent, Losses};
+use crate::device::{Allocation, Extent, Losses, State};
 use crate::disk::{Disk, MAPPED, Tenant, Users, too_large};
 use crate::error::Error;
 
@@ -305,6 +305,13 @@ impl Allocation for MappedAllocation {
 
     fn tell_losses(&self, disk: DiskId) {
         self.flushed(disk).for_each(Disk::tell_losses);
+    }
+
+    fn state(&self, disk: DiskId) -> State {
+        let of_core = self.table.disks().get(disk.index());
+        let leaves = of_core.into_iter().flat_map(|disk| disk.leaves());
+        let states = leaves.map(|leaf| self.leaves[leaf as usize].state());
+        states.max().unwrap_or_default()
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn disks(control: &Control) -> Value {
             "group": control.group_path(disk.queue, disk.group),
             "used_by": disk.used_by,
             "clients": disk.users.count(),
-            "state": control.state(disk).name(),
+            "state": disk.state().name(),
         })
     };
     disks.iter().map(disk).collect()

@@ -66,14 +66,7 @@ impl Taken {
             addresses: common.connections.stats(),
             disks: disks
                 .iter()
-                .map(|disk| {
-                    (
-                        disk.name.clone(),
-                        disk.size,
-                        disk.users.count(),
-                        control.state(disk),
-                    )
-                })
+                .map(|disk| (disk.name.clone(), disk.size, disk.users.count(), disk.state()))
                 .collect(),
             memory: (common.memory.used(), common.memory.bytes_max()),
         }

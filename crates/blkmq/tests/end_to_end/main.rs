@@ -47,6 +47,7 @@ mod readme;
 mod schedulers;
 mod shutdown;
 mod sockets;
+mod states;
 mod successor;
 mod tenants;
 mod tls;

@@ -37,6 +37,7 @@ impl NbdHctx {
             self.down_since = Some(self.now);
         }
         self.ledger.session_lost();
+        self.shared.health.disconnected();
         let (again, failed) = self.settle_lost(number);
         tracing::warn!(
             "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed",
@@ -132,6 +133,7 @@ impl NbdHctx {
         let was_lost = link.epoch > 0;
         link.since = self.now;
         link.connection = Some(connection);
+        self.shared.health.connected();
         self.down_since = None;
         self.is_young = false;
         if was_lost {

@@ -12,7 +12,7 @@ use blkmq_core::queue::{DiskConfig, Queue};
 use blkmq_core::time::Nanos;
 
 use super::{Control, PAUSE_MAX};
-use crate::device::{Allocation, State};
+use crate::device::Allocation;
 use crate::disk::{Disk, MAPPED, QueueId};
 use crate::engine::build::{self, OfQueue};
 use crate::engine::config::{DiskEntry, QueueSpec};
@@ -201,12 +201,6 @@ impl Control {
         }
         let disk = disk.clone();
         Ok(FoundSize { disk, new })
-    }
-
-    /// How a disk is, as its driver knows it; of a disk that lies on others, these know it.
-    pub fn state(&self, disk: &Disk) -> State {
-        let entry = self.entry(disk.queue);
-        entry.map_or(State::Ok, |entry| entry.device.state(disk.id))
     }
 
     /// Says whether a disk's drive has not answered a question in time, nor since: the next one would wait in vain, too.
