@@ -128,6 +128,8 @@ struct World {
     /// Set while a reactor runs in the middle of another's step.
     nested: Cell<bool>,
     last_end: Cell<(u64, Instant)>,
+    /// Since when nothing is issued although something could be.
+    hold: Cell<Option<alive::Hold>>,
     finished_at: RefCell<BTreeMap<ReactorId, Instant>>,
 }
 
@@ -164,6 +166,7 @@ impl World {
             drive_due: Cell::new(None),
             kicks: Cell::new(0),
             nested: Cell::new(false),
+            hold: Cell::new(None),
             last_end: Cell::new((stage.oracle.borrow().counts.ended, stage.now.get())),
             finished_at: RefCell::default(),
             setup: Rc::clone(setup),
@@ -202,6 +205,7 @@ impl World {
                 return;
             };
             count += 1;
+            self.check_hold(at);
             self.stage.now.set(self.stage.now.get().max(at));
             self.handle(event);
             self.after_event(event, count);

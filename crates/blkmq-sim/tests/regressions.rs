@@ -6,6 +6,7 @@ use blkmq_core::sched::Kind;
 use blkmq_core::time::Nanos;
 use blkmq_sim::rng::{Ppm, Rng};
 use blkmq_sim::run;
+use blkmq_sim::scenario;
 use blkmq_sim::setup::{Control, Setup};
 
 #[track_caller]
@@ -59,4 +60,22 @@ fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
         setup.clients[0].depth = (4, 8);
         setup.away_max = Nanos::from_millis(50);
     });
+}
+
+/// Requests that time out one after the other make a hold longer: their time limit counts as what the slower kinds
+/// of requests take, and the bound on a hold is one and a half of that.
+#[test]
+#[ignore = "nothing is issued for 111 ms and more after a burst of timeouts of 5 s, until requests have been fast for long"]
+fn a_burst_of_timeouts_makes_no_hold_longer() {
+    let scenario = scenario::by_name("slow-requests").expect("the scenario exists");
+    for seed in 1..=400 {
+        let mut setup = scenario.setup_of(seed);
+        setup.elevator = Kind::by_name("bfq").expect("there is bfq");
+        setup.drive.faults.hangs = Ppm::NEVER;
+        setup.drive.faults.lost = Ppm::percent(3);
+        setup.timeout = Nanos::from_secs(5);
+        if let Err(fault) = run::with_setup(&setup, seed, false) {
+            panic!("seed {seed}: {fault}");
+        }
+    }
 }

@@ -39,6 +39,7 @@ scenarios! {
     one_tag_passes: "one-tag",
     timeouts_passes: "timeouts",
     requeues_passes: "requeues",
+    slow_requests_passes: "slow-requests",
     shared_tags_passes: "shared-tags",
     attached_passes: "attached",
     few_hctx_passes: "few-hctx",
@@ -87,6 +88,8 @@ fn the_scenarios_reach_what_they_are_about() {
         "requeues of members"
     );
     assert!(sum("switch", |s| s.controls) > 6, "switches");
+    assert!(sum("slow-requests", |s| s.time.0 / 1_000_000_000) > 30, "hangs");
+    assert!(sum("slow-requests", |s| s.counts.timeouts) > 0, "hangs for ever");
     assert!(sum("timeouts", |s| s.counts.timeouts) > 200, "timeouts");
     assert!(sum("timeouts", |s| s.counts.stale) > 10, "stale ends");
     assert!(sum("requeues", |s| s.counts.requeues) > 25, "requeues");

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use blkmq_core::bio::Status;
+use blkmq_core::time::Nanos;
 
 use crate::rng::{Ppm, Rng};
 
@@ -23,6 +24,10 @@ pub struct Faults {
     pub slow: Ppm,
     /// How much longer a slow command takes.
     pub slow_factor: u32,
+    /// The command takes `hangs_for` longer, and its unit as long, unless another one hangs.
+    pub hangs: Ppm,
+    /// How much longer a command that hangs takes.
+    pub hangs_for: Nanos,
     /// The end is reported a second time, later.
     pub twice: Ppm,
     /// The connection to the drive fails.
@@ -83,6 +88,8 @@ pub(super) struct Plan {
     pub(super) lost: bool,
     /// Its time is multiplied by this.
     pub(super) slowness: u32,
+    /// This is added to its time.
+    pub(super) hangs_for: Nanos,
     /// Its end is reported twice.
     pub(super) twice: bool,
     /// Its data moves when a unit starts it, not when the unit is done.
@@ -101,6 +108,7 @@ impl Faults {
             status: Status::Ok,
             lost: rng.chance(self.lost),
             slowness: if slow { self.slow_factor.max(1) } else { 1 },
+            hangs_for: Nanos::ZERO,
             twice: rng.chance(self.twice),
             early: rng.chance(Ppm::percent(50)),
             wait: rng.chance(self.wait),
@@ -114,6 +122,10 @@ impl Faults {
         }
         if blocks.start < self.bad_blocks.end && self.bad_blocks.start < blocks.end {
             plan.status = Status::Medium;
+        }
+        // Without this fault nothing is drawn for it, so that the seeds of other scenarios keep their histories.
+        if self.hangs > Ppm::NEVER && rng.chance(self.hangs) {
+            plan.hangs_for = self.hangs_for;
         }
         plan
     }

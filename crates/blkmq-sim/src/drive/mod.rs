@@ -296,10 +296,12 @@ impl Drive {
             let status = Status::Ok;
             side.echoes.push_back(Done { cookie, status });
         }
-        if command.state == State::Serving {
+        let hangs = command.plan.hangs_for > Nanos::ZERO;
+        if command.state == State::Serving && !hangs {
             command.state = State::Dropped;
         } else {
             self.waiting.retain(|&waiting| waiting != id);
+            self.serving.retain(|&(_, serving)| serving != id);
             self.commands.remove(&id);
         }
         TimedOut::Ended
@@ -366,7 +368,7 @@ impl Drive {
         };
         let time = self.spec.model.service(&work, now, &mut self.arm, &mut self.rng);
         let disk = self.spec.slowness.get(command.disk.index()).copied().unwrap_or(1);
-        Nanos(time.0 * u64::from(command.plan.slowness) * u64::from(disk))
+        Nanos(time.0 * u64::from(command.plan.slowness) * u64::from(disk)) + command.plan.hangs_for
     }
 
     fn finish(&mut self, id: u64, memory: &mut dyn Memory) {
@@ -429,6 +431,13 @@ impl Drive {
         let first = (rq.position() / self.block) as u32;
         let blocks = first..first + (rq.len() / self.block) as u32;
         let mut plan = self.spec.faults.plan(&blocks, &mut self.rng);
+        if self
+            .commands
+            .values()
+            .any(|other| other.plan.hangs_for > Nanos::ZERO)
+        {
+            plan.hangs_for = Nanos::ZERO;
+        }
         if plan.status == Status::Medium && self.mutated(Mutation::HidesErrors) {
             plan.status = Status::Ok;
             parts.clear();

@@ -43,6 +43,7 @@ fn setup(rng: &mut Rng) -> Setup {
         wait: Ppm::percent(50),
         late: Ppm::percent(50),
         bad_blocks: 40..42,
+        ..Faults::default()
     };
     setup.control = Control {
         freeze: 1,

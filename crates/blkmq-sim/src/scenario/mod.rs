@@ -22,6 +22,7 @@ mod requeues;
 pub mod scale;
 mod seek_disk;
 mod shared_tags;
+mod slow_requests;
 mod switch;
 mod timeouts;
 
@@ -51,6 +52,7 @@ pub const ALL: &[Scenario] = &[
     one_tag::SCENARIO,
     timeouts::SCENARIO,
     requeues::SCENARIO,
+    slow_requests::SCENARIO,
     shared_tags::SCENARIO,
     attached::SCENARIO,
     few_hctx::SCENARIO,

@@ -9,10 +9,20 @@ use blkmq_core::time::{Instant, Nanos};
 
 use super::World;
 use crate::control::CONTROLLED;
+use crate::drive::model::Model;
 use crate::drive::{Drive, Spec};
 use crate::oracle::Oracle;
 use crate::reactor::Phase;
 use crate::rng::Ppm;
+
+/// A wait for the scheduler alone: nothing was issued since, although depth, tags and requests are free for a bio.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hold {
+    token: u64,
+    since: Instant,
+    /// How many requests the drives had taken then.
+    issued: u64,
+}
 
 impl World {
     /// After an event: all reactors may sleep only if each that has a reason to run will be woken.
@@ -36,6 +46,33 @@ impl World {
         }
         if under_way > 0 && !self.control.borrow().is_holding() {
             self.check_wake_ups(now);
+        } else {
+            self.hold.set(None);
+        }
+    }
+
+    /// Before the time becomes `at`: no request waits beyond the bound of any hold while the drive has room. In
+    /// that time something else must be issued at least; whether a group has its due is asserted by the model of
+    /// fair shares, which knows the weights.
+    pub(super) fn check_hold(&self, at: Instant) {
+        let Some(hold) = self.hold.get() else { return };
+        if hold.issued != self.stage.oracle.borrow().counts.requests {
+            self.hold.set(None);
+        } else if at.since(hold.since) > self.hold_max() {
+            self.fail_stuck(&format!(
+                "nothing is issued for {} although depth is free for bio {}",
+                at.since(hold.since),
+                hold.token
+            ));
+        }
+    }
+
+    /// The longest hold in the table of `docs/architecture.md` that ends without an end, and the lateness of timers.
+    fn hold_max(&self) -> Nanos {
+        let seeks = |(_, drive): (_, &Spec)| matches!(drive.model, Model::Rotating { .. });
+        match self.setup.drives().any(seeks) {
+            true => Self::HOLD_MAX_OF_SEEKS,
+            false => Self::HOLD_MAX,
         }
     }
 
@@ -55,18 +92,20 @@ impl World {
                 _ => return,
             }
         }
-        if next.is_some_and(|at| at <= now + Self::RERUN) {
-            return;
-        }
+        let is_soon = next.is_some_and(|at| at <= now + Self::RERUN);
         if self.queues.iter().any(|queue| queue.held_for_caps() != Ok(0)) {
             // Caps hold back what could be issued, so there must be a timer. It may be that of a
             // reactor that is away.
-            if next.is_none() && !self.stage.any_drive(Drive::is_busy) && away.is_empty() {
+            self.hold.set(None);
+            if !is_soon && next.is_none() && !self.stage.any_drive(Drive::is_busy) && away.is_empty() {
                 self.fail_stuck("requests wait for caps, and nobody has a timer");
             }
             return;
         }
-        self.check_work_conserving(&away);
+        self.check_work_conserving(&away, is_soon);
+        if is_soon {
+            return;
+        }
         // The bios of a reactor that is away wait for it, and may occupy the depth that others
         // need.
         let hangs = self.stage.paths.as_ref().is_some_and(|paths| paths.hangs());
@@ -85,7 +124,9 @@ impl World {
     /// If depth is free and all reactors sleep, no request may wait that could be issued. A drive
     /// that refuses requests is exempt: it decides itself when it must be asked again. So is an
     /// elevator that knows what it waits for.
-    fn check_work_conserving(&self, away: &[ReactorId]) {
+    ///
+    /// With a timer that is due soon, this only begins or ends a [`Hold`].
+    fn check_work_conserving(&self, away: &[ReactorId], is_soon: bool) {
         let refuses = |(_, drive): (_, &Spec)| {
             let faults = &drive.faults;
             let is_full = drive.slots < self.setup.depth;
@@ -97,7 +138,15 @@ impl World {
         // Beyond that requests are short, and a group waits for its share of them.
         let plenty = self.setup.requests_per_reactor.div_ceil(2);
         let held_back = self.stage.oracle.borrow().held_back(plenty, away);
-        if let Some(token) = held_back.filter(|_| !self.queues.iter().any(|queue| queue.keeps_back())) {
+        let hold = held_back.map(|token| Hold {
+            token,
+            since: self.stage.now.get(),
+            issued: self.stage.oracle.borrow().counts.requests,
+        });
+        // What waits may change during a hold, but not since when nothing is issued.
+        self.hold.set(hold.map(|hold| self.hold.get().unwrap_or(hold)));
+        let keeps_back = || is_soon || self.queues.iter().any(|queue| queue.keeps_back());
+        if let Some(token) = held_back.filter(|_| !keeps_back()) {
             self.fail_stuck(&format!(
                 "all sleep with depth free, but bio {token} has not been issued"
             ));
@@ -190,6 +239,10 @@ impl World {
     /// How far away a timer may be when only time can continue the work: the delay after the answer
     /// `Resource`, in whole microseconds.
     const RERUN: Nanos = Nanos::from_micros(3_002);
+    /// A probe drains for 50 ms at most; a reactor is preempted for 3 ms, and a timer is late by some µs.
+    const HOLD_MAX: Nanos = Nanos::from_millis(54);
+    /// On a drive that seeks, a queue keeps its turn for `timeout_sync`, and a usual request takes long.
+    const HOLD_MAX_OF_SEEKS: Nanos = Nanos::from_millis(500);
 }
 
 /// At rest every sum must be right, whichever shard counted.

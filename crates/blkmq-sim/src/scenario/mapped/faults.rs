@@ -33,6 +33,7 @@ fn setup(rng: &mut Rng) -> Setup {
         } else {
             0..0
         },
+        ..Faults::default()
     };
     match setup.more_drives.last_mut() {
         Some((_, drive)) => drive.faults = faults,
