@@ -55,6 +55,11 @@ fn main() -> ExitCode {
         }
         println!("{:14} {}", scenario::clients::NAME, scenario::clients::ABOUT);
         println!("{:14} {}", scenario::fair::NAME, scenario::fair::ABOUT);
+        println!(
+            "{:14} {}",
+            scenario::fair::slow::NAME,
+            scenario::fair::slow::ABOUT
+        );
         println!("{:14} {}", scenario::poll::NAME, scenario::poll::ABOUT);
         return ExitCode::SUCCESS;
     }
@@ -76,6 +81,16 @@ fn main() -> ExitCode {
             print!("{}", scenario::fair::table(first));
             ExitCode::SUCCESS
         }
+        (scenario::fair::slow::NAME, ..) => match scenario::fair::slow::table(first) {
+            Ok(table) => {
+                print!("{table}");
+                ExitCode::SUCCESS
+            }
+            Err(table) => {
+                print!("{table}");
+                ExitCode::FAILURE
+            }
+        },
         (scenario::poll::NAME, ..) => {
             print!("{}", scenario::poll::table(first));
             ExitCode::SUCCESS

@@ -25,6 +25,7 @@ use blkmq_core::time::{Instant, Nanos};
 
 use crate::rng::Rng;
 
+pub mod slow;
 #[cfg(test)]
 mod tests;
 
@@ -91,7 +92,7 @@ struct Clock {
     slow: Option<Slow>,
 }
 
-/// Slow requests: the first that the group issues in each period.
+/// Slow requests: the first that the group issues in each period. Flushes count as its own, whoever shares them.
 #[derive(Clone, Copy)]
 struct Slow {
     group: GroupId,
@@ -119,7 +120,7 @@ impl HctxDriver for Flash {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let clock = &mut *self.clock.borrow_mut();
         if let Some(slow) = &mut clock.slow
-            && slow.group == rq.group()
+            && (slow.group == rq.group() || rq.op() == Op::Flush)
             && now >= slow.next
         {
             slow.next = now + slow.period;
@@ -222,7 +223,10 @@ pub fn table(seed: u64) -> String {
 
 /// How many times longer than a read this operation takes.
 fn longer(op: Op) -> u64 {
-    if op == Op::Discard { DISCARD_TIMES } else { 1 }
+    match op {
+        Op::Discard | Op::WriteZeroes => DISCARD_TIMES,
+        _ => 1,
+    }
 }
 
 struct World {
@@ -252,8 +256,8 @@ struct World {
     absences: Option<(GroupId, Every)>,
     /// The bios that it will submit afterwards.
     late: Vec<Bio>,
-    /// This group submits nothing but discards.
-    discards: Option<GroupId>,
+    /// This group submits nothing but this operation.
+    only: Option<(GroupId, Op)>,
     /// How many bios the first group keeps under way, if fewer than the others.
     depth_of_first: u32,
     first_under_way: u32,
@@ -284,6 +288,8 @@ impl World {
         config.groups = tree;
         config.limits = Limits {
             discard_max: DISCARD,
+            zeroes_max: DISCARD,
+            cache: true,
             ..Limits::default()
         };
         config.disks.push(DiskConfig {
@@ -324,7 +330,7 @@ impl World {
             ahead_since: None,
             absences: None,
             late: Vec::new(),
-            discards: None,
+            only: None,
             depth_of_first: u32::MAX,
             first_under_way: case.depth,
         };
@@ -348,10 +354,17 @@ impl World {
     }
 
     fn submit(&mut self, mut bio: Bio) {
-        if self.discards == Some(bio.group) {
-            (bio.op, bio.len) = (Op::Discard, DISCARD);
+        if let Some((_, op)) = self.only.filter(|(group, _)| *group == bio.group) {
+            bio.op = op;
+            bio.len = match op {
+                Op::Flush => 0,
+                Op::Discard | Op::WriteZeroes => DISCARD,
+                _ => bio.len,
+            };
         }
-        bio.offset = self.rng.below(DISK / bio.len) * bio.len;
+        if let Some(places) = DISK.checked_div(bio.len) {
+            bio.offset = self.rng.below(places) * bio.len;
+        }
         bio.cookie = self.now.0;
         if let Err(bio) = self.queue.submit(bio, self.now, &mut self.fx) {
             assert!(

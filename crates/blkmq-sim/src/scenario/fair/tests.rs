@@ -142,7 +142,7 @@ fn beside_discards(depth: u32) -> [u64; 2] {
     let case = shares(16, 2, depth, [4096; 2]);
     let mut world = World::new(case, bfq(), 1);
     world.light_due = None;
-    world.discards = Some(GroupId(2));
+    world.only = Some((GroupId(2), Op::Discard));
     world.run_until(Instant(SECOND));
     let before = world.totals();
     world.run_until(Instant(2 * SECOND));
@@ -263,59 +263,5 @@ fn a_light_tenant_that_pauses_finds_no_queue_and_costs_a_flood_nothing() {
             bfq.rate * 100 >= none.rate * 95,
             "{units} units, {weight}: {bfq:?} {none:?}"
         );
-    }
-}
-
-/// Two groups, the first of which has a slow request now and then; returns the longest time without
-/// an end of the second, and how many it had, in percent of those that it has beside a neighbour that is
-/// idle, or whose requests are not slow if it has others in flight.
-fn beside_slow_requests(depths: [u32; 2], weights: [u16; 2], takes: Nanos) -> (Nanos, u64) {
-    let run = |slow: Option<Slow>, idle: bool| {
-        let case = Case {
-            weights: [weights[0], weights[1], 1],
-            ..shares(4, 2, depths[1], [4096; 2])
-        };
-        let mut world = World::new(case, bfq(), 1);
-        world.light_due = None;
-        world.depth_of_first = if idle { 0 } else { depths[0] };
-        world.run_until(Instant(SECOND));
-        world.clock.borrow_mut().slow = slow;
-        (world.gaps[1].1, world.bytes[1]) = (Nanos::ZERO, 0);
-        world.run_until(Instant(5 * SECOND));
-        (world.gaps[1].1, world.bytes[1])
-    };
-    let slow = Slow {
-        group: GroupId(1),
-        period: Nanos(takes.0 * 5 / 4),
-        takes,
-        next: Instant(0),
-    };
-    let (_, beside) = run(None, depths[0] == 1);
-    let (longest, bytes) = run(Some(slow), false);
-    (longest, bytes * 100 / beside)
-}
-
-#[test]
-fn a_slow_request_holds_nobody_else() {
-    for takes in [10, 1000, 30_000].map(Nanos::from_millis) {
-        for (depth, other, weights) in [
-            (1, 1, [100, 100]),
-            (1, 16, [100, 100]),
-            (4, 4, [100, 100]),
-            (1, 1, [1000, 100]),
-            (1, 4, [100, 1000]),
-            (16, 1, [100, 100]),
-        ] {
-            let (longest, percent) = beside_slow_requests([depth, other], weights, takes);
-            assert!(
-                longest <= Nanos::from_millis(50),
-                "{longest:?} beside one of {takes:?}, depths {depth} and {other}, weights {weights:?}"
-            );
-            println!("{takes:?} {depth} {other} {weights:?}: {longest:?} {percent} %");
-            assert!(
-                percent >= 80,
-                "{percent} % beside one of {takes:?}, depths {depth} and {other}, weights {weights:?}"
-            );
-        }
     }
 }

