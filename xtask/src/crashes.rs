@@ -62,7 +62,7 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
     for Mutant { name, what, proof } in MUTANTS.iter().filter(is_wanted) {
         let step = format!("mutant {name}: {what}");
         if let Proof::Test(words) = proof {
-            steps.time(&step, || fails(name, words))?;
+            steps.time(&step, || mutant::must_fail(name, words))?;
             continue;
         }
         let program = steps.time(&format!("build of mutant {name}"), || mutant::build(name, false))?;
@@ -112,24 +112,6 @@ fn prove(prover: &Path, program: &Path, how: &[&str], crashes: u64, seed: u64) -
         Some(4) => Verdict::NoFuse,
         _ => Verdict::Broken,
     })
-}
-
-/// Runs the tests that must catch a mutant, on a build with it and on one without.
-///
-/// # Errors
-/// If they cannot be built, do not pass without the mutant, or pass with it.
-fn fails(mutant: &str, words: &str) -> Result<()> {
-    let run = |mutant: &str, more: &str| mutant::test(mutant, &format!("test --quiet {words} {more}"));
-    for mutant in ["none", mutant] {
-        ensure!(run(mutant, "--no-run")?, "cargo test {words} cannot be built");
-    }
-    ensure!(run("none", "")?, "cargo test {words} fails without a mutant");
-    ensure!(
-        !run(mutant, "")?,
-        "mutant {mutant} got through cargo test {words}"
-    );
-    println!("    mutant {mutant}: caught");
-    Ok(())
 }
 
 /// A build that loses data.

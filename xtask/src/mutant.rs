@@ -26,11 +26,29 @@ pub(crate) fn build(mutant: &str, optimized: bool) -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Runs the tests that must catch a mutant, on a build with it and on one without.
+///
+/// # Errors
+/// If they cannot be built, do not pass without the mutant, or pass with it.
+pub(crate) fn must_fail(mutant: &str, words: &str) -> Result<()> {
+    let run = |mutant: &str, more: &str| test(mutant, &format!("test --quiet {words} {more}"));
+    for mutant in ["none", mutant] {
+        ensure!(run(mutant, "--no-run")?, "cargo test {words} cannot be built");
+    }
+    ensure!(run("none", "")?, "cargo test {words} fails without a mutant");
+    ensure!(
+        !run(mutant, "")?,
+        "mutant {mutant} got through cargo test {words}"
+    );
+    println!("    mutant {mutant}: caught");
+    Ok(())
+}
+
 /// Runs tests with a mutant in the tested code. Says whether they passed.
 ///
 /// # Errors
 /// If cargo cannot be started.
-pub(crate) fn test(mutant: &str, words: &str) -> Result<bool> {
+fn test(mutant: &str, words: &str) -> Result<bool> {
     let (_, mut command) = with(mutant, false, words)?;
     // Without this variable, the tests run the program that is built for them.
     let status = command.env_remove("BLKMQ_BIN").status();

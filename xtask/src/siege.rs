@@ -41,11 +41,22 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&st
 /// If a mutant is not caught, or cannot be built, or there is none of that name.
 pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> Result<()> {
     let is_wanted = |mutant: &&Mutant| only.is_none_or(|only| only == mutant.name);
-    let names = MUTANTS.map(|mutant| mutant.name).join(", ");
+    let names = MUTANTS.iter().map(|mutant| mutant.name).chain([HOLD_TIMER.0]);
+    let names: Vec<&str> = names.collect();
     ensure!(
-        MUTANTS.iter().any(|mutant| is_wanted(&mutant)),
-        "there is no such mutant; there are {names}"
+        only.is_none_or(|only| names.contains(&only)),
+        "there is no such mutant; there are {}",
+        names.join(", ")
     );
+    let (name, what, words) = HOLD_TIMER;
+    if only.is_none_or(|only| only == name) {
+        steps.time(&format!("mutant {name}: {what}"), || {
+            mutant::must_fail(name, words)
+        })?;
+    }
+    if !MUTANTS.iter().any(|mutant| is_wanted(&mutant)) {
+        return Ok(());
+    }
     let besieger = steps.program("blkmq-siege")?;
     // The same build without a mutant: what holds there and fails with a mutant was detected
     // because of the mutant.
@@ -193,6 +204,12 @@ const MUTANTS: [Mutant; 11] = [
         is_slow: false,
     },
 ];
+/// A mutant that no attack meets in time, and the tests that must catch it: the simulator's drives hang for longer.
+const HOLD_TIMER: (&str, &str, &str) = (
+    "hold_timer",
+    "a request that a scheduler holds back waits for the next end, however long that takes",
+    "-p blkmq-sim --test scenarios slow_requests",
+);
 pub(crate) const SECONDS_DEFAULT: u64 = 300;
 /// The time that CI can spare.
 pub(crate) const SECONDS_SHORT: u64 = 14;

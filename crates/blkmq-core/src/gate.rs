@@ -269,7 +269,9 @@ impl GateState {
                 || elevator.knows_groups() && self.targets.is_reached()
         };
         let elevator = self.elevator.as_deref().filter(|elevator| !is_full(*elevator));
-        let elevator = elevator.and_then(|elevator| elevator.next_wakeup());
+        let elevator = elevator
+            .and_then(|elevator| elevator.next_wakeup())
+            .filter(|_| !cfg!(blkmq_mutant = "hold_timer"));
         let waits = || !self.targets.is_empty() || self.elevator.as_ref().is_some_and(|e| e.queued() > 0);
         let targets = self
             .targets
