@@ -60,46 +60,90 @@ fn request_that_hangs_holds_no_other_tenant() {
         return;
     }
     let scratch = Scratch::new();
-    let slow_start = "pread=[ $4 -ge 1048576 ] || sleep 2; head -c $3 /dev/zero";
-    let _below = Below::nbdkit(
-        &scratch,
-        &[
-            "eval",
-            "get_size=echo 64M",
-            slow_start,
-            "thread_model=echo parallel",
-        ],
-    );
-    let below = format!(
+    // What lies in the first MiB hangs, and so does a flush.
+    let hangs = |call: &str, then: &str| format!("{call}=[ $4 -ge 1048576 ] || sleep 1; {then}");
+    let calls = [
+        hangs("pread", "head -c $3 /dev/zero"),
+        hangs("pwrite", "cat >/dev/null"),
+        hangs("trim", "exit 0"),
+        hangs("zero", "exit 0"),
+    ];
+    let mut words = vec![
+        "eval",
+        "get_size=echo 64M",
+        "flush=sleep 1",
+        "thread_model=echo parallel",
+    ];
+    words.extend(calls.iter().map(String::as_str));
+    let _below = Below::nbdkit(&scratch, &words);
+    let mut disks = vec![format!(
         "name=d,nbd=nbd+unix:///?socket={},sched=bfq",
         scratch.word("below.sock")
-    );
-    let _daemon = Daemon::serve(
-        &scratch,
-        &[
-            &below,
-            "name=slow,linear=d:0:32M,group=/slow",
-            "name=fast,linear=d:32M:32M,group=/fast",
-        ],
-    );
+    )];
+    let begin = |n: usize| if n == 0 { 0 } else { 28 + 4 * n };
+    disks.extend((0..=OTHERS).map(|n| format!("name=t{n},linear=d:{}M:4M,group=/t{n}", begin(n))));
+    let _daemon = Daemon::serve(&scratch, &disks.iter().map(String::as_str).collect::<Vec<_>>());
     let socket = scratch.path("nbd.sock");
-    let mut slow = Client::connect(&socket, "slow").expect("the daemon serves it");
-    let mut fast = Client::connect(&socket, "fast").expect("the daemon serves it");
+    let mut slow = Client::connect(&socket, "t0").expect("the daemon serves it");
+    let others =
+        (1..=OTHERS).map(|n| Client::connect(&socket, &format!("t{n}")).expect("the daemon serves it"));
+    let mut others: Vec<Client> = others.collect();
     slow.read(2 << 20, 4096).expect("a read ends");
-    let hangs = slow.send(Command::Read, 0, 0, 4096, &[]).expect("it is taken");
-    let (sent, mut longest, mut reads) = (Instant::now(), Duration::ZERO, 0);
-    while sent.elapsed() < Duration::from_millis(1500) {
-        let begin = Instant::now();
-        fast.read(reads * 4096 % (1 << 20), 4096).expect("a read ends");
-        longest = longest.max(begin.elapsed());
-        reads += 1;
+    slow.write(2 << 20, &[1; 4096]).expect("a write ends");
+    for (command, data) in [
+        (Command::Read, 0),
+        (Command::Write, 4096),
+        (Command::Flush, 0),
+        (Command::Trim, 0),
+        (Command::WriteZeroes, 0),
+    ] {
+        let bytes = if matches!(command, Command::Flush) {
+            0
+        } else {
+            4096
+        };
+        let hangs = slow
+            .send(command, 0, 0, bytes, &vec![1; data])
+            .expect("it is taken");
+        let sent = Instant::now();
+        let longest = longest_reads(&mut others, Duration::from_millis(800));
+        assert!(
+            longest.iter().all(|time| *time < Duration::from_millis(400)),
+            "beside a {command:?} that hangs: {longest:?}"
+        );
+        assert_eq!(slow.reply().expect("it ends"), hangs);
+        if matches!(command, Command::Read) {
+            slow.stream().read_exact(&mut [0; 4096]).expect("it has its data");
+        }
+        assert!(
+            sent.elapsed() >= Duration::from_millis(950),
+            "the {command:?} did not hang"
+        );
     }
-    assert!(
-        longest < Duration::from_millis(500),
-        "{longest:?} for one of {reads} reads"
-    );
-    assert_eq!(slow.reply().expect("it ends"), hangs);
-    assert!(sent.elapsed() >= Duration::from_secs(2), "it did not hang");
+}
+
+/// The longest time of a read of each of these clients, which read one block after the other for so long.
+fn longest_reads(clients: &mut [Client], time: Duration) -> Vec<Duration> {
+    let read = |client: &mut Client| {
+        let (start, mut longest, mut reads) = (Instant::now(), Duration::ZERO, 0);
+        while start.elapsed() < time {
+            let begin = Instant::now();
+            client.read(reads * 4096 % (1 << 20), 4096).expect("a read ends");
+            longest = longest.max(begin.elapsed());
+            reads += 1;
+        }
+        longest
+    };
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = clients
+            .iter_mut()
+            .map(|client| scope.spawn(move || read(client)))
+            .collect();
+        readers
+            .into_iter()
+            .map(|reader| reader.join().expect("its reads ended"))
+            .collect()
+    })
 }
 
 /// A modelled drive of 300 MB/s with a disk for each of two tenants.
@@ -162,4 +206,5 @@ impl Load {
 }
 
 const SIZE: u64 = 64 << 10;
+const OTHERS: usize = 8;
 const RUN: Duration = Duration::from_secs(2);

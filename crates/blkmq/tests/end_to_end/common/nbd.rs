@@ -22,6 +22,7 @@ pub(crate) enum Command {
     Read = 0,
     Write = 1,
     Flush = 3,
+    Trim = 4,
     WriteZeroes = 6,
     /// Our own extension.
     Fence = 0x6266,
