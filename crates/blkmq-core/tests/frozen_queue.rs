@@ -2,7 +2,9 @@
 
 mod common;
 
-use blkmq_core::bio::{Op, Status};
+use blkmq_core::bio::{Bio, Op, Status};
+use blkmq_core::group::GroupTree;
+use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
 use blkmq_core::sched::Kind;
 use common::{Bench, bio, config};
@@ -41,6 +43,32 @@ fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
             "not on a queue that runs"
         );
     }
+}
+
+#[test]
+fn the_limit_of_an_elevator_ends_with_it() {
+    let mut config = config(1);
+    config.elevator = Kind::by_name("bfq").expect("there is bfq");
+    config.groups = GroupTree::flat(3);
+    let mut bench = Bench::new(config);
+    for n in 0..32 {
+        let group = GroupId(1 + n as u32 % 2);
+        bench.submit(
+            0,
+            Bio {
+                group,
+                ..bio(Op::Read, 10 * n, 1, n)
+            },
+        );
+    }
+    bench.unplug(0);
+    bench.run_until_idle();
+    let queue = &bench.queue;
+    assert!(queue.depth_limit() < queue.depth(), "two groups compete");
+    queue.freeze_begin();
+    bench.run_dry();
+    bench.queue.set_elevator(Kind::None).expect("drained");
+    assert_eq!(bench.queue.depth_limit(), bench.queue.depth());
 }
 
 #[test]

@@ -132,6 +132,9 @@ impl Queue {
         let is_capped = state.groups.iter().any(|(_, node)| !node.caps.is_none());
         let throttled = if is_capped { THROTTLED } else { 0 };
         self.way.store(next.kind as u8 | throttled, Ordering::Relaxed);
+        // Nobody enters the gate for a queue without an elevator, so its limit is noted here.
+        let elevator = state.elevator.as_deref();
+        self.note_elevator_limit(elevator.and_then(|elevator| elevator.depth_limit()));
         self.leave_gate(state);
         Ok(())
     }
