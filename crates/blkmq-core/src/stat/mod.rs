@@ -20,7 +20,7 @@ use blkmq_sync::counter::Counter;
 pub use self::histogram::Histogram;
 use self::histogram::HistogramShard;
 use self::stamp::Stamp;
-use self::watch::{OTHERS, TOPS_MAX};
+use self::watch::{OTHERS, OWNERS_MAX};
 pub(crate) use self::watch::{Watch, Watched};
 use crate::bio::{Direction, Flags, Op};
 use crate::ids::GroupId;
@@ -226,13 +226,14 @@ impl GroupStats {
     }
 }
 
-/// How long requests of top-level groups waited while other requests went ahead: each request's wait counts
+/// How long requests of groups waited while other requests went ahead: each request's wait counts
 /// for the group whose request was dispatched just before it. So the sum of a row is what its group waited in
 /// the elevator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
-    /// Which group waited, behind which, for how long; each pair once. `None` is all groups without an entry
-    /// of their own: the first 16 have one, until they are removed.
+    /// Which group waited, behind which, for how long; each pair once. The first 16 top-level groups have an
+    /// entry of their own, and so have the first 16 nested ones that did I/O, until they are removed; further nested
+    /// ones are counted with their top-level group. `None` is all others.
     pub pairs: Vec<(Option<GroupId>, Option<GroupId>, Nanos)>,
 }
 
@@ -498,7 +499,7 @@ const ASYNC: usize = Direction::COUNT - Direction::Write as usize;
 const KINDS: usize = Direction::COUNT + ASYNC;
 /// No stamp, the top-level groups with a column of their own, all others.
 const COLUMNS: usize = OTHERS as usize + 1;
-const _: () = assert!(COLUMNS == TOPS_MAX + 2);
+const _: () = assert!(COLUMNS == OWNERS_MAX + 2);
 
 /// Adds up the events over all shards.
 fn events<'a>(shards: impl Iterator<Item = &'a Shard>) -> EventStats {

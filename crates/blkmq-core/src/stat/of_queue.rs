@@ -45,7 +45,7 @@ impl Queue {
         Ok(sum)
     }
 
-    /// Returns how long requests of top-level groups waited behind which groups.
+    /// Returns how long requests of which groups waited behind which.
     pub fn delays(&self) -> Delays {
         self.stats.delays(self.shards())
     }

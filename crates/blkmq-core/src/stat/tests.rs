@@ -153,9 +153,12 @@ struct Bench {
 
 impl Bench {
     fn new(groups: u32) -> Self {
-        let tree = GroupTree::flat(groups);
-        let stats = Stats::new(groups as usize, StatsMode::Outside, || Instant(0));
-        let watch = Watch::new(std::sync::Arc::clone(&stats.watched), &tree, true);
+        Self::with(&GroupTree::flat(groups))
+    }
+
+    fn with(tree: &GroupTree) -> Self {
+        let stats = Stats::new(tree.capacity(), StatsMode::Outside, || Instant(0));
+        let watch = Watch::new(std::sync::Arc::clone(&stats.watched), tree, true);
         Self { stats, watch }
     }
 
@@ -240,6 +243,51 @@ fn top_level_groups_beyond_the_sixteenth_share_a_column() {
             (None, Some(GroupId(15)), Nanos(16)),
             (None, None, Nanos(19)),
         ]
+    );
+}
+
+#[test]
+fn nested_groups_with_ios_wait_behind_each_other() {
+    let mut tree = GroupTree::new(40);
+    let top = tree.create(ROOT, 100).expect("there is room");
+    let nested: Vec<u32> = (0..20)
+        .map(|_| tree.create(top, 100).expect("there is room").0)
+        .collect();
+    let (mut bench, shard) = (Bench::with(&tree), Shard::new(40));
+    // The first that do I/O, not the first that were made, have a column each.
+    for group in nested.iter().rev() {
+        bench.insert(*group, 0);
+        bench.dispatch(&shard, *group, 0, 10);
+    }
+    let delays = bench.stats.delays(iter::once(&shard)).pairs;
+    let behind = |who| {
+        delays
+            .iter()
+            .filter(|pair| pair.0 == Some(GroupId(who)))
+            .collect::<Vec<_>>()
+    };
+    let (last, before) = (nested[19], nested[18]);
+    assert_eq!(behind(last), [&(Some(GroupId(last)), Some(ROOT), Nanos(10))]);
+    assert_eq!(
+        behind(before),
+        [&(Some(GroupId(before)), Some(GroupId(last)), Nanos(10))]
+    );
+    let sixteenth = Some(GroupId(nested[4]));
+    assert_eq!(
+        behind(top.0),
+        [
+            &(Some(top), Some(top), Nanos(30)),
+            &(Some(top), sixteenth, Nanos(10))
+        ],
+        "the others count as their top-level group"
+    );
+    bench.watch.groups_changed(&tree);
+    bench.insert(before, 20);
+    bench.dispatch(&shard, before, 20, 30);
+    let delays = bench.stats.delays(iter::once(&shard)).pairs;
+    assert!(
+        delays.contains(&(Some(GroupId(before)), Some(top), Nanos(10))),
+        "it keeps its column when the tree changes: {delays:?}"
     );
 }
 

@@ -11,6 +11,7 @@
 //! dispatched before, and how many bios were queued, is stored in the request and counted at its end, by the
 //! reactor that ends it (`stat`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq_sync::counter::Counter;
@@ -32,20 +33,21 @@ pub(super) struct Times {
     pub(super) dequeues: Counter,
 }
 
-/// The groups' times and the top-level groups' columns, for readers.
+/// The groups' times and their columns, for readers.
 #[derive(Debug)]
 pub(crate) struct Watched {
     pub(super) times: Box<[Times]>,
-    /// By column of the table of delays, from 1: the top-level group's number plus one.
-    pub(super) columns: [Counter; TOPS_MAX],
+    /// By column of the table of delays, from 1: the group's number plus one. Top-level groups first, then nested ones.
+    pub(super) columns: [Counter; OWNERS_MAX],
 }
 
 /// The holder's own side of the record.
 pub(crate) struct Watch {
     watched: Arc<Watched>,
     states: Box<[State]>,
-    /// By group: its top-level group's column.
+    /// By group: the column that it is counted in, 0 until that is decided; and its top-level group's column.
     columns: Box<[u8]>,
+    tops: Box<[u8]>,
     is_on: bool,
     /// The group whose request was dispatched last, and since when no other group's was.
     turn: Option<GroupId>,
@@ -73,7 +75,8 @@ impl Watch {
     pub(crate) fn new(watched: Arc<Watched>, groups: &GroupTree, is_on: bool) -> Self {
         let mut watch = Self {
             states: vec![State::default(); watched.times.len()].into(),
-            columns: vec![OTHERS; watched.times.len()].into(),
+            columns: vec![0; watched.times.len()].into(),
+            tops: vec![OTHERS; watched.times.len()].into(),
             watched,
             is_on,
             turn: None,
@@ -83,14 +86,18 @@ impl Watch {
         watch
     }
 
-    /// Adapts to the tree as it is now. A top-level group keeps the column that it once got; a group that
-    /// comes when all are taken is counted with the others.
+    /// Adapts to the tree as it is now. A group keeps the column that it once got. A top-level group that comes when
+    /// all are taken is counted with the others.
     pub(crate) fn groups_changed(&mut self, groups: &GroupTree) {
-        self.columns.fill(OTHERS);
+        self.columns.fill(0);
+        self.tops.fill(OTHERS);
         for (id, _) in groups.iter() {
             let top = groups.chain(id).take_while(|(id, _)| *id != ROOT).last();
             let top = top.map_or(ROOT, |(id, _)| id);
-            self.columns[id.index()] = self.column_of(top);
+            self.tops[id.index()] = self.column_of(top, 0..TOPS_MAX).unwrap_or(OTHERS);
+            if top == id {
+                self.columns[id.index()] = self.tops[id.index()];
+            }
         }
     }
 
@@ -100,6 +107,7 @@ impl Watch {
         if let Some(column) = self.watched.columns.iter().find(|column| column.get() == owner) {
             column.set(GONE);
         }
+        self.columns[id.index()] = 0;
         self.states[id.index()] = State::default();
         // Otherwise the next group of this number would inherit the turn.
         self.turn = self.turn.filter(|turn| *turn != id);
@@ -137,6 +145,7 @@ impl Watch {
             return;
         }
         let group = rq.group();
+        let (ahead, column) = (self.column(self.turn.unwrap_or(ROOT)), self.column(group));
         let times = &self.watched.times[group.index()];
         let state = &mut self.states[group.index()];
         if state.waits {
@@ -148,8 +157,7 @@ impl Watch {
             queued >= rq.bios.into(),
             "group {group}: out goes what never came in"
         );
-        let ahead = self.columns[self.turn.unwrap_or(ROOT).index()];
-        rq.stamp = Stamp::new(queued as u32, self.columns[group.index()], ahead);
+        rq.stamp = Stamp::new(queued as u32, column, ahead);
         let left = queued - u64::from(rq.bios);
         times.queued.set(left);
         if left == 0 {
@@ -165,21 +173,40 @@ impl Watch {
         }
     }
 
-    fn column_of(&mut self, top: GroupId) -> u8 {
-        let owner = u64::from(top.0) + 1;
+    /// The column that a group is counted in.
+    #[inline]
+    fn column(&mut self, group: GroupId) -> u8 {
+        match self.columns[group.index()] {
+            0 => self.column_of_nested(group),
+            column => column,
+        }
+    }
+
+    /// Decides it for a nested group at its first dispatch, so that groups without I/O take no column: one of its
+    /// own, or its top-level group's if all are taken.
+    #[cold]
+    fn column_of_nested(&mut self, group: GroupId) -> u8 {
+        let own = self.column_of(group, TOPS_MAX..OWNERS_MAX);
+        let column = own.unwrap_or(self.tops[group.index()]);
+        self.columns[group.index()] = column;
+        column
+    }
+
+    /// The group's column, or the first of these that is free.
+    fn column_of(&mut self, group: GroupId, among: Range<usize>) -> Option<u8> {
+        let owner = u64::from(group.0) + 1;
         let columns = &self.watched.columns;
         let found = columns.iter().position(|column| column.get() == owner);
-        let free = || columns.iter().position(|column| column.get() == 0);
-        let Some(column) = found.or_else(free) else {
-            return OTHERS;
-        };
+        let column = found.or_else(|| among.into_iter().find(|at| columns[*at].get() == 0))?;
         columns[column].set(owner);
-        column as u8 + 1
+        Some(column as u8 + 1)
     }
 }
 
 /// Number of top-level groups with a column of their own in the table of delays: the first ones.
-pub(super) const TOPS_MAX: usize = 16;
+const TOPS_MAX: usize = 16;
+/// With the nested groups that have one: the first that did I/O.
+pub(super) const OWNERS_MAX: usize = TOPS_MAX + 16;
 /// The column of all other groups; 0 stands for no stamp.
-pub(super) const OTHERS: u8 = TOPS_MAX as u8 + 1;
+pub(super) const OTHERS: u8 = OWNERS_MAX as u8 + 1;
 const GONE: u64 = u64::MAX;

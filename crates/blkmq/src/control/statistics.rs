@@ -50,7 +50,7 @@ pub struct QueueStatistics {
     pub events: BTreeMap<String, u64>,
 }
 
-/// How long a top-level group waited while another one's requests went ahead.
+/// How long a group waited while another one's requests went ahead.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Delay {
     /// The group that waited.

@@ -120,7 +120,7 @@ pub(super) static COLUMNS: &[Column] = &[
     },
     Column {
         title: "QUEUE",
-        help: "of a group: I/Os in the scheduler; a queue: all in it/depth",
+        help: "of a group: I/Os in the scheduler; a queue: all in it/depth now",
         width: 7,
         rank: 7,
         text: |numbers| match numbers.depth {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::lists::{Cap, Disk, Group, Lists};
 use super::shares::{Competitor, due};
-use crate::control::statistics::{GroupStatistics, QueueStatistics};
+use crate::control::statistics::{Delay, GroupStatistics, QueueStatistics};
 use crate::rates::{Interval, is_active, sum};
 
 /// The identity of a line, from one interval to the next.
@@ -54,7 +54,7 @@ pub(super) struct Numbers {
     pub(super) device_p99: Option<u64>,
     /// In the scheduler; for a queue, under way.
     pub(super) queued: u64,
-    /// For a queue: the most requests at the drive.
+    /// For a queue: how many requests may be at the drive now.
     pub(super) depth: Option<u32>,
     pub(super) weight: Option<u16>,
     /// Shares are parts of one.
@@ -205,7 +205,10 @@ impl<'a> Builder<'a> {
         let root = self.branch(ROOT);
         let numbers = Numbers {
             queued: self.queue.in_flight,
-            depth: Some(self.queue.depth),
+            depth: Some(match self.queue.depth_limit {
+                0 => self.queue.depth,
+                limit => limit.min(self.queue.depth),
+            }),
             ..self.numbers(&root.did)
         };
         let above = Above {
@@ -354,21 +357,19 @@ impl<'a> Builder<'a> {
         caps.iter().filter_map(used).reduce(f64::max)
     }
 
-    /// The group behind which a top-level group waited most; or a cap of which it used that part, if it was
-    /// at one: without the others it would not have got more.
+    /// The sibling behind which a group, with all below it, waited most, or the sibling of a group above it; or a cap
+    /// of which it used that part, if it was at one: without the others it would not have got more.
     fn behind(&self, path: &str, capped: Option<f64>) -> Option<(String, f64)> {
         if let Some(used) = capped.filter(|used| *used >= AT_CAP) {
             return Some(("a cap".to_owned(), used));
         }
-        let delays = || self.queue.delays.iter().filter(|delay| delay.group == path);
-        let most = delays().max_by_key(|delay| delay.ns)?;
-        let all: u64 = delays().map(|delay| delay.ns).sum();
-        let whom = if most.behind == path {
-            "itself"
-        } else {
-            &most.behind
-        };
-        Some((whom.to_owned(), share(most.ns, all)?))
+        let mut waits: BTreeMap<&str, u64> = BTreeMap::new();
+        let own = |delay: &&Delay| is_part(&delay.group, path);
+        for delay in self.queue.delays.iter().filter(own) {
+            *waits.entry(sibling_of(path, &delay.behind)).or_default() += delay.ns;
+        }
+        let (whom, most) = waits.iter().max_by_key(|(_, ns)| **ns)?;
+        Some(((*whom).to_owned(), share(*most, waits.values().sum())?))
     }
 }
 
@@ -393,6 +394,23 @@ fn share(part: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| part as f64 / all as f64)
 }
 
+/// Says whether a group is the other one, or below it. The root stands for its own activity.
+fn is_part(path: &str, of: &str) -> bool {
+    path == of || of != ROOT && path.strip_prefix(of).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// The group that `behind` is, or is part of, below the last group that has it and `path` in common: a sibling of
+/// `path`, or of a group above it.
+fn sibling_of<'p>(path: &str, behind: &'p str) -> &'p str {
+    if is_part(behind, path) {
+        return "itself";
+    }
+    let ends = behind.match_indices('/').map(|(at, _)| at).skip(1);
+    let mut from_top = ends.chain([behind.len()]).map(|end| &behind[..end]);
+    // None if `behind` is above `path`.
+    from_top.find(|above| !is_part(path, above)).unwrap_or(behind)
+}
+
 /// The parent of a path.
 fn parent_of(path: &str) -> &str {
     match path.rsplit_once('/') {
@@ -410,7 +428,6 @@ pub(super) const AT_CAP: f64 = 0.95;
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::control::statistics::Delay;
     use crate::rates::tests::{answer, reads};
 
     fn group(path: &str, weight: u16, caps: &[(&str, u64)]) -> Group {
@@ -528,6 +545,43 @@ pub(super) mod tests {
             let found = find(&tree, "c").row.numbers.clone().unwrap().behind;
             assert_eq!(found, Some((wanted.0.to_owned(), wanted.1)), "{cap}");
         }
+    }
+
+    #[test]
+    fn a_queue_whose_groups_compete_shows_the_depth_that_was_found() {
+        let (mut interval, lists) = example();
+        for (limit, shown) in [(12, 12), (0, 64), (500, 64)] {
+            Arc::make_mut(&mut interval.queues[0]).depth_limit = limit;
+            let tree = build(&interval, &lists);
+            let numbers = tree[0].row.numbers.clone().expect("a queue has numbers");
+            assert_eq!(numbers.depth, Some(shown), "a limit of {limit}");
+        }
+    }
+
+    #[test]
+    fn nested_groups_are_said_to_wait_behind_their_siblings() {
+        let (mut interval, lists) = example();
+        let queue = Arc::make_mut(&mut interval.queues[0]);
+        let delay = |group: &str, behind: &str, ns| Delay {
+            group: group.to_owned(),
+            behind: behind.to_owned(),
+            ns,
+        };
+        queue.delays = vec![
+            delay("/c/a", "/c/a", 100),
+            delay("/c/a", "/c/b", 300),
+            delay("/c/b", "/x/y", 600),
+            delay("/c/b", "/c", 100),
+        ];
+        let tree = build(&interval, &lists);
+        let behind = |name| find(&tree, name).row.numbers.clone().unwrap().behind.unwrap();
+        assert_eq!(behind("a"), ("/c/b".to_owned(), 0.75));
+        assert_eq!(behind("b"), ("/x".to_owned(), 6.0 / 7.0));
+        assert_eq!(behind("c"), ("/x".to_owned(), 6.0 / 11.0));
+        assert_eq!(sibling_of("/c/b", "/c"), "/c");
+        assert_eq!(sibling_of("/c/b", "/c/bb/d"), "/c/bb");
+        assert_eq!(sibling_of(ROOT, "/c/b"), "/c");
+        assert_eq!(sibling_of("/c", "others"), "others");
     }
 
     #[test]

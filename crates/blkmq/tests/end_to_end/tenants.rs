@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use crate::common::nbd::{Client, Command};
 use crate::common::tools::installed;
 use crate::common::{Daemon, Scratch};
@@ -144,6 +146,24 @@ fn longest_reads(clients: &mut [Client], time: Duration) -> Vec<Duration> {
             .map(|reader| reader.join().expect("its reads ended"))
             .collect()
     })
+}
+
+#[test]
+fn nested_tenants_are_said_to_wait_behind_their_siblings() {
+    let scratch = Scratch::new();
+    let keys = "null=1G,latency=100us,parallel=4,bandwidth=300M,queue=drive,sched=bfq";
+    let disks = ["vm1", "vm2"].map(|name| format!("name={name},{keys},group=/customers/a/{name}"));
+    let mut daemon = Daemon::serve(&scratch, &[&disks[0], &disks[1]]);
+    let socket = scratch.path("nbd.sock");
+    let loads = ["vm1", "vm2"].map(|disk| Load::begin(&socket, disk, 16));
+    std::thread::sleep(Duration::from_millis(300));
+    daemon.signal(Signal::USR1);
+    let line = "delayed: /customers/a/vm1 behind /customers/a/vm2: ";
+    let is_said = daemon.wait_for(Duration::from_secs(10), |said| {
+        said.trim_start().starts_with(line)
+    });
+    loads.into_iter().for_each(|load| assert!(load.end() > 0));
+    assert!(is_said, "no sibling is named");
 }
 
 /// A modelled drive of 300 MB/s with a disk for each of two tenants.
