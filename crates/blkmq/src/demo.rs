@@ -1,4 +1,4 @@
-//! Decides what `blkmq demo` shows: a light tenant beside a flooding one on one drive, shared by one rule after the other; then
+//! Decides what `blkmq demo` shows: a light tenant, and one that pauses, beside a flooding one on one drive, shared by one rule after the other; then
 //! four tenants with weights, of which the heaviest has little in flight.
 //! `drive` makes the drive, `scene` serves it as `serve` does, `client` is a tenant's load, `stage` lets both run together,
 //! `report` writes the table and what is to be seen in it.
@@ -33,10 +33,10 @@ pub struct DemoArgs {
     /// Measure for N seconds under each rule
     #[arg(long, value_name = "N", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Use six files of 128 MiB in DIR, removed at the end, instead of a modelled drive
+    /// Use seven files of 128 MiB in DIR, removed at the end, instead of a modelled drive
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Use this file as the drive: made for it, 769 MiB, and removed at the end. One that is there already is refused
+    /// Use this file as the drive: made for it, 897 MiB, and removed at the end. One that is there already is refused
     #[arg(long, value_name = "PATH", conflicts_with = "dir")]
     pub file: Option<PathBuf>,
     /// What the flooding tenant does
@@ -102,13 +102,14 @@ fn show(args: &DemoArgs, stop: &AtomicBool) -> Result<String> {
     ))
 }
 
-/// The light tenant alone, then both under each rule; then the tenants with weights.
+/// The light tenant alone, then beside the others under each rule; then the tenants with weights.
 fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, Vec<Run>)> {
     let schedulers: Vec<Kind> = Kind::ALL
         .into_iter()
         .filter(|kind| args.all || FEW.contains(kind))
         .collect();
     let mut light = scene.connect(scene::LIGHT, light())?;
+    let mut pausing = scene.connect(scene::PAUSING, pausing())?;
     let mut flood = scene.connect(scene::FLOOD, args.flood.job())?;
     let total = 2 + schedulers.len() + WEIGHTED_UNDER.len();
     let mut stage = Stage::new(Duration::from_secs_f64(args.seconds), total, stop);
@@ -119,20 +120,28 @@ fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, V
         vec![(Tenant::Alone, &mut light)],
     )?;
     let mut runs = vec![alone.into_run(first)];
-    let mut both = |rule: Rule, runs: &mut Vec<Run>| -> Result<()> {
-        let tenants = vec![(Tenant::Light, &mut light), (Tenant::Flooding, &mut flood)];
-        let played = stage.play(&format!("{}, both", rule.name()), || scene.switch(rule), tenants)?;
+    let mut together = |rule: Rule, runs: &mut Vec<Run>| -> Result<()> {
+        let tenants = vec![
+            (Tenant::Light, &mut light),
+            (Tenant::Pausing, &mut pausing),
+            (Tenant::Flooding, &mut flood),
+        ];
+        let played = stage.play(
+            &format!("{}, all three", rule.name()),
+            || scene.switch(rule),
+            tenants,
+        )?;
         runs.push(played.into_run(rule));
         Ok(())
     };
-    both(first, &mut runs)?;
+    together(first, &mut runs)?;
     // The choice of an operator who knows the flood's throughput: half of it.
     let flood_bps = runs
         .last()
         .map_or(0, |run| (report::flood_bytes(run) / 2.0) as u64);
-    both(Rule::Caps { flood_bps }, &mut runs)?;
+    together(Rule::Caps { flood_bps }, &mut runs)?;
     for &kind in &schedulers[1..] {
-        both(Rule::Scheduler(kind), &mut runs)?;
+        together(Rule::Scheduler(kind), &mut runs)?;
     }
     let mut clients = scene::WEIGHTED
         .iter()
@@ -166,14 +175,19 @@ fn light() -> Job {
     Job::reads(4 << 10, 1)
 }
 
+fn pausing() -> Job {
+    light().with_rate(PAUSING_RATE)
+}
+
 /// A description of the set-up, for readers of the table.
 fn set_up(args: &DemoArgs, medium: &Medium) -> String {
     format!(
         "Drive:     {}\nQueue:     one for all disks; at most {} requests with the drive, whatever the rule\n\
-         Light:     {}\nFlooding:  {}\nCaps:      the flooding tenant gets at most half of what it got with none\nAll over NBD on a unix socket, one connection each; measured for {} s each time.",
+         Light:     {}\nPausing:   {}\nFlooding:  {}\nCaps:      the flooding tenant gets at most half of what it got with none\nAll over NBD on a unix socket, one connection each; measured for {} s each time.",
         medium.describe(scene::disks().count()),
         args.depth,
         light(),
+        pausing(),
         args.flood.job(),
         args.seconds,
     )
@@ -186,6 +200,8 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads a second of the tenant that pauses.
+const PAUSING_RATE: u32 = 200;
 /// The schedulers that show the difference.
 const FEW: [Kind; 2] = [Kind::None, Kind::Bfq];
 /// The schedulers under which tenants with weights are shown.
@@ -193,8 +209,9 @@ const WEIGHTED_UNDER: [Kind; 2] = [Kind::None, Kind::Bfq];
 
 const HELP: &str = "\
 Serves disks on one scratch drive, as `blkmq serve` does, and connects an NBD
-client to each. A light tenant reads alone, then beside a flooding one: without
-a scheduler, with a cap on the flood, and with bfq. Then three flooding tenants
+client to each. A light tenant reads alone, then beside a flooding one and one
+that pauses after each read: without a scheduler, with a cap on the flood, and
+with bfq. Then three flooding tenants
 have weights 1:2:4, and one with 4 requests in flight has 8. The rule is changed
 under load.
 
@@ -233,7 +250,7 @@ mod tests {
         let rules = Kind::ALL.map(Kind::name);
         for rule in rules.into_iter().chain(["caps"]) {
             let rows = text.lines().filter(|line| line.split(' ').next() == Some(rule));
-            let expected = if rule == "none" { 3 } else { 2 };
+            let expected = if rule == "none" { 4 } else { 3 };
             assert_eq!(rows.count(), expected, "{rule} in:\n{text}");
         }
         for tenant in scene::WEIGHTED {

@@ -22,6 +22,8 @@ pub(super) struct Job {
     command: Command,
     block_bytes: u32,
     depth: usize,
+    /// The least time from one request to the next.
+    every: Duration,
 }
 
 impl Job {
@@ -30,6 +32,7 @@ impl Job {
             command: Command::READ,
             block_bytes,
             depth,
+            every: Duration::ZERO,
         }
     }
 
@@ -38,11 +41,22 @@ impl Job {
             command: Command::WRITE,
             block_bytes,
             depth,
+            every: Duration::ZERO,
         }
     }
 
     pub(super) fn with_depth(self, depth: usize) -> Self {
         Self { depth, ..self }
+    }
+
+    /// One request at a time, so many a second at most, with a pause after each.
+    pub(super) fn with_rate(self, per_second: u32) -> Self {
+        let every = Duration::from_secs(1) / per_second;
+        Self {
+            depth: 1,
+            every,
+            ..self
+        }
     }
 
     pub(super) fn block_bytes(self) -> u32 {
@@ -61,7 +75,11 @@ impl fmt::Display for Job {
             self.block_bytes >> 10,
             self.depth,
         );
-        write!(f, "random {verb} of {size} KiB, {depth} in flight")
+        write!(f, "random {verb} of {size} KiB, {depth} in flight")?;
+        if self.every > Duration::ZERO {
+            write!(f, ", {:.0} a second", 1.0 / self.every.as_secs_f64())?;
+        }
+        Ok(())
     }
 }
 
@@ -128,6 +146,10 @@ impl Client {
             if cue.phase() == Phase::Measure && began.is_none() {
                 latency.clear();
                 began = Some(Instant::now());
+            }
+            if self.job.every > Duration::ZERO {
+                let next = self.sent_at[0] + self.job.every;
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
             }
             self.send_all_idle()?;
             self.receive(&mut latency)?;

@@ -13,6 +13,8 @@ pub(super) enum Tenant {
     Alone,
     /// The light tenant beside the flooding one.
     Light,
+    /// The one that pauses after each read, beside both.
+    Pausing,
     /// The flooding tenant.
     Flooding,
     /// The tenant of this index among those with weights.
@@ -24,6 +26,7 @@ impl fmt::Display for Tenant {
         f.write_str(match self {
             Self::Alone => "light, alone",
             Self::Light => "light",
+            Self::Pausing => "pausing",
             Self::Flooding => "flooding",
             Self::Weighted(place) => WEIGHTED[*place].name,
         })
@@ -110,8 +113,9 @@ pub(super) fn shares(runs: &[Run]) -> String {
 pub(super) fn findings(runs: &[Run], capacity: Option<f64>) -> String {
     let or_else = |found: Option<String>| found.unwrap_or_else(|| "too few requests to tell".into());
     let mut text = format!(
-        "What to look at:\n  the light tenant's p99: {}\n  the flooding tenant's throughput: {}",
+        "What to look at:\n  the light tenant's p99: {}\n  the pausing tenant's p99: {}\n  the flooding tenant's throughput: {}",
         or_else(tails(runs)),
+        or_else(tails_of_pausing(runs)),
         or_else(rates(runs)),
     );
     let uncapped = runs.iter().filter(|run| !matches!(run.rule, Rule::Caps { .. }));
@@ -129,7 +133,6 @@ pub(super) fn findings(runs: &[Run], capacity: Option<f64>) -> String {
 }
 
 fn tails(runs: &[Run]) -> Option<String> {
-    let p99 = |run, who| find(run, who)?.latency_ns(100);
     let (alone, rest) = runs.split_first()?;
     let alone_ns = p99(alone, Tenant::Alone)?;
     let (first, others) = rest.split_first()?;
@@ -141,11 +144,29 @@ fn tails(runs: &[Run]) -> Option<String> {
         compare(first_ns, alone_ns, "alone"),
     );
     for run in others {
-        let ns = p99(run, Tenant::Light)?;
-        let relation = compare(ns, first_ns, first_name);
-        text += &format!("; {} {} ({relation})", run.rule.name(), time(ns));
+        text += &format!("; {}", tail_beside(run, Tenant::Light, first_ns, first_name)?);
     }
     Some(text)
+}
+
+fn tails_of_pausing(runs: &[Run]) -> Option<String> {
+    let (first, others) = runs.split_first()?.1.split_first()?;
+    let (first_ns, first_name) = (p99(first, Tenant::Pausing)?, first.rule.name());
+    let mut text = format!("{first_name} {}", time(first_ns));
+    for run in others {
+        text += &format!("; {}", tail_beside(run, Tenant::Pausing, first_ns, first_name)?);
+    }
+    Some(text)
+}
+
+fn tail_beside(run: &Run, who: Tenant, first_ns: u64, first_name: &str) -> Option<String> {
+    let ns = p99(run, who)?;
+    let relation = compare(ns, first_ns, first_name);
+    Some(format!("{} {} ({relation})", run.rule.name(), time(ns)))
+}
+
+fn p99(run: &Run, who: Tenant) -> Option<u64> {
+    find(run, who)?.latency_ns(100)
 }
 
 fn rates(runs: &[Run]) -> Option<String> {
@@ -223,6 +244,7 @@ mod tests {
         let both = |at: usize| {
             vec![
                 (Tenant::Light, sample(1000, light_us[at], 4096)),
+                (Tenant::Pausing, sample(200, light_us[at], 4096)),
                 (Tenant::Flooding, sample(flood[at], 9000, 65536)),
             ]
         };
@@ -236,6 +258,10 @@ mod tests {
     #[test]
     fn what_is_said_follows_from_the_figures_in_both_directions() {
         let text = findings(&runs([10_000, 2_500], [10_000, 9_000]), None);
+        assert!(
+            text.contains("pausing tenant's p99: none 10.0 ms; mq-deadline 2.50 ms (4.0 times shorter"),
+            "{text}"
+        );
         assert!(
             text.contains("4.0 times shorter than none") && text.contains("(-10 %)"),
             "{text}"

@@ -136,7 +136,7 @@ fn weighted(tenant: &Weighted) -> Result<GroupSpec> {
 
 /// The names of all tenants' disks.
 pub(super) fn disks() -> impl Iterator<Item = &'static str> {
-    [LIGHT, FLOOD]
+    [LIGHT, PAUSING, FLOOD]
         .into_iter()
         .chain(WEIGHTED.map(|tenant| tenant.name))
 }
@@ -157,6 +157,7 @@ impl Weighted {
 }
 
 pub(super) const LIGHT: &str = "light";
+pub(super) const PAUSING: &str = "pausing";
 pub(super) const FLOOD: &str = "flood";
 /// Four more tenants. The last has the largest weight, and few requests in flight to get its share
 /// with.
