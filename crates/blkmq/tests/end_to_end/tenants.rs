@@ -65,7 +65,8 @@ fn request_that_hangs_holds_no_other_tenant() {
     // What lies in the first MiB hangs, and so does a flush.
     let hangs = |call: &str, then: &str| format!("{call}=[ $4 -ge 1048576 ] || sleep 1; {then}");
     let calls = [
-        hangs("pread", "head -c $3 /dev/zero"),
+        // Without a process of its own: there are many reads.
+        hangs("pread", "printf %0${3}d 0"),
         hangs("pwrite", "cat >/dev/null"),
         hangs("trim", "exit 0"),
         hangs("zero", "exit 0"),
@@ -124,7 +125,7 @@ fn request_that_hangs_holds_no_other_tenant() {
     }
 }
 
-/// The longest time of a read of each of these clients, which read one block after the other for so long.
+/// The longest time of a read of each of these clients, which read a block now and then for so long.
 fn longest_reads(clients: &mut [Client], time: Duration) -> Vec<Duration> {
     let read = |client: &mut Client| {
         let (start, mut longest, mut reads) = (Instant::now(), Duration::ZERO, 0);
@@ -133,6 +134,7 @@ fn longest_reads(clients: &mut [Client], time: Duration) -> Vec<Duration> {
             client.read(reads * 4096 % (1 << 20), 4096).expect("a read ends");
             longest = longest.max(begin.elapsed());
             reads += 1;
+            std::thread::sleep(Duration::from_millis(50));
         }
         longest
     };
@@ -155,8 +157,8 @@ fn nested_tenants_are_said_to_wait_behind_their_siblings() {
     let disks = ["vm1", "vm2"].map(|name| format!("name={name},{keys},group=/customers/a/{name}"));
     let mut daemon = Daemon::serve(&scratch, &[&disks[0], &disks[1]]);
     let socket = scratch.path("nbd.sock");
-    let loads = ["vm1", "vm2"].map(|disk| Load::begin(&socket, disk, 16));
-    std::thread::sleep(Duration::from_millis(300));
+    let loads = ["vm1", "vm2"].map(|disk| Load::begin(&socket, disk, 8));
+    std::thread::sleep(Duration::from_millis(100));
     daemon.signal(Signal::USR1);
     let line = "delayed: /customers/a/vm1 behind /customers/a/vm2: ";
     let is_said = daemon.wait_for(Duration::from_secs(10), |said| {
