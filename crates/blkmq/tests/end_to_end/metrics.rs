@@ -169,17 +169,20 @@ fn a_hundred_tenants_are_read_within_20_ms_also_behind_clients_that_misbehave() 
         client.write(0, &block(0, 1)).expect("a write");
     }
     let socket = scratch.path("metrics.sock");
-    let times: Vec<Duration> = (0..20)
-        .map(|_| {
-            let start = Instant::now();
-            let (_, text) = get(&socket, "/metrics", "*/*");
-            assert!(text.matches("blkmq_group_operations_total{").count() == 400);
-            start.elapsed()
-        })
-        .collect();
-    let best = times.iter().min().expect("there are some");
-    eprintln!("a scrape of 100 groups takes {best:?}");
-    assert!(*best < Duration::from_millis(20) * SLOWNESS, "{times:?}");
+    let best_of_20 = || {
+        let times: Vec<Duration> = (0..20)
+            .map(|_| {
+                let start = Instant::now();
+                let (_, text) = get(&socket, "/metrics", "*/*");
+                assert!(text.matches("blkmq_group_operations_total{").count() == 400);
+                start.elapsed()
+            })
+            .collect();
+        let best = *times.iter().min().expect("there are some");
+        assert!(best < SCRAPE_MAX, "{times:?}");
+        best
+    };
+    let alone = best_of_20();
     // More silent clients than there are places, one that never ends its request, one that does not
     // read, one that is slow.
     let _silent: Vec<UnixStream> = (0..40)
@@ -198,13 +201,8 @@ fn a_hundred_tenants_are_read_within_20_ms_also_behind_clients_that_misbehave() 
         }
         start.elapsed()
     });
-    let start = Instant::now();
-    for _ in 0..20 {
-        let (status, _) = get(&socket, "/metrics", "*/*");
-        assert_eq!(status, "HTTP/1.1 200 OK");
-    }
-    let each = start.elapsed() / 20;
-    assert!(each < Duration::from_millis(100) * SLOWNESS, "{each:?}");
+    let beside = best_of_20();
+    eprintln!("a scrape of 100 groups takes {alone:?}, behind clients that misbehave {beside:?}");
     assert!(writer.join().is_ok());
     let kept = trickle.join().expect("it is hung up on");
     assert!(kept < Duration::from_secs(8), "a slow one was there for {kept:?}");
@@ -212,5 +210,6 @@ fn a_hundred_tenants_are_read_within_20_ms_also_behind_clients_that_misbehave() 
 }
 
 const LONG: Duration = Duration::from_secs(30);
-/// A build without optimization takes longer.
-const SLOWNESS: u32 = if cfg!(debug_assertions) { 5 } else { 1 };
+/// Of the best of several scrapes, since the machine may be busy. A build without optimization takes
+/// 5 ms.
+const SCRAPE_MAX: Duration = Duration::from_millis(20);
