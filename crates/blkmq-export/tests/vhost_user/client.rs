@@ -174,6 +174,12 @@ impl Client {
         rustix::io::write(&self.kick, &1_u64.to_ne_bytes()).unwrap();
     }
 
+    /// Has the server write to this eventfd when it has given chains back.
+    #[allow(dead_code, reason = "others poll the ring")]
+    pub(crate) fn call(&self, eventfd: BorrowedFd<'_>) {
+        self.send(13, &words(&[0]), &[eventfd]);
+    }
+
     /// Waits until this many chains have been used, however often the ring wrapped around.
     pub(crate) fn used_up_to(&self, count: u16) {
         let start = Instant::now();

@@ -1,28 +1,47 @@
-//! Tenants as their clients see them: shares by weight over NBD, a tenant that pauses beside a
-//! flood, and one whose request hangs. The bounds are wide enough for a busy machine, and each is
-//! missed without the scheduler.
+//! Tenants as their clients see them: shares by weight over NBD and vhost-user, a tenant that pauses
+//! beside a flood, and one whose request hangs; with fio as the clients, reads beside a flood below
+//! kyber and with a latency target. The bounds are wide enough for a busy machine, and each is
+//! missed without the scheduler or the target.
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::Signal;
+use serde_json::Value;
 
-use crate::common::nbd::{Client, Command};
-use crate::common::tools::installed;
+use crate::common::nbd::{ANSWER_TIME, Client, Command};
+use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
+use crate::fio::jobs;
 use crate::nbd_disk::Below;
+use crate::vhost_user::{HEADS, Ring, client as guest};
 
 #[test]
 fn weights_one_to_three_are_what_nbd_clients_get() {
+    weights_one_to_three_are_what_clients_get(|scratch, disk| {
+        Load::begin(&scratch.path("nbd.sock"), disk, 16)
+    });
+}
+
+#[test]
+fn weights_one_to_three_are_what_vhost_user_front_ends_get() {
+    weights_one_to_three_are_what_clients_get(|scratch, disk| {
+        Load::begin_guest(&scratch.path(&format!("{disk}.vsock")))
+    });
+}
+
+fn weights_one_to_three_are_what_clients_get(begin: impl Fn(&Scratch, &str) -> Load) {
     let share = |sched: &str| {
-        let (_daemon, socket) = two_tenants(sched, [100, 300]);
-        let ios = [("a", 16), ("b", 16)].map(|(disk, depth)| Load::begin(&socket.1, disk, depth));
+        let (_daemon, scratch) = two_tenants(sched, [",weight=100", ",weight=300"]);
+        let loads = ["a", "b"].map(|disk| begin(&scratch, disk));
         std::thread::sleep(RUN);
-        let [a, b] = ios.map(Load::end);
+        let [a, b] = loads.map(Load::end);
         b as f64 / a as f64
     };
     let (none, bfq) = (share("none"), share("bfq"));
@@ -33,9 +52,9 @@ fn weights_one_to_three_are_what_nbd_clients_get() {
 #[test]
 fn tenant_that_pauses_finds_no_queue_beside_a_flood() {
     let beside = |sched: &str| {
-        let (_daemon, socket) = two_tenants(sched, [100, 100]);
-        let flood = Load::begin(&socket.1, "a", 32);
-        let mut light = Client::connect(&socket.1, "b").expect("the daemon serves it");
+        let (_daemon, scratch) = two_tenants(sched, ["", ""]);
+        let flood = Load::begin(&scratch.path("nbd.sock"), "a", 32);
+        let mut light = Client::connect(&scratch.path("nbd.sock"), "b").expect("the daemon serves it");
         let end = Instant::now() + RUN;
         let mut times = Vec::new();
         while Instant::now() < end {
@@ -48,11 +67,8 @@ fn tenant_that_pauses_finds_no_queue_beside_a_flood() {
         (times[times.len() / 2], flood.end())
     };
     let ((queued, all), (median, flood)) = (beside("none"), beside("bfq"));
-    assert!(
-        queued > Duration::from_millis(5),
-        "without a scheduler: {queued:?}"
-    );
-    assert!(median < Duration::from_millis(2), "median of {median:?}");
+    assert!(queued > QUEUE_TIME / 2, "without a scheduler: {queued:?}");
+    assert!(median < QUEUE_TIME / 8, "a median of {median:?}");
     assert!(flood * 10 >= all * 8, "the flood has {flood} of {all}");
 }
 
@@ -168,19 +184,93 @@ fn nested_tenants_are_said_to_wait_behind_their_siblings() {
     assert!(is_said, "no sibling is named");
 }
 
-/// A modelled drive of 300 MB/s with a disk for each of two tenants.
-fn two_tenants(sched: &str, weights: [u16; 2]) -> (Daemon, (Scratch, PathBuf)) {
-    let scratch = Scratch::new();
-    let keys = format!("null=1G,latency=100us,parallel=4,bandwidth=300M,queue=drive,sched={sched}");
-    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
-    let disks = ["a", "b"].map(|name| format!("name={name},{keys},group=/{name}"));
-    let groups = [0, 1].map(|n| format!("/{},weight={}", ["a", "b"][n], weights[n]));
-    let words = [
-        "--disk", &disks[0], "--disk", &disks[1], "--group", &groups[0], "--group", &groups[1], "--nbd", &nbd,
+#[test]
+fn latency_target_is_kept_for_reads_of_fio_beside_a_flood_of_fio() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let beside = |target: &str| {
+        let (daemon, _scratch) = two_tenants("mq-deadline", ["", target]);
+        let jobs = fio(
+            ("--rw=randread --bs=64k --iodepth=32", &daemon.uri("a")),
+            (
+                "--rw=randread --bs=4k --iodepth=1 --rate_iops=200",
+                &daemon.uri("b"),
+            ),
+        );
+        (median(&jobs[1]), bandwidth(&jobs[0], "read"))
+    };
+    let ((queued, all), (kept, flood)) = (beside(""), beside(",latency_target=3ms"));
+    assert!(queued > QUEUE_TIME / 2, "without a target: {queued:?}");
+    assert!(kept < QUEUE_TIME / 4, "a median of {kept:?}");
+    assert!(flood > all * 0.7, "the flood has {flood} of {all}");
+}
+
+#[test]
+fn kyber_takes_tokens_from_writes_of_fio_until_its_reads_are_in_time() {
+    if !installed(&["fio"]) {
+        return;
+    }
+    let beside = |sched: &str| {
+        let (daemon, _scratch) = two_tenants(sched, ["", ""]);
+        let disk = daemon.uri("a");
+        let jobs = fio(
+            ("--rw=randwrite --bs=64k --iodepth=32", &disk),
+            ("--rw=randread --bs=4k --iodepth=4", &disk),
+        );
+        (median(&jobs[1]), bandwidth(&jobs[0], "write"))
+    };
+    let ((queued, all), (read, writes)) = (beside("none"), beside("kyber"));
+    assert!(queued > QUEUE_TIME / 2, "without a scheduler: {queued:?}");
+    assert!(read < QUEUE_TIME / 4, "a median of {read:?}");
+    assert!(writes > all * 0.7, "the writes have {writes} of {all}");
+}
+
+/// Runs fio's NBD engine with a job for each of two disks; returns what it reports of each job.
+fn fio(flood: (&str, &str), light: (&str, &str)) -> Vec<Value> {
+    let mut words = vec![
+        "--output-format=json",
+        "--time_based",
+        "--ramp_time=2",
+        "--runtime=3",
     ];
-    let daemon = Daemon::start(&words);
-    let socket = scratch.path("nbd.sock");
-    (daemon, (scratch, socket))
+    let uris = [flood, light].map(|(_, uri)| format!("--uri={uri}"));
+    for ((options, _), uri) in [flood, light].into_iter().zip(&uris) {
+        // The engine must precede its address.
+        words.extend(["--name=job", "--ioengine=nbd", uri]);
+        words.extend(options.split(' '));
+    }
+    jobs(&run("fio", &words))
+}
+
+fn median(job: &Value) -> Duration {
+    let time = job["read"]["clat_ns"]["percentile"]["50.000000"].as_u64();
+    Duration::from_nanos(time.unwrap_or_else(|| panic!("no median in {job}")))
+}
+
+fn bandwidth(job: &Value, kind: &str) -> f64 {
+    job[kind]["bw_bytes"].as_f64().expect("fio reports it")
+}
+
+/// A modelled drive of 50 MB/s, which a busy machine keeps busy, with a disk for each of two tenants,
+/// by NBD and by vhost-user; kyber's targets are those of such a drive.
+fn two_tenants(sched: &str, settings: [&str; 2]) -> (Daemon, Scratch) {
+    let scratch = Scratch::new();
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let vhost_user = format!("unix:{}", scratch.word("{disk}.vsock"));
+    let config = scratch.word("blkmq.toml");
+    let kyber = "[queue.drive]\ntunables = { read_lat_nsec = 5000000, write_lat_nsec = 200000000 }\n";
+    std::fs::write(&config, if sched == "kyber" { kyber } else { "" }).expect("a file can be written");
+    let mut words = ["-c", &config, "--nbd", &nbd, "--vhost-user", &vhost_user]
+        .map(str::to_owned)
+        .to_vec();
+    for (name, settings) in ["a", "b"].into_iter().zip(settings) {
+        let keys = format!("null=1G,latency=100us,parallel=4,bandwidth=50M,queue=drive,sched={sched}");
+        words.extend(["--disk".to_owned(), format!("name={name},{keys},group=/{name}")]);
+        words.extend(["--group".to_owned(), format!("/{name}{settings}")]);
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    (Daemon::start(&words), scratch)
 }
 
 /// A client that keeps reads of 64 KiB under way.
@@ -197,8 +287,7 @@ impl Load {
         let run = move || {
             let mut sent = 0;
             let mut send = |client: &mut Client| {
-                // Never next to the one before, so that nothing is merged.
-                let offset = sent * 7919 % 8192 * 2 * SIZE;
+                let offset = place(sent);
                 sent += 1;
                 client
                     .send(Command::Read, 0, offset, SIZE as u32, &[])
@@ -220,6 +309,50 @@ impl Load {
         }
     }
 
+    /// The same of a guest, with five under way.
+    fn begin_guest(socket: &Path) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let (client, mut ring) = (guest::Client::connect(socket), Ring::SPLIT);
+        let call = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        client.start();
+        client.call(call.as_fd());
+        let is_over = Arc::clone(&ends);
+        let run = move || {
+            let mut sent = 0;
+            let mut send = |ring: &mut Ring, head: u16| {
+                let sector = place(sent) / 512;
+                sent += 1;
+                let base = client.fill(head, 0, sector);
+                let data = guest::DATA + 0x2_0000 + SIZE * u64::from(head / 3);
+                let chain = [
+                    (base, 16, 0),
+                    (data, SIZE as u32, guest::WRITE),
+                    (base + 1024, 1, guest::WRITE),
+                ];
+                ring.offer(&client, head, chain);
+            };
+            HEADS.into_iter().for_each(|head| send(&mut ring, head));
+            client.kick();
+            let mut ended = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let mut fds = [PollFd::new(&call, PollFlags::IN)];
+                poll(&mut fds, Some(&ANSWER_TIME.try_into().expect("it fits"))).expect("it can wait");
+                rustix::io::read(&call, &mut [0; 8]).expect("a read ends");
+                while let Some(head) = ring.take(&client) {
+                    assert_eq!(client.status(head), 0);
+                    ended += 1;
+                    send(&mut ring, head);
+                }
+                client.kick();
+            }
+            ended
+        };
+        Self {
+            ends,
+            client: std::thread::spawn(run),
+        }
+    }
+
     /// Ends it; returns how many of its reads have ended.
     fn end(self) -> u64 {
         self.ends.store(true, Ordering::Relaxed);
@@ -227,6 +360,13 @@ impl Load {
     }
 }
 
+/// Never next to the one before, so that nothing is merged.
+fn place(number: u64) -> u64 {
+    number * 7919 % 8192 * 2 * SIZE
+}
+
 const SIZE: u64 = 64 << 10;
 const OTHERS: usize = 8;
+/// That of 32 such requests on the drive.
+const QUEUE_TIME: Duration = Duration::from_millis(40);
 const RUN: Duration = Duration::from_secs(2);

@@ -287,7 +287,7 @@ impl Ring {
     }
 
     /// Offers a chain of three descriptors: address, bytes, flags.
-    fn offer(&mut self, client: &Client, head: u16, chain: [(u64, u32, u16); 3]) {
+    pub(crate) fn offer(&mut self, client: &Client, head: u16, chain: [(u64, u32, u16); 3]) {
         match self {
             Self::Split { offered, .. } => {
                 for (index, (at, bytes, flags)) in (head..).zip(chain) {
@@ -316,7 +316,7 @@ impl Ring {
     }
 
     /// Returns the next used chain.
-    fn take(&mut self, client: &Client) -> Option<u16> {
+    pub(crate) fn take(&mut self, client: &Client) -> Option<u16> {
         match self {
             Self::Split { seen, .. } => {
                 let used = u16::from_le_bytes(client.read(USED + 2));
