@@ -24,8 +24,8 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&st
             command.args(["--attack", attack]);
         }
         if seconds < SECONDS_JUDGED {
-            // A siege this short runs beside other work of the machine, so latencies are only
-            // shown.
+            // A siege this short runs beside other work of the machine, so of the latencies only
+            // the longest is judged.
             command.arg("--lenient");
         }
         match verdict(skips::listed(&mut command)?)? {
@@ -125,7 +125,7 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 11] = [
+const MUTANTS: [Mutant; 12] = [
     Mutant {
         name: "nbd_memory",
         what: "payload takes memory without a limit",
@@ -195,6 +195,13 @@ const MUTANTS: [Mutant; 11] = [
         attack: "slow",
         setting: "ordinary",
         is_slow: true,
+    },
+    Mutant {
+        name: "holds",
+        what: "bfq holds others for a request for as long as it takes",
+        attack: "late",
+        setting: "ordinary",
+        is_slow: false,
     },
     Mutant {
         name: "early_answers",

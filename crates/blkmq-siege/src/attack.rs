@@ -3,14 +3,15 @@
 //! nothing.
 //!
 //! `messages` has attacks with wrong messages, `clients` with misbehaving clients, `descriptors`
-//! with descriptors, `guests` with virtual machines, `drives` with failing drives, `servers` with NBD
-//! servers that break the protocol.
+//! with descriptors, `guests` with virtual machines, `drives` with failing drives, `neighbours` with
+//! requests that keep the tenant's own queue busy, `servers` with NBD servers that break the protocol.
 
 mod clients;
 mod descriptors;
 mod drives;
 mod guests;
 mod messages;
+mod neighbours;
 mod servers;
 
 use std::net::SocketAddr;
@@ -57,6 +58,10 @@ pub enum Attack {
     Errors,
     /// A slow drive.
     Slow,
+    /// Requests on the tenant's queue that take 10 ms to a second.
+    Late,
+    /// Trims of an image with very many extents, on the tenant's queue.
+    Trims,
     /// An image that is truncated and grows again.
     Cut,
     /// NBD servers behind the daemon that answer early, twice, for others, never, by half, or with
@@ -80,8 +85,10 @@ pub struct Site<'a> {
     pub pid: Pid,
     /// The image that is truncated.
     pub cut: PathBuf,
-    /// The filesystems below [`FULL`] and [`SLOW`], if there is FUSE.
-    pub mounts: Option<&'a [Mount; 2]>,
+    /// The image that is trimmed.
+    pub extents: PathBuf,
+    /// The filesystems below [`FULL`], [`SLOW`] and [`LATE`], if there is FUSE.
+    pub mounts: Option<&'a [Mount; 3]>,
     /// The NBD servers of [`REMOTES`].
     pub servers: &'a Servers,
     /// How many places of a conversation the attackers have used.
@@ -99,7 +106,7 @@ pub struct Tally {
 
 impl Attack {
     /// All attacks.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Truncated,
         Self::Malformed,
         Self::Options,
@@ -114,6 +121,8 @@ impl Attack {
         Self::Full,
         Self::Errors,
         Self::Slow,
+        Self::Late,
+        Self::Trims,
         Self::Cut,
         Self::Servers,
         Self::Pause,
@@ -136,6 +145,8 @@ impl Attack {
             Self::Full => "full",
             Self::Errors => "errors",
             Self::Slow => "slow",
+            Self::Late => "late",
+            Self::Trims => "trims",
             Self::Cut => "cut",
             Self::Servers => "servers",
             Self::Pause => "pause",
@@ -144,13 +155,22 @@ impl Attack {
 
     /// Says whether the attack needs a FUSE filesystem.
     pub fn needs_mounts(self) -> bool {
-        matches!(self, Self::Full | Self::Slow)
+        matches!(self, Self::Full | Self::Slow | Self::Late)
     }
 
     /// Says whether the tenant's latencies are judged: they mean nothing while the daemon is
     /// stopped.
     pub fn is_timed(self) -> bool {
         self != Self::Pause
+    }
+
+    /// By how much the tenant's p99 may exceed twice its p99 alone. For each late request on its own
+    /// queue it is held for some milliseconds.
+    pub fn latency_allowance(self) -> Duration {
+        match self {
+            Self::Late | Self::Trims => Duration::from_millis(10),
+            _ => Duration::from_millis(1),
+        }
     }
 
     /// Attacks from one thread until `end`.
@@ -174,6 +194,8 @@ impl Attack {
             Self::Full => Ok(drives::full(site, chance, end)),
             Self::Errors => Ok(drives::errors(site, chance, end)),
             Self::Slow => Ok(drives::slow(site, chance, end)),
+            Self::Late => Ok(neighbours::late(site, chance, end)),
+            Self::Trims => neighbours::trims(site, end),
             Self::Cut => drives::cut(site, chance, end),
             Self::Servers => servers::servers(site, chance, end),
         }
@@ -223,6 +245,12 @@ pub const BROKEN: &str = "broken";
 pub const FULL: &str = "full";
 /// An image on a slow filesystem.
 pub const SLOW: &str = "slow";
+/// An image on a filesystem whose requests take long, on the tenant's queue.
+pub const LATE: &str = "late";
+/// An image with very many extents, on the tenant's queue.
+pub const EXTENTS: &str = "extents";
+/// Size of [`EXTENTS`].
+pub const EXTENTS_BYTES: u64 = 32 << 20;
 /// An image that is truncated while it is served.
 pub const CUT: &str = "cut";
 /// Size of [`CUT`].

@@ -30,7 +30,7 @@ struct Args {
     /// Run only this setting
     #[arg(long)]
     setting: Option<String>,
-    /// Show the tenant's latencies, and do not judge them
+    /// Show the tenant's latencies, and judge only the longest
     #[arg(long)]
     lenient: bool,
     /// Be a client of the daemon at this socket: attackers start this

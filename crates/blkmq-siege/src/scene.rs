@@ -16,8 +16,8 @@ use blkmq_forget::scratch::Scratch;
 use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::attack::{
-    BIG, BIG_BYTES, BROKEN, CUT, CUT_BYTES, DISK_BYTES, FULL, HOLES, HOLES_BYTES, PREY, PREY_BYTES, REMOTES,
-    SLOW, Servers, Site,
+    BIG, BIG_BYTES, BROKEN, CUT, CUT_BYTES, DISK_BYTES, EXTENTS, EXTENTS_BYTES, FULL, HOLES, HOLES_BYTES,
+    LATE, PREY, PREY_BYTES, REMOTES, SLOW, Servers, Site,
 };
 use crate::tenant::{self, GOOD, GOOD_BYTES, GUEST, GUEST_BYTES};
 use crate::vitals::data_bytes;
@@ -43,7 +43,7 @@ pub enum Setting {
 pub struct Scene {
     program: PathBuf,
     /// Dropped before the scratch directory, which contains them.
-    mounts: Option<[Mount; 2]>,
+    mounts: Option<[Mount; 3]>,
     /// Why there are no mounts.
     pub no_mounts: Option<String>,
     tcp: SocketAddr,
@@ -104,6 +104,10 @@ impl Scene {
         };
         file(GOOD, GOOD_BYTES as u64)?;
         file(CUT, CUT_BYTES)?;
+        // Where an extent costs something.
+        File::create(scratch.dir().join(EXTENTS))
+            .and_then(|file| file.set_len(EXTENTS_BYTES))
+            .context("making an image")?;
         let holes = file(HOLES, HOLES_BYTES)?;
         for offset in (0..HOLES_BYTES).step_by(8192) {
             holes.write_all_at(&[MARK; 4096], offset)?;
@@ -113,7 +117,7 @@ impl Scene {
             fs::create_dir_all(&dir)?;
             Mount::new(&dir, DISK_BYTES, Cache::Bypassed)
         };
-        let (mounts, no_mounts) = match mount(FULL).and_then(|full| Ok([full, mount(SLOW)?])) {
+        let (mounts, no_mounts) = match mount(FULL).and_then(|full| Ok([full, mount(SLOW)?, mount(LATE)?])) {
             Ok(mounts) => (Some(mounts), None),
             Err(error) => (None, Some(error.to_string())),
         };
@@ -136,6 +140,7 @@ impl Scene {
             vhost_user: self.path(VHOST_USER),
             pid: target.daemon.pid(),
             cut: self.images.dir().join(CUT),
+            extents: self.path(EXTENTS),
             mounts: self.mounts.as_ref(),
             servers: &self.servers,
             place: AtomicU64::new(0),
@@ -220,6 +225,14 @@ block_size = 512
 group = "/tenant"
 queue = "tenants"
 
+[queue.tenants]
+sched = "bfq"
+
+[disk.{EXTENTS}]
+file = "{}"
+queue = "tenants"
+group = "/hostile/extents"
+
 [disk.{GUEST}]
 ram = {GUEST_BYTES}
 group = "/tenant"
@@ -266,6 +279,7 @@ vhost-user = "unix:{}"
 disks = ["{BIG}"]
 "#,
             image(GOOD),
+            self.path(EXTENTS).display(),
             DISK_BYTES / 2,
             image(CUT),
             image(HOLES),
@@ -274,10 +288,13 @@ disks = ["{BIG}"]
             self.path(VHOST_USER).display(),
         );
         let mounts = self.mounts.iter().flatten();
-        for (name, mount) in [FULL, SLOW].into_iter().zip(mounts) {
+        for ((name, queue), mount) in [(FULL, FULL), (SLOW, SLOW), (LATE, "tenants")]
+            .into_iter()
+            .zip(mounts)
+        {
             let image = mount.image().display().to_string();
             text += &format!(
-                "\n[disk.{name}]\nfile = \"{image}\"\nblock_size = 512\ngroup = \"/hostile/{name}\"\nqueue = \"{name}\"\n"
+                "\n[disk.{name}]\nfile = \"{image}\"\nblock_size = 512\ngroup = \"/hostile/{name}\"\nqueue = \"{queue}\"\n"
             );
         }
         for (name, reconnect) in REMOTES.into_iter().zip(["0s", "0s", "2s", "2s"]) {

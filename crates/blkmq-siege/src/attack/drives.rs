@@ -18,7 +18,7 @@ use crate::wire::MARK;
 
 /// Writes to a filesystem that runs full repeatedly.
 pub(super) fn full(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
-    let Some([mount, _]) = site.mounts else {
+    let Some([mount, ..]) = site.mounts else {
         return Tally::default();
     };
     let mut tally = Tally::default();
@@ -39,7 +39,7 @@ pub(super) fn errors(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tall
     let mut tally = Tally::default();
     while Instant::now() < end {
         tally.add(&use_disk(site, BROKEN, chance, BURST, |_| Ok(())).unwrap_or_default());
-        let Some([mount, _]) = site.mounts else {
+        let Some([mount, ..]) = site.mounts else {
             continue;
         };
         mount.set_faults(Faults {
@@ -54,7 +54,7 @@ pub(super) fn errors(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tall
 
 /// Loads a slow drive with more than it can do.
 pub(super) fn slow(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Tally {
-    let Some([_, mount]) = site.mounts else {
+    let Some([_, mount, _]) = site.mounts else {
         return Tally::default();
     };
     mount.set_faults(Faults {
@@ -109,7 +109,7 @@ pub(super) fn cut(site: &Site<'_>, chance: &mut Chance, end: Instant) -> Result<
 
 /// Sends `count` random requests on a connection of its own, and waits for them. Errors of requests
 /// are counted.
-fn use_disk(
+pub(super) fn use_disk(
     site: &Site<'_>,
     export: &str,
     chance: &mut Chance,
