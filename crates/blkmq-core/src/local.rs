@@ -377,7 +377,7 @@ impl LocalQueue {
         })
     }
 
-    /// Asserts the invariants that hold between calls. Costly; the simulator calls it after every event.
+    /// Asserts the invariants that hold between calls. Costly; the simulator calls it after some events.
     ///
     /// # Panics
     /// If an invariant does not hold.

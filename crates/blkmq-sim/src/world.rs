@@ -393,7 +393,7 @@ impl World {
         self.check_alive();
     }
 
-    /// Checks, after each step, the reactor that did it, and sometimes all of them.
+    /// Checks, after one step in `check_every`, the reactor that did it, and sometimes all of them.
     fn check_invariants(&self, event: Event, count: u64) {
         let stepped = match event {
             Event::Step(id, _) | Event::Woken(id, _) => Some(id.index()),

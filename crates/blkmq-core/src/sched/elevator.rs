@@ -171,7 +171,7 @@ pub trait Elevator: Send {
     /// Reports a removed group: no request of it is inside or will come, and it has no children.
     fn group_gone(&mut self, _id: GroupId) {}
 
-    /// Asserts its invariants. Costly; the simulator calls it after every event.
+    /// Asserts its invariants. Costly; the simulator calls it after some events.
     fn check_invariants(&self) {}
 }
 
