@@ -1,3 +1,5 @@
+//! What the results of steps lead to, without a ring.
+
 use super::*;
 use crate::file::disk::{Alignment, Backing};
 use crate::testing::scratch_file;
