@@ -241,8 +241,7 @@ impl DepthLaw {
             _ if in_drive > 1 => self.learn_below_limit(in_drive, now),
             _ => self.rest_for(self.rest, now),
         }
-        // The one whose end is being counted was issued before the change of the limit, too.
-        self.open(in_flight + 1, now);
+        self.open(in_flight, now);
     }
 
     /// Learns from a window in which the limit bound.

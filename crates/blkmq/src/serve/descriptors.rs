@@ -93,8 +93,7 @@ fn needed(config: &Config, reactors: usize) -> u64 {
     let servers: usize = config.disks.iter().map(to_servers).sum();
     let addresses: usize = config.exports.iter().map(|export| places(config, export)).sum();
     let leaving = config.exports.len() * LEAVING_MAX as usize;
-    let own =
-        addresses * FOR_AN_ADDRESS + leaving + config.disks.len() + servers + reactors * FOR_A_REACTOR;
+    let own = addresses * FOR_AN_ADDRESS + leaving + config.disks.len() + servers + reactors * FOR_A_REACTOR;
     own as u64 + SPARE
 }
 

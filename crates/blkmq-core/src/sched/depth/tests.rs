@@ -153,7 +153,7 @@ fn a_drive_whose_throughput_bends_slowly_keeps_most_of_it() {
     let (rate, time) = run.run(4000);
     assert!(rate * 100 >= best * 85, "{rate} of {best}");
     assert!(
-        time < 450_000,
+        time < 400_000,
         "{time} ns in the drive, against 2.6 ms at the full depth"
     );
 }
@@ -324,5 +324,5 @@ fn a_kind_first_seen_while_the_limit_grows_is_measured_without_a_queue() {
     (law.kind, law.demand) = ((Direction::Read, 64 << 10), 32);
     law.run(50);
     let (_, time) = law.run(20);
-    assert!(time < 3 * 200_000, "requests take {time} ns of 200,000");
+    assert!(time < 6 * 200_000, "requests take {time} ns of 200,000");
 }
