@@ -110,12 +110,12 @@ pub(crate) fn images(steps: &mut Steps, wish: &Wish, count: u64) -> Result<()> {
     clusters.into_iter().try_for_each(Cluster::stop)
 }
 
-/// Starts two clusters with images, and runs `blkmq bench rbd` on them with the options `words`.
+/// Starts two clusters with images, and runs `blkmq-lab bench rbd` on them with the options `words`.
 ///
 /// # Errors
 /// If a cluster does not start, or the bench fails.
 pub(crate) fn bench(steps: &mut Steps, wish: &Wish, words: &[String]) -> Result<()> {
-    let program = steps.command_under_test()?;
+    let lab = steps.program("blkmq-lab")?;
     steps.run(
         "release build of the fio engine",
         &mut cargo("build --release -p blkmq-fio"),
@@ -127,7 +127,7 @@ pub(crate) fn bench(steps: &mut Steps, wish: &Wish, words: &[String]) -> Result<
         first.fill_image(&format!("bench-{number}"), TENANT_MIB)?;
     }
     second.fill_image("bench", TENANT_MIB)?;
-    let mut bench = Command::new(program);
+    let mut bench = Command::new(lab);
     bench
         .args(["bench", "rbd", "--conf"])
         .arg(Cluster::conf_in(&first.directory()));
@@ -141,7 +141,7 @@ pub(crate) fn bench(steps: &mut Steps, wish: &Wish, words: &[String]) -> Result<
         .args(["--other-osd", &second.osd()?.to_string()])
         .args(words);
     let status = bench.status()?;
-    ensure!(status.success(), "blkmq bench rbd: {status}");
+    ensure!(status.success(), "blkmq-lab bench rbd: {status}");
     clusters.into_iter().try_for_each(Cluster::stop)
 }
 

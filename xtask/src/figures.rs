@@ -2,7 +2,7 @@
 //! typed by hand.
 //!
 //! `docs/benchmarks/figures.toml` names the rows of README's table; the reports, JSON as written by
-//! `blkmq bench --json`, are in `docs/benchmarks/reports`. A test fails if a document differs from
+//! `blkmq-lab bench --json`, are in `docs/benchmarks/reports`. A test fails if a document differs from
 //! them.
 
 mod report;

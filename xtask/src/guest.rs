@@ -52,7 +52,7 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
         run_weights(steps, &place)?;
     }
     if is_wanted(DBENCH) {
-        let program = built_command(steps, &place)?;
+        let program = built_program(steps, &place, "blkmq-lab")?;
         steps.time("dbench on ublk in a guest", || dbench::run(&place, &program))?;
     }
     // Two tests do the same; without a name, the longer one runs.
@@ -288,10 +288,19 @@ fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
 
 /// The command, built for a guest.
 fn built_command(steps: &mut Steps, place: &Place) -> Result<PathBuf> {
-    steps.time("static build of the command", || {
-        run_shown(&mut build_command(place, None, "build --quiet -p blkmq"))
+    built_program(steps, place, "blkmq")
+}
+
+/// The program of the crate `name`, which has the same name, built for a guest.
+fn built_program(steps: &mut Steps, place: &Place, name: &str) -> Result<PathBuf> {
+    steps.time(&format!("static build of {name}"), || {
+        run_shown(&mut build_command(
+            place,
+            None,
+            &format!("build --quiet -p {name}"),
+        ))
     })?;
-    Ok(built(place, None).join("blkmq"))
+    Ok(built(place, None).join(name))
 }
 
 /// A cargo command that builds programs without shared libraries, for a guest.

@@ -9,8 +9,8 @@ use crate::steps::Steps;
 /// # Errors
 /// If a seed breaks an invariant; the simulator prints the command that replays it.
 pub(crate) fn run(steps: &mut Steps, seeds: u64) -> Result<()> {
-    let mut command = Command::new(steps.program("blkmq-sim")?);
-    command.args(["--scenario", "all", "--seeds", &seeds.to_string()]);
+    let mut command = Command::new(steps.program("blkmq-lab")?);
+    command.args(["sim", "--scenario", "all", "--seeds", &seeds.to_string()]);
     steps.run(&format!("simulator, {seeds} seeds"), &mut command)
 }
 

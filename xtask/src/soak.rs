@@ -16,14 +16,14 @@ use crate::test::PROPERTY_SEED;
 /// The first step that fails.
 pub(crate) fn run(steps: &mut Steps, minutes: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(minutes * 60);
-    let (command, simulator) = (steps.program("blkmq")?, steps.program("blkmq-sim")?);
+    let (command, lab) = (steps.program("blkmq")?, steps.program("blkmq-lab")?);
     let mut round = 0;
     while Instant::now() < end {
         round += 1;
-        let mut simulate = Command::new(&simulator);
+        let mut simulate = Command::new(&lab);
         // Each round begins where the last one ended, so that every seed is new.
         simulate
-            .args(["--scenario", "all", "--seeds", &SEEDS_A_ROUND.to_string()])
+            .args(["sim", "--scenario", "all", "--seeds", &SEEDS_A_ROUND.to_string()])
             .arg("--first-seed")
             .arg((round * SEEDS_A_ROUND).to_string());
         steps.run(&format!("simulator, round {round}"), &mut simulate)?;

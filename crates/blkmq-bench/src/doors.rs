@@ -18,7 +18,7 @@ use crate::histogram::Histogram;
 use crate::nbd::{EXPORT, Load, connect};
 use crate::report::{About, Report};
 use crate::rounds::{self, Point, Sample};
-use crate::server::{Running, Scratch};
+use crate::server::{Running, Scratch, daemon};
 use crate::usage::Usage;
 use crate::window::Window;
 
@@ -284,7 +284,7 @@ fn command(door: Door, side: Side, queues: u16, place: &Path) -> Result<Command>
         Side::Ours | Side::OursDevFuse => "none",
         Side::OursBfq => "bfq",
     };
-    let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+    let mut command = Command::new(daemon()?);
     command
         .args([
             "serve",

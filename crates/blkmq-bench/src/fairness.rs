@@ -57,7 +57,7 @@ pub struct FairnessArgs {
     /// Size of each image of --clients and --kernel, filled before
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = image_bytes)]
     pub size: u64,
-    /// Serve the clients with this build of blkmq [default: this program]
+    /// Serve the clients with this build of blkmq [default: the one beside this program]
     #[arg(long, value_name = "PROGRAM", requires = "clients")]
     pub server: Option<PathBuf>,
     /// Beside the kernel's own schedulers, on a loop device over the same file; needs root

@@ -19,7 +19,7 @@ use crate::args::{BenchArgs, Plan};
 use crate::nbd::{EXPORT, Load, connect};
 use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
-use crate::server::{Running, Scratch};
+use crate::server::{Running, Scratch, daemon};
 use crate::table;
 use crate::usage::Usage;
 use crate::window::Window;
@@ -145,7 +145,7 @@ fn points<'a>(args: &'a ObserversArgs, scene: &'a RefCell<Option<Scene>>) -> Vec
 fn start(disks: u32) -> Result<Running> {
     let dir = Scratch::make()?;
     let socket = dir.join("s");
-    let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+    let mut command = Command::new(daemon()?);
     command.args(["serve", "--disk", &format!("name={EXPORT},null=1T")]);
     for number in 1..disks {
         command.args([
@@ -200,7 +200,7 @@ impl Observers {
     }
 
     fn run(&mut self, words: &[&str]) -> Result<()> {
-        let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        let mut command = Command::new(daemon()?);
         command.args(words).stdin(Stdio::null());
         command.stdout(Stdio::null()).stderr(Stdio::piped());
         let program = command.spawn();

@@ -7,7 +7,7 @@ mod player;
 mod simulated;
 mod source;
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -117,7 +117,11 @@ fn tell(args: &ReplayArgs, outcome: &Outcome, unit: &str) -> Result<()> {
         true => format!("{:#}\n", as_json(outcome)),
         false => as_table(outcome, unit),
     };
-    std::io::stdout().lock().write_all(text.as_bytes())?;
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        // A reader that closes early, as in `blkmq-lab replay trace … | head`, is no failure.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        written => written?,
+    }
     let failed: u64 = outcome.played.iter().map(|played| played.failed).sum();
     ensure!(failed == 0, "{failed} I/Os failed");
     Ok(())

@@ -116,7 +116,7 @@ pub struct About {
     pub setting: Vec<String>,
 }
 
-/// Prints a text. A reader that stops reading, as in `blkmq bench engine | head`, is no failure.
+/// Prints a text. A reader that stops reading, as in `blkmq-lab bench engine | head`, is no failure.
 pub(crate) fn say(text: &str) {
     use std::io::Write;
     let _ = std::io::stdout().write_all(text.as_bytes());
@@ -172,7 +172,7 @@ mod tests {
             bench: "engine".into(),
             commit: "c0ffee".into(),
             host: Host::default(),
-            command: "blkmq bench engine".into(),
+            command: "blkmq-lab bench engine".into(),
             rounds: 3,
             seconds: 1.0,
             rows: vec![Row {

@@ -11,8 +11,26 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+
+/// The daemon that benches measure: `BLKMQ_BIN`, or the `blkmq` beside this program.
+///
+/// # Errors
+/// If it is not there.
+pub(crate) fn daemon() -> Result<PathBuf> {
+    if let Some(program) = std::env::var_os("BLKMQ_BIN") {
+        return Ok(program.into());
+    }
+    let own = std::env::current_exe().context("finding this program")?;
+    let program = own.with_file_name("blkmq");
+    ensure!(
+        program.is_file(),
+        "{} is not there: build it (cargo build --release -p blkmq), or name one in BLKMQ_BIN",
+        program.display()
+    );
+    Ok(program)
+}
 
 /// A running server; dropping it ends it.
 pub(crate) struct Running {

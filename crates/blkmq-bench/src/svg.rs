@@ -67,7 +67,7 @@ fn round_step(at_least: f64) -> f64 {
 }
 
 fn heading(svg: &mut String, report: &Report, sides: &[&str]) {
-    let title = format!("blkmq bench {}: {}", report.bench, report.about.question);
+    let title = format!("blkmq-lab bench {}: {}", report.bench, report.about.question);
     text(svg, LEFT_EDGE, 24, "#111", "start", 16, &title);
     for (line, setting) in report.about.setting.iter().take(2).enumerate() {
         text(svg, LEFT_EDGE, 42 + line * 15, "#555", "start", 11, setting);

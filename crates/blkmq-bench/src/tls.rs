@@ -1,5 +1,5 @@
 //! Decides the comparison of NBD with TLS and without, and of our server with nbdkit and qemu-nbd:
-//! everywhere both sides check certificates, the client is ours in a process of its own (`blkmq
+//! everywhere both sides check certificates, the client is ours in a process of its own (`blkmq-lab
 //! bench engine`), and the disks hold noise.
 
 mod servers;
@@ -126,7 +126,7 @@ fn about() -> About {
         setting: vec![
             "unix sockets, one connection, TLS 1.3 with ECDSA P-256, certificates of server and client checked".into(),
             "ours: ram of 128 MiB; nbdkit: memory; qemu-nbd: a file of that size in the page cache; all of it noise".into(),
-            "the client is `blkmq bench engine` in a process of its own; CPU is the server's, for as much of its run as the client measures".into(),
+            "the client is `blkmq-lab bench engine` in a process of its own; CPU is the server's, for as much of its run as the client measures".into(),
         ],
     }
 }

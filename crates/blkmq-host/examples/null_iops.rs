@@ -2,7 +2,7 @@
 //!
 //! Question: how many 4 KiB random reads can one thread do, the generator of the load included, at depths 1
 //! to 256, alone or beside others, and through mapped disks? Run it with
-//! `cargo run --release -p blkmq-host --example null_iops [ELEVATOR [THREADS [KIB]]]`; `blkmq bench engine` is the full
+//! `cargo run --release -p blkmq-host --example null_iops [ELEVATOR [THREADS [KIB]]]`; `blkmq-lab bench engine` is the full
 //! bench. The disks take turns: a null disk, and a linear and a striped one over four of the same queue, in chunks of
 //! 64 KiB. Reads have KIB, 4 by default.
 

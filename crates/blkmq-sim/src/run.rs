@@ -32,7 +32,7 @@ pub fn with_setup(setup: &Setup, seed: u64, trace: bool) -> Result<Summary, Stri
 /// Returns the command that replays one seed.
 pub fn replay(scenario: &Scenario, seed: u64) -> String {
     format!(
-        "cargo run -p blkmq-sim -- --scenario {} --seed {seed} --trace",
+        "cargo run -p blkmq-lab -- sim --scenario {} --seed {seed} --trace",
         scenario.name
     )
 }

@@ -13,8 +13,6 @@ use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
 use crate::iostat::IostatArgs;
-#[cfg(feature = "bench")]
-use crate::replay::ReplayCommand;
 #[cfg(feature = "top")]
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
@@ -38,23 +36,16 @@ pub enum Command {
     #[cfg(feature = "demo")]
     Demo(DemoArgs),
     /// Serve disks until told to stop
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Ask and change a running daemon
     Ctl(CtlArgs),
     /// Trace the requests of a running daemon, for blkparse and btt
     Trace(TraceArgs),
-    /// Play recorded I/O again, on any disks
-    #[cfg(feature = "bench")]
-    Replay(ReplayCommand),
     /// Report what queues and groups of a running daemon do, as iostat -x does
     Iostat(IostatArgs),
     /// Show what queues, groups and disks of a running daemon do, as htop does for processes
     #[cfg(feature = "top")]
     Top(TopArgs),
-    /// Measure
-    #[cfg(feature = "bench")]
-    #[command(subcommand)]
-    Bench(Bench),
     /// Print what a shell reads to complete commands and names: source <(blkmq completions bash)
     Completions {
         /// The shell
@@ -62,38 +53,6 @@ pub enum Command {
     },
     /// Print the manual page
     Man,
-}
-
-/// What can be measured.
-#[cfg(feature = "bench")]
-#[derive(Debug, Subcommand)]
-pub enum Bench {
-    /// The engine alone: in-process load on a null device, or on a file beside fio
-    Engine(blkmq_bench::engine::EngineArgs),
-    /// The NBD server beside other NBD servers, all under one lean client
-    Nbd(blkmq_bench::nbd::NbdArgs),
-    /// One load through every front door, beside qemu-storage-daemon where it has that door
-    Doors(blkmq_bench::doors::DoorsArgs),
-    /// Runs of hardware contexts: once and only where they wait, beside all of them at each completion
-    RunQueue(blkmq_bench::run_queue::RunQueueArgs),
-    /// Request-based multipath: carried inline, beside insertion, completion and queue runs over a worker thread
-    Stack(blkmq_bench::stack::StackArgs),
-    /// One dispatcher for a scheduler, beside every hardware context for itself and a single hardware queue
-    SingleDispatch(blkmq_bench::single_dispatch::SingleDispatchArgs),
-    /// How tenants share a drive: weights, isolation, throughput, reaction; beside the kernel's schedulers too
-    Fairness(blkmq_bench::fairness::FairnessArgs),
-    /// Ways to wait for a device: block, look, sleep for half of its time, sleep as predicted
-    Poll(blkmq_bench::poll::PollArgs),
-    /// A scheduler's statistics: under its lock, outside of it, and off
-    Stats(blkmq_bench::stats::StatsArgs),
-    /// What it costs a client that its daemon is traced, or that its statistics are read
-    Observers(blkmq_bench::observers::ObserversArgs),
-    /// Disks in a Ceph cluster: beside fio's rbd engine and QEMU's servers, shared by weight, and hanging
-    Rbd(blkmq_bench::rbd::RbdArgs),
-    /// NBD by TLS beside NBD without, ours and others'
-    Tls(blkmq_bench::tls::TlsArgs),
-    /// How elevators scale to many submitters, in a model of as many CPUs
-    Scale(blkmq_bench::scale::ScaleArgs),
 }
 
 /// What `serve` takes.
@@ -258,8 +217,7 @@ Examples:
   blkmq serve --disk name=vm1,file=vm1.raw --nbd unix:vm1.sock
   blkmq serve -c blkmq.toml
   blkmq top
-  blkmq iostat 1
-  blkmq bench engine --quick";
+  blkmq iostat 1";
 
 const SERVE_HELP: &str = "\
 Keys of a disk:

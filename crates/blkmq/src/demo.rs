@@ -5,6 +5,7 @@
 
 mod client;
 mod drive;
+mod latencies;
 mod report;
 mod scene;
 mod stage;

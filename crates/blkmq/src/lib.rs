@@ -3,7 +3,7 @@
 //! [`cli`] defines the command line; `blkmq_config` defines the meaning of flags and the
 //! configuration file. [`serve`] runs the daemon, [`control`] answers queries and changes while it
 //! runs, which [`ctl`] sends; [`iostat`] and `top` show its activity, from [`rates`], and [`trace`]
-//! records the steps of each request; `demo` shows its purpose. Demo, bench and top are features.
+//! records the steps of each request; `demo` shows its purpose. Demo and top are features.
 #![forbid(unsafe_code)]
 
 pub mod cli;
@@ -17,8 +17,6 @@ mod listen;
 pub mod log;
 mod metrics;
 pub mod rates;
-#[cfg(feature = "bench")]
-pub mod replay;
 pub mod serve;
 mod stdout;
 #[cfg(feature = "top")]

@@ -6,8 +6,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
-#[cfg(feature = "bench")]
-use blkmq::cli::Bench;
 use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
 use blkmq::log::filter;
@@ -67,13 +65,9 @@ fn run(command: Command, log: &Log) -> Result<()> {
         Command::Serve(args) => serve::main(&args, log),
         Command::Ctl(args) => blkmq::ctl::main(&args),
         Command::Trace(args) => blkmq::trace::main(&args),
-        #[cfg(feature = "bench")]
-        Command::Replay(args) => blkmq::replay::main(&args),
         Command::Iostat(args) => blkmq::iostat::main(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => blkmq::top::main(&args),
-        #[cfg(feature = "bench")]
-        Command::Bench(what) => bench(what),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             blkmq::complete::register(shell, &mut text)?;
@@ -84,25 +78,6 @@ fn run(command: Command, log: &Log) -> Result<()> {
             blkmq::cli::manual(&mut text)?;
             Ok(print(&text)?)
         }
-    }
-}
-
-#[cfg(feature = "bench")]
-fn bench(what: Bench) -> Result<()> {
-    match what {
-        Bench::Engine(args) => blkmq_bench::engine::main(&args),
-        Bench::Nbd(args) => blkmq_bench::nbd::main(&args),
-        Bench::Doors(args) => blkmq_bench::doors::main(&args),
-        Bench::RunQueue(args) => blkmq_bench::run_queue::main(&args),
-        Bench::Stack(args) => blkmq_bench::stack::main(&args),
-        Bench::SingleDispatch(args) => blkmq_bench::single_dispatch::main(&args),
-        Bench::Fairness(args) => blkmq_bench::fairness::main(&args),
-        Bench::Poll(args) => blkmq_bench::poll::main(&args),
-        Bench::Stats(args) => blkmq_bench::stats::main(&args),
-        Bench::Observers(args) => blkmq_bench::observers::main(&args),
-        Bench::Rbd(args) => blkmq_bench::rbd::main(&args),
-        Bench::Tls(args) => blkmq_bench::tls::main(&args),
-        Bench::Scale(args) => blkmq_bench::scale::main(&args),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// A report of `blkmq bench --json`.
+/// A report of `blkmq-lab bench --json`.
 pub(super) struct Report(Value);
 
 impl Report {
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn a_command_is_kept_as_another_would_type_it() {
         assert_eq!(
-            plain("blkmq bench engine --device file:/a/b/disk.raw --json /a/x.json --seconds 1"),
-            "blkmq bench engine --device file:disk.raw --seconds 1"
+            plain("blkmq-lab bench engine --device file:/a/b/disk.raw --json /a/x.json --seconds 1"),
+            "blkmq-lab bench engine --device file:disk.raw --seconds 1"
         );
         assert_eq!(plain("blkmq --dir /a/b"), "blkmq --dir b");
         assert_eq!(

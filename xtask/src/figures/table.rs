@@ -130,10 +130,15 @@ pub(super) fn reports(reports: &BTreeMap<String, Report>) -> String {
             report.text("cpu").into(),
             report.number("cores").to_string(),
             report.text("kernel").into(),
-            format!("`{}`", report.text("command")),
+            format!("`{}`", typed_today(report.text("command"))),
         ]);
     }
     table
+}
+
+/// The command as it is typed today: `blkmq` itself had the benches before `blkmq-lab` did.
+fn typed_today(command: &str) -> String {
+    command.replacen("blkmq bench ", "blkmq-lab bench ", 1)
 }
 
 /// Instructions per I/O for each way.
@@ -285,6 +290,13 @@ mod tests {
         assert_eq!(quantity(0.0012, "part").unwrap(), "0.12 %");
         assert_eq!(quantity(99.96, "MB/s").unwrap(), "100 MB/s");
         assert!(quantity(1.0, "furlong").is_err());
+    }
+
+    #[test]
+    fn commands_of_old_reports_name_the_laboratory() {
+        let old = "blkmq bench engine --jobs 1";
+        assert_eq!(typed_today(old), "blkmq-lab bench engine --jobs 1");
+        assert_eq!(typed_today(&typed_today(old)), typed_today(old));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::{SUCCESS, is_said};
 /// If a measurement fails, or there is no guest.
 pub(super) fn run(place: &Place, program: &Path) -> Result<()> {
     let mut initrd = Initrd::new(place)?;
-    initrd.add_program(program, "blkmq")?;
+    initrd.add_program(program, "blkmq-lab")?;
     for tool in ["dbench", "mkfs.ext4", "mkfs.xfs"] {
         initrd.add_tool(tool)?;
     }
@@ -45,6 +45,6 @@ const WORDS: [&str; 4] = ["-smp", "8", "-m", "2048"];
 const SCRIPT: &str = "\
 for applet in mount umount; do busybox ln -s busybox /bin/$applet; done
 busybox echo \"Linux $(busybox uname -r), $(busybox nproc) processors\"
-dbench='blkmq bench single-dispatch --dbench --door ublk --clients 1,4,8 --rounds 1'
+dbench='blkmq-lab bench single-dispatch --dbench --door ublk --clients 1,4,8 --rounds 1'
 { $dbench --filesystem xfs && $dbench --filesystem ext4 && busybox echo SUCCESS; } 2>&1 | busybox cat
 ";

@@ -221,7 +221,7 @@ fn program(args: &FairnessArgs) -> Result<PathBuf> {
         Some(program) => program
             .canonicalize()
             .with_context(|| format!("--server {} rejected", program.display())),
-        None => std::env::current_exe().context("finding this program"),
+        None => crate::server::daemon(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::server::{Running, Scratch};
+use crate::server::{Running, Scratch, daemon};
 
 /// The servers that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -71,7 +71,7 @@ impl Server {
     pub(crate) fn find(side: Side, before: Option<&Path>) -> Result<Self> {
         let program = match side {
             Side::Before => before.context("no program named")?.to_owned(),
-            Side::Ours => std::env::current_exe().context("finding this program")?,
+            Side::Ours => daemon()?,
             Side::QemuStorageDaemon => "qemu-storage-daemon".into(),
             Side::Nbdkit | Side::NbdkitT1 => "nbdkit".into(),
         };

@@ -12,7 +12,7 @@ use crate::args::Plan;
 use crate::engine::Pattern;
 use crate::fio;
 use crate::rounds::Sample;
-use crate::server::{Running, Scratch};
+use crate::server::{Running, Scratch, daemon};
 use crate::usage::Usage;
 
 /// fio, with an engine that does the I/O in its process.
@@ -149,9 +149,9 @@ impl Server {
     }
 }
 
-/// `blkmq serve` of this build.
+/// `blkmq serve`, not yet started.
 pub(super) fn ours() -> Result<Command> {
-    let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+    let mut command = Command::new(daemon()?);
     command.args(["serve", "--control", "none"]);
     Ok(command)
 }

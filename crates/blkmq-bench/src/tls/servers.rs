@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::server::{Running, Scratch};
+use crate::server::{Running, Scratch, daemon};
 
 /// The servers that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -33,7 +33,7 @@ impl Side {
 
     fn program(self) -> Result<PathBuf> {
         match self {
-            Self::Ours => std::env::current_exe().context("finding this program"),
+            Self::Ours => daemon(),
             side => Ok(side.name().into()),
         }
     }

@@ -8,12 +8,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use blkmq_bench::histogram::Histogram;
 use blkmq_nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_nbd::codec::reply::ReplyHead;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
 
+use super::latencies::Latencies;
 use super::stage::{Cue, Phase};
 
 /// What a tenant does: requests of one kind and size, at random places.
@@ -87,7 +87,7 @@ impl fmt::Display for Job {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     /// From before a request is sent until its reply is read.
-    pub(super) latency: Histogram,
+    pub(super) latency: Latencies,
     /// How long the measurement took, in seconds.
     pub(super) seconds: f64,
     /// Bytes of each request.
@@ -141,7 +141,7 @@ impl Client {
     /// # Errors
     /// The server hangs up, is silent for ten seconds, or replies with an error.
     pub(super) fn run(&mut self, cue: &Cue) -> Result<Sample> {
-        let (mut latency, mut began) = (Histogram::new(), None);
+        let (mut latency, mut began) = (Latencies::default(), None);
         while cue.phase() != Phase::Stop {
             if cue.phase() == Phase::Measure && began.is_none() {
                 latency.clear();
@@ -158,7 +158,7 @@ impl Client {
         if began.is_none() {
             latency.clear();
         }
-        let mut unmeasured = Histogram::new();
+        let mut unmeasured = Latencies::default();
         while self.idle.len() < self.job.depth {
             self.receive(&mut unmeasured)?;
         }
@@ -189,7 +189,7 @@ impl Client {
     }
 
     /// Waits for bytes and handles the replies that are whole.
-    fn receive(&mut self, latency: &mut Histogram) -> Result<()> {
+    fn receive(&mut self, latency: &mut Latencies) -> Result<()> {
         let count = self
             .stream
             .read(&mut self.input[self.filled..])

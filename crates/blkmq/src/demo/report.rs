@@ -54,8 +54,7 @@ impl Sample {
 
     /// The latency that the share `1 - 1 / one_in` does not exceed, if there were enough requests to tell.
     fn latency_ns(&self, one_in: u64) -> Option<u64> {
-        let quantile = 1.0 - 1.0 / one_in as f64;
-        (self.latency.len() >= one_in).then(|| self.latency.quantile(quantile))
+        (self.latency.len() >= one_in).then(|| self.latency.all_but(one_in))
     }
 }
 
@@ -225,14 +224,14 @@ fn time(ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use blkmq_bench::histogram::Histogram;
     use blkmq_core::sched::Kind;
 
+    use super::super::latencies::Latencies;
     use super::*;
 
     fn sample(count: u64, each_us: u64, block_bytes: u32) -> Sample {
-        let mut latency = Histogram::new();
-        latency.record_many(each_us * 1000, count);
+        let mut latency = Latencies::default();
+        (0..count).for_each(|_| latency.record(each_us * 1000));
         Sample {
             latency,
             seconds: 2.0,

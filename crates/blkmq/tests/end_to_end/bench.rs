@@ -1,17 +1,14 @@
-//! Decides that the benches which start this program as a server, or use one, measure their own
-//! sides, not only their peers'.
+//! The benches of `blkmq-lab` that start the command as a server, or use one: each measures its own
+//! side, not only its peers'.
 
-use std::process::Command;
-
-use crate::common::daemon::program;
+use crate::common::tools::{Lab, lab};
 use crate::common::{Daemon, Scratch};
 
 /// Runs a short bench; returns the rows of its report.
-pub(crate) fn rows(scratch: &Scratch, words: &[&str]) -> Vec<serde_json::Value> {
+pub(crate) fn rows(lab: &Lab, scratch: &Scratch, words: &[&str]) -> Vec<serde_json::Value> {
     let json = scratch.path("report.json");
-    let mut command = Command::new(program());
+    let mut command = lab.command(&["bench"]);
     command
-        .arg("bench")
         .args(words)
         .args(["--seconds", "0.1", "--rounds", "2", "--json"]);
     let ended = command.arg(&json).output().expect("the command starts");
@@ -35,6 +32,7 @@ pub(crate) fn assert_measured(row: &serde_json::Value) {
 
 #[test]
 fn the_nbd_bench_measures_our_own_server() {
+    let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let words = [
         "nbd",
@@ -47,7 +45,7 @@ fn the_nbd_bench_measures_our_own_server() {
         "--replies",
         "structured",
     ];
-    let rows = rows(&scratch, &words);
+    let rows = rows(&lab, &scratch, &words);
     assert_eq!(rows.len(), 4, "{rows:?}");
     for row in &rows {
         assert_eq!(row["side"], "ours");
@@ -57,8 +55,9 @@ fn the_nbd_bench_measures_our_own_server() {
 
 #[test]
 fn the_observers_bench_measures_a_daemon_that_is_traced_and_asked() {
+    let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
-    let rows = rows(&scratch, &["observers", "--disks", "3", "--depth", "4"]);
+    let rows = rows(&lab, &scratch, &["observers", "--disks", "3", "--depth", "4"]);
     let sides: Vec<_> = rows.iter().map(|row| row["side"].as_str()).collect();
     assert_eq!(
         sides,
@@ -70,6 +69,7 @@ fn the_observers_bench_measures_a_daemon_that_is_traced_and_asked() {
 
 #[test]
 fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
+    let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=a,ram=16M"]);
     for pattern in ["randread", "randwrite"] {
@@ -85,7 +85,7 @@ fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
             "1,8",
             "--overwrite",
         ];
-        let rows = rows(&scratch, &words);
+        let rows = rows(&lab, &scratch, &words);
         assert_eq!(rows.len(), 2, "{rows:?}");
         rows.iter().for_each(assert_measured);
     }
@@ -94,10 +94,11 @@ fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
 
 #[test]
 fn the_tls_bench_measures_our_own_server_and_others() {
+    let Some(lab) = lab() else { return };
     if !crate::common::tools::installed(&["openssl", "nbdcopy", "nbdkit", "qemu-nbd"]) {
         return;
     }
-    let rows = rows(&Scratch::new(), &["tls", "--rw", "randread"]);
+    let rows = rows(&lab, &Scratch::new(), &["tls", "--rw", "randread"]);
     assert_eq!(rows.len(), 18, "{rows:?}");
     rows.iter().for_each(assert_measured);
     assert_eq!(rows[1]["side"], "ours-tls");
@@ -105,12 +106,13 @@ fn the_tls_bench_measures_our_own_server_and_others() {
 
 #[test]
 fn the_doors_bench_reads_a_disk_that_is_a_file() {
+    let Some(lab) = lab() else { return };
     if !crate::fuse::may_mount() {
         return;
     }
     let scratch = Scratch::new();
     let words = "doors --door fuse --side ours,ours-bfq --queues 1,2 --depth 1,64";
-    let rows = rows(&scratch, &words.split(' ').collect::<Vec<_>>());
+    let rows = rows(&lab, &scratch, &words.split(' ').collect::<Vec<_>>());
     assert_eq!(rows.len(), 8, "{rows:?}");
     rows.iter().for_each(assert_measured);
     assert_eq!(rows[0]["case"], "door=fuse/queues=1/depth=1");

@@ -1,5 +1,5 @@
-//! Decides that `blkmq bench fairness --clients` measures shares with the daemon itself: it starts
-//! this program as its server, and fio as its clients. How large the shares are is not asserted.
+//! `blkmq-lab bench fairness --clients`, which measures shares with the daemon itself: it starts the
+//! command as its server, and fio as its clients. How large the shares are is not asserted.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -9,17 +9,18 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::common::Scratch;
-use crate::common::daemon::program;
-use crate::common::tools::{Said, installed, output_within};
+use crate::common::tools::{Lab, Said, installed, lab, output_within};
 
 #[test]
 fn clients_of_each_side_are_measured_and_those_with_little_under_way_against_alone() {
+    let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
     }
     let scratch = Scratch::new();
     let json = scratch.path("report.json");
     let said = bench(
+        &lab,
         &scratch,
         "--case 1:16:64k,2:4:4k:randwrite --side mq-deadline,bfq --visits 2",
         &json,
@@ -53,12 +54,13 @@ fn clients_of_each_side_are_measured_and_those_with_little_under_way_against_alo
 
 #[test]
 fn a_disk_of_another_server_is_the_drive_of_its_case() {
+    let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
     }
     let scratch = Scratch::new();
     let json = scratch.path("report.json");
-    let said = bench(&scratch, "--only nbd/ --visits 1", &json);
+    let said = bench(&lab, &scratch, "--only nbd/ --visits 1", &json);
     assert!(said.success, "{}", said.stderr);
     let rows = rows(&json);
     assert_eq!(rows.len(), 2 * 4, "{rows:?}");
@@ -69,12 +71,18 @@ fn a_disk_of_another_server_is_the_drive_of_its_case() {
 
 #[test]
 fn the_kernels_sides_are_measured_or_skipped_aloud() {
+    let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
     }
     let scratch = Scratch::new();
     let json = scratch.path("report.json");
-    let said = bench(&scratch, "--kernel --case 1:16:4k,1:16:4k --visits 1", &json);
+    let said = bench(
+        &lab,
+        &scratch,
+        "--kernel --case 1:16:4k,1:16:4k --visits 1",
+        &json,
+    );
     assert!(said.success, "{}", said.stderr);
     let has_kernel = rows(&json).iter().any(|row| row["side"] == "kernel-bfq");
     assert_ne!(
@@ -90,6 +98,7 @@ fn the_kernels_sides_are_measured_or_skipped_aloud() {
 
 #[test]
 fn a_case_that_cannot_be_read_is_refused_with_what_is_allowed() {
+    let Some(lab) = lab() else { return };
     for (case, expected) in [
         (
             "1:2",
@@ -100,20 +109,19 @@ fn a_case_that_cannot_be_read_is_refused_with_what_is_allowed() {
             "tenant 2 (2000:1:4k): weight 2000 rejected: must be a whole number from 1 to 1000",
         ),
     ] {
-        let mut command = Command::new(program());
-        command.args(["bench", "fairness", "--case", case]);
-        let said = said(&mut command);
+        let said = said(&mut lab.command(&["bench", "fairness", "--case", case]));
         assert!(!said.success && said.stderr.contains(expected), "{}", said.stderr);
     }
 }
 
 #[test]
 fn images_that_do_not_fit_are_refused_before_they_are_filled() {
+    let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
     }
     let scratch = Scratch::new();
-    let said = said(&mut bench_of_clients(&scratch, "99999T", "1"));
+    let said = said(&mut bench_of_clients(&lab, &scratch, "99999T", "1"));
     assert!(
         !said.success && said.stderr.contains("do not fit"),
         "{}",
@@ -124,11 +132,12 @@ fn images_that_do_not_fit_are_refused_before_they_are_filled() {
 
 #[test]
 fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
+    let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
     }
     let scratch = Scratch::new();
-    let mut command = bench_of_clients(&scratch, "16M", "1");
+    let mut command = bench_of_clients(&lab, &scratch, "16M", "1");
     command
         .env("TMPDIR", scratch.path(""))
         .stdout(Stdio::null())
@@ -157,16 +166,14 @@ fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
     assert!(!is_there(), "{:?}", std::fs::read_dir(scratch.path("")));
 }
 
-fn bench(scratch: &Scratch, words: &str, json: &Path) -> Said {
-    let mut command = bench_of_clients(scratch, "16M", "0.2");
+fn bench(lab: &Lab, scratch: &Scratch, words: &str, json: &Path) -> Said {
+    let mut command = bench_of_clients(lab, scratch, "16M", "0.2");
     said(command.args(words.split(' ')).arg("--json").arg(json))
 }
 
-fn bench_of_clients(scratch: &Scratch, size: &str, seconds: &str) -> Command {
-    let mut command = Command::new(program());
-    command
-        .args(["bench", "fairness", "--clients", "--size", size])
-        .args(["--seconds", seconds, "--dir", &scratch.word("")]);
+fn bench_of_clients(lab: &Lab, scratch: &Scratch, size: &str, seconds: &str) -> Command {
+    let mut command = lab.command(&["bench", "fairness", "--clients", "--size", size]);
+    command.args(["--seconds", seconds, "--dir", &scratch.word("")]);
     command
 }
 

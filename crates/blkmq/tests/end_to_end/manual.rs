@@ -6,8 +6,7 @@ use crate::common::daemon::program;
 
 #[test]
 fn a_reader_that_has_seen_enough_of_the_manual_is_no_failure() {
-    let bench = &["bench", "scale", "--submitters", "1", "--rounds", "1"];
-    for words in [&["man"][..], &["completions", "bash"], bench] {
+    for words in [&["man"][..], &["completions", "bash"]] {
         let mut command = Command::new(program());
         command
             .args(words)
@@ -19,10 +18,6 @@ fn a_reader_that_has_seen_enough_of_the_manual_is_no_failure() {
         drop(child.stdout.take());
         let ended = child.wait_with_output().expect("our own child ends");
         let said = String::from_utf8_lossy(&ended.stderr);
-        let is_fine = ended.status.success() && !said.contains("Broken pipe");
-        assert!(
-            is_fine && (said.is_empty() || words == bench),
-            "{words:?}: {said}"
-        );
+        assert!(ended.status.success() && said.is_empty(), "{words:?}: {said}");
     }
 }

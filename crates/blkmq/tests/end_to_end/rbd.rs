@@ -19,7 +19,7 @@ use crate::bench::{assert_measured, rows};
 use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::Client;
 use crate::common::pattern::block;
-use crate::common::tools::{installed, output_within, run};
+use crate::common::tools::{installed, lab, output_within, run};
 use crate::common::{Daemon, Scratch};
 use crate::fio::{VERIFY, fio};
 use crate::nbd_disk::{copy_both_ways, do_everything};
@@ -158,13 +158,14 @@ fn images_of_a_pool_share_a_connection_and_a_queue() {
 #[test]
 fn the_bench_measures_servers_and_shares() {
     let Some(ceph) = Ceph::find() else { return };
+    let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
     }
     let _images = ["bench", "bench-1", "bench-2", "bench-3"].map(|name| ceph.image(name, "8M"));
     let conf = ceph.conf();
     let words = ["rbd", "--conf", &conf, "--what", "nbd,shares", "--depth", "4"];
-    let rows = rows(&Scratch::new(), &words);
+    let rows = rows(&lab, &Scratch::new(), &words);
     rows.iter().for_each(assert_measured);
     let is_ours = |row: &&serde_json::Value| row["case"] == "nbd/randwrite/depth=4" && row["side"] == "ours";
     assert_eq!(rows.iter().filter(is_ours).count(), 1, "{rows:?}");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::common::daemon::program;
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
-use crate::common::tools::{installed, run};
+use crate::common::tools::{Lab, installed, lab, run};
 use crate::common::{Daemon, Scratch};
 
 /// A daemon with a scheduled and a direct disk.
@@ -162,16 +162,16 @@ fn blkparse_and_btt_read_a_trace_of_one_disk() {
     daemon.stop();
 }
 
-/// Replays a recording. Returns the output of `blkmq replay --json`.
-fn replay(recording: &str, disks: &[&str]) -> Value {
+/// Replays a recording. Returns the output of `blkmq-lab replay --json`.
+fn replay(lab: &Lab, recording: &str, disks: &[&str]) -> Value {
     let disks: Vec<&str> = disks.iter().flat_map(|disk| ["--disk", disk]).collect();
-    replay_on(recording, &disks)
+    replay_on(lab, recording, &disks)
 }
 
 /// The same with any flags.
-fn replay_on(recording: &str, flags: &[&str]) -> Value {
-    let mut command = Command::new(program());
-    command.args(["replay", recording, "--json"]).args(flags);
+fn replay_on(lab: &Lab, recording: &str, flags: &[&str]) -> Value {
+    let mut command = lab.command(&["replay", recording, "--json"]);
+    command.args(flags);
     let output = command.output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -184,6 +184,7 @@ fn replay_on(recording: &str, flags: &[&str]) -> Value {
 
 #[test]
 fn a_trace_is_played_again_with_the_same_counts() {
+    let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     let tracing = trace(&scratch, &[]);
@@ -191,7 +192,7 @@ fn a_trace_is_played_again_with_the_same_counts() {
     end(tracing);
     let statistics = statistics(&scratch);
     let disks = ["name=a,ram=16M,sched=bfq", "name=b,ram=16M"];
-    let played = replay(&scratch.word("t"), &disks);
+    let played = replay(&lab, &scratch.word("t"), &disks);
     for direction in ["read", "write", "flush"] {
         for what in ["ios", "bytes"] {
             let of = |queue: &str| {
@@ -208,6 +209,7 @@ fn a_trace_is_played_again_with_the_same_counts() {
 
 #[test]
 fn a_trace_is_played_in_virtual_time_with_the_same_counts_and_a_seed_gives_the_same_figures() {
+    let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     let tracing = trace(&scratch, &[]);
@@ -215,9 +217,10 @@ fn a_trace_is_played_in_virtual_time_with_the_same_counts_and_a_seed_gives_the_s
     end(tracing);
     daemon.stop();
     let recording = scratch.word("t");
-    let real = replay(&recording, &["name=a,ram=16M,sched=bfq", "name=b,ram=16M"]);
+    let real = replay(&lab, &recording, &["name=a,ram=16M,sched=bfq", "name=b,ram=16M"]);
     let on_model = |seed| {
         replay_on(
+            &lab,
             &recording,
             &["--simulate", "flash,units=1", "--sched", "bfq", "--seed", seed],
         )
@@ -235,6 +238,7 @@ fn a_trace_is_played_in_virtual_time_with_the_same_counts_and_a_seed_gives_the_s
 
 #[test]
 fn a_model_that_is_none_and_flags_that_do_not_go_with_it_are_refused() {
+    let Some(lab) = lab() else { return };
     let refusals: [(&[&str], &str); 4] = [
         (&["--simulate", "tape"], "flash or rotating"),
         (
@@ -248,7 +252,7 @@ fn a_model_that_is_none_and_flags_that_do_not_go_with_it_are_refused() {
         (&["--seed", "2"], "--simulate"),
     ];
     for (flags, what) in refusals {
-        let output = Command::new(program()).args(["replay", "t"]).args(flags).output();
+        let output = lab.command(&["replay", "t"]).args(flags).output();
         let output = output.expect("it runs");
         let said = String::from_utf8(output.stderr).expect("text");
         assert_eq!(output.status.code(), Some(2), "{flags:?}: {said}");
@@ -258,6 +262,7 @@ fn a_model_that_is_none_and_flags_that_do_not_go_with_it_are_refused() {
 
 #[test]
 fn an_io_log_of_fio_is_played_with_its_counts_and_one_that_does_not_fit_is_refused() {
+    let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
     }
@@ -269,14 +274,12 @@ fn an_io_log_of_fio_is_played_with_its_counts_and_one_that_does_not_fit_is_refus
     run("fio", &words.split(' ').collect::<Vec<_>>());
     let text = std::fs::read_to_string(&log).expect("a log");
     let actions = |action: &str| text.lines().filter(|line| line.contains(action)).count() as u64;
-    let played = replay(&log, &["name=a,ram=8M"]);
+    let played = replay(&lab, &log, &["name=a,ram=8M"]);
     for (direction, action) in [("read", " read "), ("write", " write "), ("flush", " sync ")] {
         assert_eq!(played[direction]["ios"], actions(action), "{direction}");
         assert!(actions(action) > 0, "{direction}");
     }
-    let small = Command::new(program())
-        .args(["replay", &log, "--disk", "name=a,ram=4M"])
-        .output();
+    let small = lab.command(&["replay", &log, "--disk", "name=a,ram=4M"]).output();
     let said = String::from_utf8(small.expect("it runs").stderr).expect("text");
     assert!(
         said.contains("disk a: has 4194304 bytes, and the recording reaches"),

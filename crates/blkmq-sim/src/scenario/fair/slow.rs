@@ -185,7 +185,7 @@ const PERCENT_MIN: u64 = 80;
 mod tests {
     use super::*;
 
-    /// The short form of `blkmq-sim --scenario slow`: some of the cases, none of which lasts long.
+    /// The short form of `blkmq-lab sim --scenario slow`: some of the cases, none of which lasts long.
     fn short(ops: &[Op]) {
         let is_short = |case: &SlowCase| case.takes != Nanos::from_secs(30) && ops.contains(&case.op);
         let cases: Vec<_> = cases().filter(is_short).step_by(23).collect();

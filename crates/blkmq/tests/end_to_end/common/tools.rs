@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use super::daemon::wait_within;
+use super::daemon::{program, wait_within};
 
 /// Says whether every tool is installed, with a message if one is not: `if !installed(&["fio"]) {
 /// return; }`.
@@ -23,6 +23,29 @@ pub(crate) fn installed(names: &[&str]) -> bool {
         ));
     }
     missing.is_empty()
+}
+
+/// `blkmq-lab`, which lies beside the command that is tested, with a message if it does not:
+/// `let Some(lab) = lab() else { return };`.
+pub(crate) fn lab() -> Option<Lab> {
+    let program = program().with_file_name("blkmq-lab");
+    if !program.is_file() {
+        blkmq_skip::skip("blkmq-lab is not built (run `cargo build -p blkmq-lab`)");
+        return None;
+    }
+    Some(Lab(program))
+}
+
+/// The laboratory's program, whose benches use the command that is tested.
+pub(crate) struct Lab(PathBuf);
+
+impl Lab {
+    /// The program with these arguments, not yet started.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.0);
+        command.args(words).env("BLKMQ_BIN", program());
+        command
+    }
 }
 
 /// A tool's output, and whether it succeeded.

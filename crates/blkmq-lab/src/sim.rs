@@ -1,5 +1,5 @@
-//! Decides what the simulator's command line means: replay one history, run many, or list the
-//! scenarios.
+//! The command line of the simulator, `blkmq-lab sim`: replay one history, run many seeds, or list
+//! the scenarios. One seed is one history.
 
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -12,60 +12,39 @@ use blkmq_core::sched::Kind;
 use blkmq_sim::run;
 use blkmq_sim::scenario::{self, Scenario};
 use blkmq_sim::world::Summary;
+use clap::Args;
 
-const USAGE: &str = "\
-Runs blkmq's core in virtual time, with modelled CPUs and drives. One seed, one history.
-
-usage: blkmq-sim --scenario NAME [--seed N] [--trace]
-       blkmq-sim --scenario NAME|all --seeds COUNT [--first-seed N]
-       blkmq-sim --list
-
-  --scenario NAME   what to run; `all` is every scenario but those that only measure
-  --seed N          replay one history and print its digest and summary (default 1)
-  --trace           print its setup and every fact of it
-  --seeds COUNT     run so many seeds; the first failure of a scenario is printed with the command that replays it
-  --first-seed N    start with this one (default 1)
-  --list            list the scenarios
-
-Exit status: 0 if all is right, 1 if the oracle found a fault, 2 if the command line is wrong.";
-
-#[derive(Default)]
-struct Args {
+/// What `sim` takes.
+#[derive(Debug, Args)]
+#[command(after_help = STATUS)]
+pub(crate) struct SimArgs {
+    /// Run this scenario; `all` is every scenario but those that only measure
+    #[arg(long, value_name = "NAME", required_unless_present = "list")]
     scenario: Option<String>,
+    /// Replay one history and print its digest and summary [default: 1]
+    #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    seeds: Option<u64>,
-    first_seed: Option<u64>,
+    /// Print the setup and every fact of that history
+    #[arg(long)]
     trace: bool,
+    /// Run so many seeds; the first failure of a scenario is printed with the command that replays it
+    #[arg(long, value_name = "COUNT")]
+    seeds: Option<u64>,
+    /// Start with this seed [default: 1]
+    #[arg(long, value_name = "N")]
+    first_seed: Option<u64>,
+    /// List the scenarios
+    #[arg(long)]
     list: bool,
-    help: bool,
 }
 
-fn main() -> ExitCode {
-    let args = match parse(std::env::args().skip(1)) {
-        Ok(args) => args,
-        Err(problem) => return wrong(&problem),
-    };
-    if args.help {
-        println!("{USAGE}");
-        return ExitCode::SUCCESS;
-    }
+/// Runs what the arguments name.
+pub(crate) fn main(args: &SimArgs) -> ExitCode {
     if args.list {
-        for scenario in scenario::ALL {
-            println!("{:14} {}", scenario.name, scenario.about);
-        }
-        println!("{:14} {}", scenario::clients::NAME, scenario::clients::ABOUT);
-        println!("{:14} {}", scenario::fair::NAME, scenario::fair::ABOUT);
-        println!(
-            "{:14} {}",
-            scenario::fair::slow::NAME,
-            scenario::fair::slow::ABOUT
-        );
-        println!("{:14} {}", scenario::poll::NAME, scenario::poll::ABOUT);
+        print!("{}", list());
         return ExitCode::SUCCESS;
     }
-    let Some(name) = args.scenario.as_deref() else {
-        return wrong("--scenario is missing");
-    };
+    let name = args.scenario.as_deref().unwrap_or_default();
     let first = args.first_seed.or(args.seed).unwrap_or(1);
     match (name, scenario::by_name(name), args.seeds) {
         (scenario::clients::NAME, _, seeds) => {
@@ -98,38 +77,28 @@ fn main() -> ExitCode {
         ("all", _, seeds) => run_many(scenario::ALL, first, seeds.unwrap_or(1)),
         (_, Some(scenario), Some(seeds)) => run_many(&[*scenario], first, seeds),
         (_, Some(scenario), None) => replay(scenario, first, args.trace),
-        (_, None, _) => wrong(&format!(
-            "scenario {name} rejected: there is none of that name; see --list"
-        )),
-    }
-}
-
-fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args::default();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(format!("{word} needs a value"));
-        match word.as_str() {
-            "--scenario" => args.scenario = Some(value()?),
-            "--seed" => args.seed = Some(number(&word, &value()?)?),
-            "--seeds" => args.seeds = Some(number(&word, &value()?)?),
-            "--first-seed" => args.first_seed = Some(number(&word, &value()?)?),
-            "--trace" => args.trace = true,
-            "--list" => args.list = true,
-            "--help" | "-h" => args.help = true,
-            _ => return Err(format!("{word} rejected: no such option")),
+        (_, None, _) => {
+            eprintln!("--scenario {name} rejected: there is none of that name; see --list");
+            ExitCode::from(2)
         }
     }
-    Ok(args)
 }
 
-fn number(name: &str, text: &str) -> Result<u64, String> {
-    text.parse()
-        .map_err(|_| format!("{name} {text} rejected: must be a number from 0 to 2^64 - 1"))
-}
-
-fn wrong(problem: &str) -> ExitCode {
-    eprintln!("{problem}\n\n{USAGE}");
-    ExitCode::from(2)
+/// A line for each scenario, those that only measure last.
+fn list() -> String {
+    let usual = scenario::ALL
+        .iter()
+        .map(|scenario| (scenario.name, scenario.about));
+    let measuring = [
+        (scenario::clients::NAME, scenario::clients::ABOUT),
+        (scenario::fair::NAME, scenario::fair::ABOUT),
+        (scenario::fair::slow::NAME, scenario::fair::slow::ABOUT),
+        (scenario::poll::NAME, scenario::poll::ABOUT),
+    ];
+    usual
+        .chain(measuring)
+        .map(|(name, about)| format!("{name:14} {about}\n"))
+        .collect()
 }
 
 fn replay(scenario: &Scenario, seed: u64, trace: bool) -> ExitCode {
@@ -243,3 +212,6 @@ fn run_seeds(scenario: &Scenario, seeds: Range<u64>) -> Vec<(u64, Result<Summary
     all.sort_by_key(|(seed, _)| *seed);
     all
 }
+
+const STATUS: &str =
+    "Exit status: 0 if all is right, 1 if the oracle found a fault, 2 if the command line is wrong.";

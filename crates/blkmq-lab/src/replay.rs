@@ -1,5 +1,5 @@
-//! Decides on which disks `blkmq replay` replays: those of its flags and its configuration file, as
-//! for `serve`, or a modelled drive.
+//! The command line of `blkmq-lab replay`: the disks on which a recording is played are those of its
+//! flags and its configuration file, as for `blkmq serve`, or a modelled drive.
 
 use std::path::PathBuf;
 
@@ -9,12 +9,10 @@ use blkmq_config::{Config, DiskSpec, Plan, plan};
 use blkmq_host::EngineConfig;
 use clap::Args;
 
-use crate::stdout::unless_reader_left;
-
 /// What `replay` takes.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
-pub struct ReplayCommand {
+pub(crate) struct ReplayCommand {
     /// A disk to play on, as for serve: for all devices of the recording, or given again for each
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<String>,
@@ -36,11 +34,7 @@ pub struct ReplayCommand {
 ///
 /// # Errors
 /// A disk or the recording is wrong, or an I/O fails.
-pub fn main(args: &ReplayCommand) -> Result<()> {
-    unless_reader_left(play(args))
-}
-
-fn play(args: &ReplayCommand) -> Result<()> {
+pub(crate) fn main(args: &ReplayCommand) -> Result<()> {
     if replay::simulate(&args.replay, &args.simulate)? {
         return Ok(());
     }
@@ -77,7 +71,7 @@ fn play(args: &ReplayCommand) -> Result<()> {
 
 const EXAMPLES: &str = "\
 Examples:
-  blkmq replay trace --disk name=a,file=copy.raw,sched=bfq
-  blkmq replay trace --disk name=a,null=10G,latency=80us --speed 2
-  fio --write_iolog=log job.fio && blkmq replay log --disk name=a,file=copy.raw --speed max
-  blkmq replay trace --simulate flash,read=60us --sched bfq";
+  blkmq-lab replay trace --disk name=a,file=copy.raw,sched=bfq
+  blkmq-lab replay trace --disk name=a,null=10G,latency=80us --speed 2
+  fio --write_iolog=log job.fio && blkmq-lab replay log --disk name=a,file=copy.raw --speed max
+  blkmq-lab replay trace --simulate flash,read=60us --sched bfq";
