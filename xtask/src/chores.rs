@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::steps::Steps;
 use crate::{
-    ceph, crashes, figures, filesystems, fio, fuzz, guest, instructions, loom, mutants, path_loss, sanitize,
-    screens, setup, siege, sim, skips, soak, test,
+    ceph, check, crashes, figures, filesystems, fio, fuzz, guest, instructions, loom, mutants, path_loss,
+    sanitize, screens, setup, siege, sim, skips, soak, test,
 };
 
 /// The project's own chores: test set-up, tests, heavy checks
@@ -31,6 +31,12 @@ pub(crate) enum Chore {
         #[arg(long)]
         strict: bool,
     },
+    /// Check quickly what changed: commit messages, format, lints, style, unit tests; under 3 minutes
+    Check {
+        /// Commits whose messages are checked [default: those since the main branch]
+        #[arg(long, value_name = "RANGE")]
+        commits: Option<String>,
+    },
     /// Only install the Debian packages that the tests use
     Setup,
     /// Count instructions per I/O with callgrind, and compare with bench/instructions.toml
@@ -39,7 +45,7 @@ pub(crate) enum Chore {
         #[arg(long)]
         update: bool,
     },
-    /// Add reports of `blkmq bench --json`, and rewrite the tables of figures
+    /// Add reports of `blkmq-lab bench --json`, and rewrite the tables of figures
     Figures {
         #[arg(value_name = "REPORT.json")]
         reports: Vec<String>,
@@ -189,7 +195,7 @@ pub(crate) struct Ceph {
     /// Report threads, memory and descriptors of a daemon with so many images of two clusters
     #[arg(long, value_name = "N", group = "what")]
     images: Option<u64>,
-    /// Run `blkmq bench rbd` with these options, on two clusters
+    /// Run `blkmq-lab bench rbd` with these options, on two clusters
     #[arg(long, value_name = "OPTION", num_args = 0.., allow_hyphen_values = true, group = "what")]
     bench: Option<Vec<String>>,
     /// [default: ceph, below the build directory]
@@ -203,6 +209,7 @@ impl Chore {
         match self {
             Self::Test { strict: true } => test::run(steps, skips::Mode::Strict),
             Self::Test { strict: false } => test::run(steps, skips::Mode::Listed),
+            Self::Check { commits } => check::run(steps, commits.as_deref()),
             Self::Setup => setup::run(steps),
             Self::Instructions { update } => instructions::run(steps, update),
             Self::Figures { reports } => figures::run(&reports),

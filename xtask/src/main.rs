@@ -1,7 +1,9 @@
 //! Decides which chore `cargo xtask NAME` runs; each chore has a file of its own.
 
 mod ceph;
+mod check;
 mod chores;
+mod commits;
 mod crashes;
 mod figures;
 mod filesystems;

@@ -16,10 +16,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     let skips = skips::List::start()?;
     setup::run(steps)?;
     steps.run("format", &mut cargo("fmt --all --check"))?;
-    steps.run(
-        "clippy",
-        &mut cargo("clippy --workspace --all-targets -- -D warnings"),
-    )?;
+    steps.run("clippy", &mut cargo(LINTS))?;
     steps.run(
         "the command alone",
         &mut cargo("check -p blkmq --no-default-features"),
@@ -82,5 +79,7 @@ fn run_suite(steps: &mut Steps, skips: &skips::List, mode: skips::Mode) -> Resul
     tests.and(documentation).and(skipped)
 }
 
+/// Cargo's words for the lints.
+pub(crate) const LINTS: &str = "clippy --workspace --all-targets -- -D warnings";
 /// The variable from which proptest reads its seed.
 pub(crate) const PROPERTY_SEED: &str = "PROPTEST_RNG_SEED";
