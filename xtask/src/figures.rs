@@ -1,7 +1,8 @@
 //! Decides the content of the tables of figures: it comes only from report files, and nothing is
 //! typed by hand.
 //!
-//! `docs/benchmarks/figures.toml` names the rows of README's table; the reports, JSON as written by
+//! `docs/benchmarks/figures.toml` names the rows of the table on `docs/benchmarks/measured.md`, and
+//! which of them README has; the reports, JSON as written by
 //! `blkmq-lab bench --json`, are in `docs/benchmarks/reports`. A test fails if a document differs from
 //! them.
 
@@ -15,6 +16,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use self::report::Report;
+use self::table::Rows;
 use crate::place::root;
 
 /// Rewrites every table of figures, after adding new reports.
@@ -98,7 +100,8 @@ impl Source {
     fn table(&self, what: &str) -> Result<String> {
         let words: Vec<&str> = what.split_whitespace().collect();
         match words[..] {
-            ["measured"] => table::measured(&self.rows, &self.reports, &self.instructions),
+            ["measured"] => table::measured(Rows::All, &self.rows, &self.reports, &self.instructions),
+            ["readme"] => table::measured(Rows::Readme, &self.rows, &self.reports, &self.instructions),
             ["reports"] => Ok(table::reports(&self.reports)),
             ["instructions"] => table::instructions(&self.instructions),
             ["report", name, ref keys @ ..] => table::report(report::find(&self.reports, name)?, keys),
@@ -146,6 +149,22 @@ mod tests {
         );
         assert_ne!(forged, readme);
         assert_eq!(source.fill(&forged).unwrap(), readme);
+    }
+
+    #[test]
+    fn readme_has_about_ten_figures_and_two_losses_among_them() {
+        let source = Source::read().unwrap();
+        let table = source.table("readme").unwrap();
+        let ratio = |line: &str| {
+            line.trim_end_matches(" |")
+                .rsplit("| ")
+                .next()?
+                .parse::<f64>()
+                .ok()
+        };
+        let losses = table.lines().filter_map(ratio).filter(|times| *times < 1.0);
+        assert!(losses.count() >= 2, "{table}");
+        assert!((10..=14).contains(&(table.lines().count() - 2)), "{table}");
     }
 
     #[test]

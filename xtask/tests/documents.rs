@@ -60,6 +60,16 @@ fn no_link_between_documents_leads_nowhere() {
     );
 }
 
+#[test]
+fn readme_has_at_most_120_lines() {
+    let text = fs::read_to_string(root().join("README.md")).expect("README is there");
+    let lines = text.lines().count();
+    assert!(
+        lines <= 120,
+        "README has {lines} lines: the rest belongs to a page"
+    );
+}
+
 /// Every page that is reached by links from `start`.
 fn reached_from(start: &str) -> BTreeSet<PathBuf> {
     let mut reached = BTreeSet::new();

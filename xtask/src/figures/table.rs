@@ -7,11 +7,21 @@ use anyhow::{Context, Result, ensure};
 
 use super::report::{self, Report, word};
 
-/// README's table: a row for each entry of `figures.toml`.
+/// Which entries of `figures.toml` a table has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// All of them.
+    All,
+    /// Those with the key `readme`, which says what README calls them.
+    Readme,
+}
+
+/// The table of what was measured: a row for each of these entries of `figures.toml`.
 ///
 /// # Errors
 /// If an entry is not valid, or names a row or figure that no report has.
 pub(super) fn measured(
+    which: Rows,
     rows: &toml::Table,
     reports: &BTreeMap<String, Report>,
     instructions: &toml::Table,
@@ -28,9 +38,14 @@ pub(super) fn measured(
     for row in rows.context("figures.toml has no [[figure]]")? {
         let row = Row(row.as_table().context("a figure is a table")?);
         let what = row.text("what")?;
-        let cells = row
+        let mut cells = row
             .cells(reports, instructions)
             .with_context(|| format!("figure `{what}`"))?;
+        match (which, row.text("readme")) {
+            (Rows::All, _) => {}
+            (Rows::Readme, Ok(name)) => cells[0] = name.to_owned(),
+            (Rows::Readme, Err(_)) => continue,
+        }
         table += &line(&cells);
     }
     Ok(table)
@@ -311,7 +326,8 @@ mod tests {
                 "[[figure]]\nwhat = \"w\"\non = \"{on}\"\nreport = \"r\"\ncase = \"c\"\nkey = \"{key}\"\nunit = \"ns\"\n\
                  side = \"ours\"\nother = \"slow|peer|ours\"\nbetter = \"{better}\"\n"
             );
-            measured(&entry.parse().unwrap(), &reports, &toml::Table::new())
+            let entry = entry.parse().unwrap();
+            measured(Rows::All, &entry, &reports, &toml::Table::new())
         };
         for (key, better) in [("iops", "more"), ("p99_ns", "less")] {
             let table = table(key, better, "null device").unwrap();
@@ -321,5 +337,22 @@ mod tests {
         assert!(best.contains("| peer | 2.00 ns |"), "{best}");
         assert!(table("iops", "more", "a drive").is_err());
         assert!(table("iops", "maybe", "loop").is_err() && table("p50_ns", "less", "loop").is_err());
+    }
+    #[test]
+    fn readme_has_the_rows_that_name_it_by_their_other_names() {
+        let entry = "[[figure]]\nwhat = \"count\"\non = \"null device\"\ninstructions = \"direct\"\n";
+        let entries = format!("{entry}readme = \"whole name\"\n{entry}");
+        let counts = "[direct]\nper_io = 4.0\n".parse().unwrap();
+        let lines = |which| {
+            let table = measured(which, &entries.parse().unwrap(), &BTreeMap::new(), &counts).unwrap();
+            table.lines().skip(2).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let readme = lines(Rows::Readme);
+        assert!(
+            readme.len() == 1 && readme[0].starts_with("| whole name |"),
+            "{readme:?}"
+        );
+        let all = lines(Rows::All);
+        assert!(all.len() == 2 && all[0].starts_with("| count |"), "{all:?}");
     }
 }
