@@ -27,7 +27,7 @@ impl Bounces {
     /// Maps the areas.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
-            memory: Mapping::new(SMALL_COUNT as usize * SMALL_BYTES + LARGE_COUNT as usize * LARGE_BYTES)?,
+            memory: Mapping::new(SMALL_COUNT as usize * SMALL_BYTES + LARGE_COUNT as usize * LARGE_AREA)?,
             small_free: (0..SMALL_COUNT).rev().collect(),
             large_free: (0..LARGE_COUNT).rev().collect(),
         })
@@ -40,7 +40,7 @@ impl Bounces {
         {
             return Some(Area::Small(index));
         }
-        if len > LARGE_BYTES as u64 {
+        if len > LARGE_AREA as u64 {
             return None;
         }
         self.large_free.pop().map(Area::Large)
@@ -58,7 +58,7 @@ impl Bounces {
     pub(super) fn lend(&self, area: Area, part: Range<u64>) -> Lent {
         let start = match area {
             Area::Small(index) => index as usize * SMALL_BYTES,
-            Area::Large(index) => SMALL_COUNT as usize * SMALL_BYTES + index as usize * LARGE_BYTES,
+            Area::Large(index) => SMALL_COUNT as usize * SMALL_BYTES + index as usize * LARGE_AREA,
         };
         self.memory
             .lend(start + part.start as usize..start + part.end as usize)
@@ -67,6 +67,10 @@ impl Bounces {
 
 /// The largest request that can be bounced, in bytes: the driver's largest transfer.
 pub(super) const LARGE_BYTES: usize = 1 << 20;
+/// The largest block of direct I/O, in bytes.
+pub(super) const BLOCK_BYTES_MAX: u32 = 64 << 10;
+/// A request that is not aligned begins and ends inside a block.
+const LARGE_AREA: usize = LARGE_BYTES + 2 * BLOCK_BYTES_MAX as usize;
 const LARGE_COUNT: u32 = 16;
 const SMALL_BYTES: usize = 64 << 10;
 const SMALL_COUNT: u32 = 128;

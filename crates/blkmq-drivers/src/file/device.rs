@@ -4,8 +4,9 @@
 use std::any::Any;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
@@ -16,6 +17,7 @@ use blkmq_host::ring::RingHandle;
 use super::bounce::LARGE_BYTES;
 use super::disk::FileDisk;
 use super::hctx::FileHctx;
+use super::locks::Announced;
 use crate::mapping::Mapping;
 
 /// Disks in files that share a drive, and so a queue.
@@ -29,8 +31,11 @@ pub struct FileDevice {
 #[derive(Debug)]
 pub(super) struct Shared {
     disks: RwLock<Disks>,
-    /// The smallest block of the first disks: requests may be cut at it.
+    /// The smallest block of the first disks, of files the least there is: requests may be cut at it, whatever direct I/O
+    /// of one of them needs.
     block: u32,
+    /// The writes of each hardware context.
+    announced: Mutex<Vec<Arc<Announced>>>,
     /// Never written: source of zeroes where the filesystem cannot zero a range.
     pub(super) zeroes: Mapping,
     /// Requests whose end was found by polling their device.
@@ -70,6 +75,27 @@ impl Shared {
         self.disks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Adds the table of a new hardware context.
+    pub(super) fn add_announced(&self, depth: u32) -> Arc<Announced> {
+        let announced = Arc::new(Announced::new(depth));
+        self.announced().push(Arc::clone(&announced));
+        announced
+    }
+
+    /// Removes it.
+    pub(super) fn remove_announced(&self, announced: &Arc<Announced>) {
+        self.announced().retain(|other| !Arc::ptr_eq(other, announced));
+    }
+
+    /// Returns whether a write that a context has announced overlaps a range of a disk.
+    pub(super) fn writes_overlap(&self, disk: DiskId, range: &Range<u64>) -> bool {
+        self.announced().iter().any(|writes| writes.overlaps(disk, range))
+    }
+
+    fn announced(&self) -> MutexGuard<'_, Vec<Arc<Announced>>> {
+        self.announced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn set_disk(&self, id: DiskId, disk: Option<Arc<FileDisk>>) {
         let mut disks = self.disks.write().unwrap_or_else(PoisonError::into_inner);
         if disks.0.len() <= id.index() {
@@ -82,20 +108,21 @@ impl Shared {
 impl FileDevice {
     /// Joins disks, in the order of their ids, on a queue whose tags number at most `depth`.
     ///
-    /// A disk whose direct I/O needs larger blocks than another disk of the drive has uses the page
-    /// cache, since the drive's requests may be cut at the smaller ones; a warning is logged.
-    ///
     /// # Errors
     /// `OutOfMemory` if there is no memory for a megabyte of zeroes.
-    pub fn new(mut disks: Vec<FileDisk>, depth: u32) -> io::Result<Self> {
-        let block = disks.iter().map(FileDisk::block_size).min().unwrap_or(512);
-        disks.iter_mut().for_each(|disk| fit(disk, block));
+    pub fn new(disks: Vec<FileDisk>, depth: u32) -> io::Result<Self> {
+        let sectors = disks.iter().map(|disk| match disk.is_block_device() {
+            true => disk.block_size(),
+            false => LEAST_BLOCK,
+        });
+        let block = sectors.min().unwrap_or(LEAST_BLOCK);
         let disks = disks.into_iter().map(|disk| Some(Arc::new(disk)));
         let zeroes = Mapping::new(ZEROES_BYTES)?;
         Ok(Self {
             shared: Arc::new(Shared {
                 disks: RwLock::new(Disks(disks.collect())),
                 block,
+                announced: Mutex::default(),
                 zeroes,
                 ended_polled: AtomicU64::new(0),
             }),
@@ -144,9 +171,11 @@ impl Device for FileDevice {
 
     fn limits(&self) -> Limits {
         let (block, disks) = (self.shared.block, self.shared.disks());
+        let ranges = disks.iter().map(|disk| disk.range().max(disk.block_size()));
         Limits {
             logical_block: block,
-            physical_block: block.max(PHYSICAL_BLOCK),
+            // Smaller writes read first.
+            physical_block: ranges.max().unwrap_or(1).max(block).max(PHYSICAL_BLOCK),
             transfer_max: LARGE_BYTES as u32,
             segments_max: SEGMENTS_MAX as u16,
             discard_max: DISCARD_MAX,
@@ -155,7 +184,7 @@ impl Device for FileDevice {
             cache: true,
             // With the page cache each forced write would be a sync of its own; with flushes by the
             // queue, writes share them.
-            fua: disks.iter().all(|disk| disk.direct.is_some()),
+            fua: disks.iter().all(|disk| disk.is_direct()),
             ..Limits::default()
         }
     }
@@ -165,10 +194,9 @@ impl Device for FileDevice {
     }
 
     fn add_disk(&self, id: DiskId, disk: Box<dyn Any + Send>) -> io::Result<()> {
-        let Ok(mut disk) = disk.downcast::<FileDisk>() else {
+        let Ok(disk) = disk.downcast::<FileDisk>() else {
             return Err(io::Error::other("its queue has disks in files alone"));
         };
-        fit(&mut disk, self.shared.block);
         self.shared.set_disk(id, Some(Arc::from(disk)));
         Ok(())
     }
@@ -241,19 +269,6 @@ impl Allocation for FileDevice {
     }
 }
 
-/// Makes a disk use the page cache if its direct I/O needs larger blocks than requests of its queue
-/// may be cut at.
-fn fit(disk: &mut FileDisk, block: u32) {
-    if disk.direct.is_some_and(|needs| needs.range > block) {
-        disk.use_page_cache();
-        tracing::warn!(
-            "file {:?}: goes through the page cache, since its queue has a disk with blocks of {block} bytes; \
-             give that one a queue= of its own",
-            disk.path
-        );
-    }
-}
-
 /// Most disks on one filesystem or device: memory for their lists is reserved from the start.
 const DISKS_MAX: usize = 1024;
 /// Most pieces of memory in one request: a row of the table of each slot.
@@ -264,5 +279,7 @@ pub(super) const ZEROES_BYTES: usize = 1 << 20;
 const DISCARD_MAX: u64 = 1 << 30;
 /// Largest zeroing in one request, in bytes: even if written out, it ends well within a time limit.
 const ZEROES_MAX: u64 = 256 << 20;
+/// The smallest logical block, in bytes.
+const LEAST_BLOCK: u32 = 512;
 /// The usual page and block size of filesystems, in bytes.
 const PHYSICAL_BLOCK: u32 = 4096;

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use blkmq_core::bio::Status;
 use blkmq_core::time::{Instant, Nanos};
@@ -16,7 +16,10 @@ use blkmq_host::device::{Extent, FileId, State};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::bounce::BLOCK_BYTES_MAX;
 use super::lock::Lock;
+use super::locks::BlockLocks;
+use super::open;
 use super::pieces::{Piece, PieceSize};
 use super::syncs::Syncs;
 
@@ -33,8 +36,13 @@ pub struct FileDisk {
     pub(super) block_size: u32,
     pub(super) read_only: bool,
     pub(super) device: Backing,
-    /// The alignments of direct I/O; `None` where the disk uses the page cache.
-    pub(super) direct: Option<Alignment>,
+    /// The alignments of direct I/O when the disk was opened; `None` where it uses the page cache.
+    direct: Option<Alignment>,
+    /// What ranges must be aligned to now, which may grow while the file is served (a clone of it was made); 1 with the
+    /// page cache. Relaxed throughout: requests that come too early fail, and are repeated.
+    range: AtomicU32,
+    /// The blocks that small requests change.
+    pub(super) locks: BlockLocks,
     /// Submitting a request may block, whatever the kernel was asked for: see [`may_block`].
     pub(super) may_block: bool,
     /// Its data is in memory, so that a read is a copy and never waits: see [`is_in_memory`].
@@ -103,6 +111,8 @@ impl FileDisk {
             read_only: false,
             device,
             direct: None,
+            range: AtomicU32::new(1),
+            locks: BlockLocks::default(),
             lacks: Lacks::default(),
             piece_size: PieceSize::new(),
             syncs: Syncs::new(),
@@ -136,9 +146,14 @@ impl FileDisk {
     pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
         let size = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
         let new = wanted.unwrap_or(0).max(size);
-        if new > self.size() && !new.is_multiple_of(self.block_size.into()) {
-            let what = format!("size {new} is no multiple of the block size {}", self.block_size);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        for (what, block) in [
+            ("block size", self.block_size),
+            ("blocks that direct I/O needs here,", self.range()),
+        ] {
+            if new > self.size() && !new.is_multiple_of(block.into()) {
+                let what = format!("size {new} is no multiple of the {what} {block}");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
         }
         if i64::try_from(new).is_err() {
             return Err(io::Error::other(format!(
@@ -178,7 +193,54 @@ impl FileDisk {
 
     /// Returns the alignments of direct I/O, if requests bypass the page cache.
     pub fn direct(&self) -> Option<Alignment> {
-        self.direct
+        let range = self.range();
+        self.direct.map(|found| Alignment { range, ..found })
+    }
+
+    /// Sets how requests bypass the page cache, if they do.
+    pub(super) fn set_alignment(&mut self, direct: Option<Alignment>) {
+        self.direct = direct;
+        *self.range.get_mut() = direct.map_or(1, |needs| needs.range);
+    }
+
+    /// Returns whether requests bypass the page cache.
+    #[inline]
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// What offsets and lengths must be multiples of, in bytes: a power of two.
+    #[inline]
+    pub(super) fn range(&self) -> u32 {
+        self.range.load(Ordering::Relaxed)
+    }
+
+    /// Sets what offsets and lengths must be multiples of.
+    pub(super) fn set_range(&self, range: u32) {
+        self.range.store(range, Ordering::Relaxed);
+    }
+
+    /// Returns whether a range has to be widened to whole blocks of direct I/O.
+    #[inline]
+    pub(super) fn is_odd(&self, offset: u64, len: u64) -> bool {
+        (offset | len) & (u64::from(self.range()) - 1) != 0
+    }
+
+    /// Asks what direct I/O needs now. Blocks beyond the end of the disk would lengthen the file, so what its size is no
+    /// multiple of is not adopted.
+    pub(super) fn look_at_alignment(&self) {
+        let found = self.direct.and_then(|_| open::announced_alignment(&self.file));
+        let Some(range) = found.map(|found| found.range) else {
+            return;
+        };
+        if range > self.range() && range <= BLOCK_BYTES_MAX && self.size().is_multiple_of(range.into()) {
+            self.set_range(range);
+            tracing::info!(
+                "file {:?}: direct I/O needs blocks of {range} bytes from now on, as after a clone; smaller requests read \
+                 and write whole ones",
+                self.path
+            );
+        }
     }
 
     /// Returns the device whose capacity the disk uses.
@@ -223,6 +285,7 @@ impl FileDisk {
         }
         self.look_due.store(now.0 + LOOK_PERIOD.0, Ordering::Relaxed);
         self.look_at_end();
+        self.look_at_alignment();
     }
 
     /// Looks whether the file ends before the disk does. Data behind its end is lost, and would read as zeroes once a write

@@ -18,8 +18,9 @@ use io_uring::{opcode, squeue};
 use super::bounce::Bounces;
 use super::device::{Disks, SEGMENTS_MAX, Shared, ZEROES_BYTES};
 use super::disk::FileDisk;
+use super::locks::Announced;
 use super::polled::Polled;
-use super::slot::{Memory, Next, PAUSES_MAX, Slot, Step};
+use super::slot::{Hold, Memory, Next, PAUSES_MAX, Slot, Step};
 use super::sys::{self, Vectors};
 
 /// The driver's side of one hardware context.
@@ -38,6 +39,12 @@ pub(super) struct FileHctx {
     /// Taken by [`Drop`] when the kernel may still use it; otherwise always there.
     ring_memory: Option<RingMemory>,
     in_flight: u32,
+    /// The writes under way, for others to see.
+    announced: Arc<Announced>,
+    /// Requests that wait for blocks of their disk or for an area, in order of arrival.
+    waiting: Vec<usize>,
+    /// The timer after which they are tried again is set.
+    is_timer_set: bool,
     /// Requests that the latest reap found to have failed, and the bytes transferred before the
     /// failure.
     partial: Vec<(Cookie, u64)>,
@@ -57,9 +64,8 @@ struct RingMemory {
 pub(super) struct Target {
     fd: i32,
     flags: squeue::Flags,
-    /// Bits that an address or a length must not have set for direct I/O; 0 with the page cache.
+    /// Bits that an address must not have set for direct I/O; 0 with the page cache.
     memory_mask: u64,
-    length_mask: u64,
 }
 
 impl FileHctx {
@@ -78,6 +84,9 @@ impl FileHctx {
             ring_memory: Some(ring_memory),
             partial: Vec::with_capacity(depth as usize),
             in_flight: 0,
+            announced: device.add_announced(depth),
+            waiting: Vec::with_capacity(depth as usize),
+            is_timer_set: false,
             pushed: 0,
             completions: Vec::with_capacity(depth as usize),
             device,
@@ -120,7 +129,7 @@ impl FileHctx {
             return Err(Issued::Done(status));
         }
         if slot.step == Step::Transfer {
-            slot.memory = self.memory_of(rq, number)?;
+            slot.memory = self.memory_of(rq, &mut slot, number)?;
         }
         let disk = self.disks.of(slot.disk);
         // A scheduler needs a drive that is busy for a while: else there is nothing to hold back.
@@ -131,8 +140,11 @@ impl FileHctx {
         let polled = self.polled.as_ref();
         slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
         self.slots[number] = slot;
-        self.push(number, now);
         self.in_flight += 1;
+        match self.may_go(number) {
+            true => self.push(number, now),
+            false => self.wait(number),
+        }
         Ok(())
     }
 
@@ -154,18 +166,30 @@ impl FileHctx {
 
     /// Decides which memory the kernel is to use for a transfer.
     #[inline]
-    fn memory_of(&mut self, rq: &Request, number: usize) -> Result<Memory, Issued> {
+    fn memory_of(&mut self, rq: &Request, slot: &mut Slot, number: usize) -> Result<Memory, Issued> {
         let target = self.targets[rq.disk().index()];
+        let disk = self.disks.of(slot.disk);
+        let (block, is_odd) = (disk.range(), disk.is_odd(rq.offset(), rq.len()));
         if let Some(piece) = rq.single_piece()
             && u64::from(piece.len()) == rq.len()
             && target.can_use(piece)
+            && !is_odd
         {
             return Ok(Memory::Flat(piece));
         }
-        self.memory_of_pieces(rq, number, target)
+        self.memory_of_pieces(rq, slot, number, block, is_odd)
     }
 
-    fn memory_of_pieces(&mut self, rq: &Request, number: usize, target: Target) -> Result<Memory, Issued> {
+    fn memory_of_pieces(
+        &mut self,
+        rq: &Request,
+        slot: &mut Slot,
+        number: usize,
+        block: u32,
+        is_odd: bool,
+    ) -> Result<Memory, Issued> {
+        let target = self.targets[rq.disk().index()];
+        let length_mask = u64::from(block) - 1;
         let vectors = &mut ring_memory(&mut self.ring_memory).vectors;
         let first = number * SEGMENTS_MAX;
         let (mut count, mut len, mut usable) = (0, 0, true);
@@ -175,21 +199,24 @@ impl FileHctx {
             }
             count += 1;
             len += u64::from(piece.len());
-            usable &= target.can_use(piece);
+            usable &= target.can_use(piece) && u64::from(piece.len()) & length_mask == 0;
         });
         if len != rq.len() || count > SEGMENTS_MAX {
             return Err(Issued::Done(Status::Invalid));
         }
         let row = first..first + count;
-        if usable {
+        if usable && !is_odd {
             return Ok(Memory::List(row));
         }
+        if is_odd {
+            slot.widen(block);
+        }
         let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
-        let Some(area) = bounces.take(len) else {
+        let Some(area) = bounces.take(slot.len) else {
             // All areas belong to requests in flight here, each of which will return one.
             return Err(Issued::DeviceResource);
         };
-        if rq.op() == Op::Write {
+        if rq.op() == Op::Write && !is_odd {
             vectors.gather(row.clone(), bounces.lend(area, 0..len));
         }
         Ok(Memory::Bounced(area, row))
@@ -210,7 +237,7 @@ impl FileHctx {
                 .build()
         };
         let entry = match slot.step {
-            Step::Transfer => self.transfer(slot, fd, offset),
+            Step::Fetch | Step::Transfer => self.transfer(slot, fd, offset),
             Step::Punch => zeroing(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
             Step::ZeroRange => zeroing(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
             Step::WriteOut => {
@@ -241,8 +268,11 @@ impl FileHctx {
                 flat(slot.op, fd, rest, offset, rw_flags)
             }
             Memory::Bounced(area, _) => {
-                let rest = ring_memory.bounces.lend(*area, slot.moved..slot.len);
-                flat(slot.op, fd, rest, offset, rw_flags)
+                let rest = ring_memory.bounces.lend(*area, slot.moved..slot.step_end());
+                match slot.step {
+                    Step::Fetch => flat(Op::Read, fd, rest, offset, 0),
+                    _ => flat(slot.op, fd, rest, offset, rw_flags),
+                }
             }
             Memory::List(row) => {
                 let (address, count) = (ring_memory.vectors.address(row), row.len() as u32);
@@ -262,7 +292,7 @@ impl FileHctx {
     fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
         let slot = &mut self.slots[number];
         let disk = self.disks.of(slot.disk);
-        let was_polled = slot.is_polled;
+        let (was_polled, step) = (slot.is_polled, slot.step);
         let next = slot.take_result(result, disk, now);
         if was_polled && let Some(polled) = &mut self.polled {
             polled.completed(matches!(next, Next::End(_)));
@@ -274,24 +304,163 @@ impl FileHctx {
                         .vectors
                         .advance(row, moved as usize);
                 }
+                if (step, slot.step) == (Step::Fetch, Step::Transfer) {
+                    self.change(number);
+                }
                 self.push(number, now);
                 None
             }
-            Next::End(status) => {
-                let slot = std::mem::replace(slot, Slot::IDLE);
-                if status.is_ok() {
-                    disk.note_success(now);
-                }
-                self.in_flight -= 1;
-                if !status.is_ok() && slot.keeps_what_moved() {
-                    self.partial.push((slot.cookie, slot.moved));
-                }
-                self.end_bounce(&slot, status);
-                Some(Done {
-                    cookie: slot.cookie,
-                    status,
-                })
+            Next::Widen => {
+                self.widen(number);
+                None
             }
+            Next::End(status) => Some(self.end(number, status, now)),
+        }
+    }
+
+    /// Ends a request.
+    fn end(&mut self, number: usize, status: Status, now: Instant) -> Done {
+        self.release(number);
+        let slot = std::mem::replace(&mut self.slots[number], Slot::IDLE);
+        if status.is_ok() {
+            self.disks.of(slot.disk).note_success(now);
+        }
+        self.in_flight -= 1;
+        if !status.is_ok() && slot.keeps_what_moved() {
+            self.partial.push((slot.cookie, slot.moved));
+        }
+        self.end_bounce(&slot, status);
+        Done {
+            cookie: slot.cookie,
+            status,
+        }
+    }
+
+    /// Puts the client's data over what was read of the blocks around it.
+    fn change(&mut self, number: usize) {
+        let slot = &self.slots[number];
+        if let Memory::Bounced(area, row) = &slot.memory {
+            let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
+            vectors.gather(row.clone(), bounces.lend(*area, slot.data.clone()));
+        }
+    }
+
+    /// Begins a request again with whole blocks of direct I/O, as soon as it gets an area and the blocks.
+    #[cold]
+    fn widen(&mut self, number: usize) {
+        self.release(number);
+        let slot = &mut self.slots[number];
+        let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
+        slot.narrow();
+        let row = match std::mem::take(&mut slot.memory) {
+            Memory::Flat(piece) => {
+                let first = number * SEGMENTS_MAX;
+                vectors.set(first, piece.part(piece.len() - slot.len as u32, piece.len()));
+                first..first + 1
+            }
+            Memory::List(row) => row,
+            Memory::Bounced(area, row) => {
+                bounces.put(area);
+                row
+            }
+            Memory::None => unreachable!("a transfer without memory"),
+        };
+        slot.memory = Memory::List(row);
+        slot.widen(self.disks.of(slot.disk).range());
+        self.wait(number);
+    }
+
+    /// Returns whether a request may go on: nobody else reads, changes and writes blocks that it writes.
+    #[inline]
+    fn may_go(&mut self, number: usize) -> bool {
+        let slot = &mut self.slots[number];
+        let disk = self.disks.of(slot.disk);
+        if !slot.op.is_write() || !disk.is_direct() {
+            return true;
+        }
+        if slot.block == 0 {
+            let range = slot.range();
+            self.announced.announce(number, slot.disk, &range);
+            if disk.locks.are_free(&range) {
+                slot.hold = Hold::Announced;
+                return true;
+            }
+            self.announced.withdraw(number);
+        }
+        self.has_turn(number)
+    }
+
+    /// Returns whether a request that has to wait has waited long enough.
+    #[cold]
+    fn has_turn(&mut self, number: usize) -> bool {
+        let slot = &mut self.slots[number];
+        if let Memory::List(row) = &slot.memory
+            && slot.block > 0
+        {
+            let Some(area) = ring_memory(&mut self.ring_memory).bounces.take(slot.len) else {
+                return false;
+            };
+            slot.memory = Memory::Bounced(area, row.clone());
+        }
+        if !slot.op.is_write() {
+            return true;
+        }
+        let (disk, range) = (self.disks.of(slot.disk), slot.range());
+        let ticket = match slot.hold {
+            Hold::Listed(ticket) => ticket,
+            Hold::None | Hold::Announced => disk.locks.enter(range.clone()),
+        };
+        slot.hold = Hold::Listed(ticket);
+        let is_alone = slot.block == 0 || !self.device.writes_overlap(DiskId(slot.disk), &range);
+        is_alone && disk.locks.is_first(ticket, &range)
+    }
+
+    /// Has a request wait until [`Self::retry`].
+    #[cold]
+    fn wait(&mut self, number: usize) {
+        self.slots[number].is_polled = false;
+        self.waiting.push(number);
+        self.set_timer();
+    }
+
+    /// Others' requests end without notice.
+    fn set_timer(&mut self) {
+        if !self.is_timer_set && !self.waiting.is_empty() {
+            self.is_timer_set = true;
+            sys::push(
+                &self.ring_client,
+                opcode::Timeout::new(&AWAIT_BLOCKS).build(),
+                BLOCKS,
+            );
+        }
+    }
+
+    /// Goes on with the requests that have waited long enough.
+    #[cold]
+    fn retry(&mut self, now: Instant, done: &mut Vec<Done>) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|&number| {
+            if self.slots[number].is_cancelled {
+                done.push(self.end(number, Status::Timeout, now));
+            } else if self.has_turn(number) {
+                self.push(number, now);
+            } else {
+                return true;
+            }
+            false
+        });
+        self.waiting = waiting;
+        self.set_timer();
+    }
+
+    /// Others may have the blocks of a write.
+    #[inline]
+    fn release(&mut self, number: usize) {
+        let slot = &mut self.slots[number];
+        match std::mem::replace(&mut slot.hold, Hold::None) {
+            Hold::None => {}
+            Hold::Announced => self.announced.withdraw(number),
+            Hold::Listed(ticket) => self.disks.of(slot.disk).locks.leave(ticket),
         }
     }
 
@@ -302,7 +471,7 @@ impl FileHctx {
         };
         let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
         if slot.op == Op::Read && status.is_ok() {
-            vectors.scatter(row.clone(), bounces.lend(*area, 0..slot.len));
+            vectors.scatter(row.clone(), bounces.lend(*area, slot.data.clone()));
         }
         bounces.put(*area);
     }
@@ -345,11 +514,16 @@ impl HctxDriver for FileHctx {
             polled.look(&mut completions);
         }
         for completion in completions.drain(..) {
-            if completion.user != CANCEL {
-                done.extend(self.take_result(completion.user as usize, completion.result, now));
+            match completion.user {
+                CANCEL => {}
+                BLOCKS => self.is_timer_set = false,
+                user => done.extend(self.take_result(user as usize, completion.result, now)),
             }
         }
         self.completions = completions;
+        if !self.waiting.is_empty() {
+            self.retry(now, done);
+        }
         if let Some(polled) = &mut self.polled {
             let ended = polled.take_ended();
             if ended > 0 {
@@ -413,6 +587,7 @@ impl HctxDriver for FileHctx {
 
 impl Drop for FileHctx {
     fn drop(&mut self) {
+        self.device.remove_announced(&self.announced);
         if self.in_flight > 0 {
             tracing::error!(
                 "file driver: a hardware context ends with {} requests under way; the memory they use is not freed",
@@ -437,7 +612,6 @@ impl Target {
         fd: -1,
         flags: squeue::Flags::empty(),
         memory_mask: 0,
-        length_mask: 0,
     };
 
     pub(super) fn new(disk: &FileDisk, ring: &RingHandle) -> Self {
@@ -450,12 +624,10 @@ impl Target {
             true => flags | squeue::Flags::ASYNC,
             false => flags,
         };
-        let mask = |bytes: u32| u64::from(bytes) - 1;
         Self {
             fd,
             flags,
-            memory_mask: disk.direct.map_or(0, |needs| mask(needs.memory)),
-            length_mask: disk.direct.map_or(0, |needs| mask(needs.range)),
+            memory_mask: disk.direct().map_or(0, |needs| u64::from(needs.memory) - 1),
         }
     }
 
@@ -466,10 +638,9 @@ impl Target {
         }
     }
 
-    /// Returns whether the kernel can use a piece of memory as it is.
+    /// Returns whether the kernel can use memory at the address of a piece.
     fn can_use(&self, piece: Lent) -> bool {
         piece.start().as_ptr().addr() as u64 & self.memory_mask == 0
-            && u64::from(piece.len()) & self.length_mask == 0
     }
 }
 
@@ -500,16 +671,22 @@ fn ring_memory(ring_memory: &mut Option<RingMemory>) -> &mut RingMemory {
 
 /// How long a sync waits before it checks again for those that overlapped it.
 static AWAIT_SYNCS: Timespec = Timespec::new().nsec(100_000);
+/// How long requests wait at most before they look again for those of other reactors that write to the same blocks.
+static AWAIT_BLOCKS: Timespec = Timespec::new().nsec(100_000);
 /// How long a step waits that the system had no resources for: 1 to 128 ms.
 static PAUSES: [Timespec; PAUSES_MAX] = pauses();
 /// User data of a cancellation, distinct from all tags.
 const CANCEL: u64 = USER_MAX;
+/// User data of the timer for requests that wait for blocks.
+const BLOCKS: u64 = USER_MAX - 1;
 /// Most entries that are submitted together. More save system calls, but leave the device idle:
 /// prepared all at once, a batch of 31 reached it about 30 µs late.
 const SUBMIT_AT: u32 = 8;
 
 #[cfg(test)]
 mod full_tests;
+#[cfg(test)]
+mod odd_tests;
 #[cfg(test)]
 mod polled_tests;
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod driver;
 mod error;
 mod hctx;
 mod lock;
+mod locks;
 mod open;
 mod pieces;
 mod polled;

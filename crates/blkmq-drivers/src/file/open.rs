@@ -13,6 +13,7 @@ use blkmq_host::device::FileId;
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
+use super::bounce::BLOCK_BYTES_MAX;
 use super::config::{Direct, FileConfig};
 use super::disk::{Alignment, Backing, FileDisk};
 use super::error::FileError;
@@ -55,32 +56,32 @@ impl FileDisk {
         let mut disk = FileDisk::new(file, config.path.clone(), size, 0, device);
         disk.lock = lock;
         disk.read_only = config.read_only;
-        disk.block_size = choose_block_size(&disk, config, direct.as_ref().ok())?;
+        disk.block_size = choose_block_size(&disk, config)?;
         disk.settle_direct(config, direct)?;
         let can_punch = disk.read_only || can_punch(&disk);
         disk.lacks.punching.store(!can_punch, Ordering::Relaxed);
         Ok(disk)
     }
 
-    /// Bypasses the page cache if that was found to work and suits the block size.
+    /// Bypasses the page cache if that was found to work and suits the size.
     fn settle_direct(
         &mut self,
         config: &FileConfig,
         found: Result<Alignment, String>,
     ) -> Result<(), FileError> {
-        let block = self.block_size;
+        let size = self.size();
         let suited = found.and_then(|found| {
-            if found.range <= block {
+            if size.is_multiple_of(found.range.into()) && found.range <= BLOCK_BYTES_MAX {
                 return Ok(found);
             }
             Err(format!(
-                "the block size {block} is smaller than the {} that direct I/O needs here",
+                "the size {size} is no multiple of the {} bytes that direct I/O needs here",
                 found.range
             ))
         });
         match suited {
             Ok(alignment) => {
-                self.direct = Some(alignment);
+                self.set_alignment(Some(alignment));
                 return Ok(());
             }
             Err(reason) if config.direct == Direct::On => {
@@ -100,8 +101,8 @@ impl FileDisk {
     }
 
     /// Uses the page cache from now on.
-    pub(super) fn use_page_cache(&mut self) {
-        self.direct = None;
+    fn use_page_cache(&mut self) {
+        self.set_alignment(None);
         // Clearing the flag of an open file does not fail.
         let cleared = set_direct(&self.file, false);
         debug_assert!(cleared.is_ok(), "{cleared:?}");
@@ -256,13 +257,9 @@ fn measured_size(file: &File, config: &FileConfig) -> Result<u64, FileError> {
     }
 }
 
-/// Chooses the configured block size, or the one of direct I/O if the size allows it, and checks
-/// it.
-fn choose_block_size(
-    disk: &FileDisk,
-    config: &FileConfig,
-    direct: Option<&Alignment>,
-) -> Result<u32, FileError> {
+/// Chooses the configured block size, or a device's sector, and checks it. What direct I/O needs is no property of the
+/// disk: another filesystem, or a clone of the file, needs something else for the same content.
+fn choose_block_size(disk: &FileDisk, config: &FileConfig) -> Result<u32, FileError> {
     let path = || config.path.clone();
     let sector = if disk.is_block_device() {
         let sector = rustix::fs::ioctl_blksszget(&disk.file);
@@ -270,13 +267,7 @@ fn choose_block_size(
     } else {
         LEAST_BLOCK
     };
-    let preferred = direct.map_or(LEAST_BLOCK, |found| found.range).max(sector);
-    let by_default = if disk.size().is_multiple_of(u64::from(preferred)) {
-        preferred
-    } else {
-        sector
-    };
-    let block = config.block_size.unwrap_or(by_default);
+    let block = config.block_size.unwrap_or(sector);
     if block < sector {
         return Err(FileError::BlockTooSmall {
             path: path(),
@@ -316,14 +307,8 @@ fn direct_alignment(
 /// Returns the alignments that the kernel reports for direct I/O, or the usual ones if it reports
 /// none.
 fn announced_alignments(file: &File, device: Backing) -> Vec<Alignment> {
-    let statx = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
-    if let Ok(statx) = statx
-        && StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN)
-        && statx.stx_dio_offset_align > 0
-    {
-        let range = statx.stx_dio_offset_align.max(LEAST_BLOCK);
-        let memory = statx.stx_dio_mem_align.max(1);
-        return vec![Alignment { memory, range }];
+    if let Some(alignment) = announced_alignment(file) {
+        return vec![alignment];
     }
     if let (Backing::Block(_), Ok(sector)) = (device, rustix::fs::ioctl_blksszget(file)) {
         return vec![Alignment {
@@ -336,6 +321,16 @@ fn announced_alignments(file: &File, device: Backing) -> Vec<Alignment> {
         range: bytes,
     });
     usual.into()
+}
+
+/// Returns the alignment that the kernel reports for direct I/O.
+pub(super) fn announced_alignment(file: &File) -> Option<Alignment> {
+    let statx = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+    let is_known = StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN);
+    (is_known && statx.stx_dio_offset_align > 0).then(|| Alignment {
+        memory: statx.stx_dio_mem_align.max(1),
+        range: statx.stx_dio_offset_align.max(LEAST_BLOCK),
+    })
 }
 
 /// Returns whether holes can be made, unless that cannot be found out. A filesystem is asked for
@@ -484,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_io_is_off_when_asked_for_or_when_blocks_are_too_small() {
+    fn direct_io_is_off_when_asked_for_or_when_the_size_is_no_whole_blocks() {
         let path = scratch_file("direct", 8192);
         let off = FileConfig {
             direct: Direct::Off,
@@ -499,20 +494,22 @@ mod tests {
         );
         drop(disk);
         let mut disk = FileDisk::open(&config(&path)).unwrap();
-        disk.block_size = 512;
-        let coarse = Ok(Alignment {
-            memory: 512,
-            range: 4096,
-        });
-        disk.settle_direct(&config(&path), coarse.clone()).unwrap();
+        let coarse = |range| Ok(Alignment { memory: 512, range });
+        disk.settle_direct(&config(&path), coarse(4096)).unwrap();
+        assert_eq!(disk.direct(), coarse(4096).ok());
+        assert_eq!(disk.block_size(), 512, "whatever direct I/O needs");
+        disk.settle_direct(&config(&path), coarse(16384)).unwrap();
         assert_eq!(disk.direct(), None);
         let forced = FileConfig {
             direct: Direct::On,
             ..config(&path)
         };
-        let message = disk.settle_direct(&forced, coarse).unwrap_err().to_string();
+        let message = disk
+            .settle_direct(&forced, coarse(16384))
+            .unwrap_err()
+            .to_string();
         assert!(
-            message.contains("direct=on rejected: the block size 512 is smaller than the 4096"),
+            message.contains("direct=on rejected: the size 8192 is no multiple of the 16384 bytes"),
             "{message}"
         );
     }

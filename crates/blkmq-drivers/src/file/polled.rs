@@ -135,10 +135,10 @@ impl FileDisk {
     }
 
     fn try_polling(&self) -> Result<(), String> {
-        let Some(alignment) = self.direct else {
+        if !self.is_direct() {
             return Err("it goes through the page cache".to_owned());
-        };
-        let read = self.read_polled(alignment.range as usize);
+        }
+        let read = self.read_polled(self.range() as usize);
         match read.map_err(|error| error.raw_os_error()) {
             Err(Some(libc::EOPNOTSUPP)) => return Err("its device has no poll queues".to_owned()),
             Err(errno) => {

@@ -2,6 +2,7 @@
 //! a short transfer, a retry, or the end. `hctx` turns each step into an entry of the ring.
 //!
 //! ```text
+//!  small write ─► Fetch ─► Transfer                (what the blocks have besides, see `locks`)
 //!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again; FUA through the page cache: Sync behind)
 //!  flush ───────► Sync ─────┤                     (others overlapped it: AwaitSyncs behind)
 //!  discard ─────► Punch ────┼─► end               (piece by piece, as all zeroing; not supported: nothing to do)
@@ -24,6 +25,7 @@ use blkmq_core::time::Instant;
 
 use super::bounce::Area;
 use super::disk::FileDisk;
+use super::locks::Ticket;
 use super::pieces::Piece;
 use super::syncs::{Begun, Fence};
 use super::sys;
@@ -34,6 +36,8 @@ pub(super) enum Step {
     /// There is no request.
     #[default]
     Idle,
+    /// The first and the last block of a write that does not fill them are read.
+    Fetch,
     /// Data moves between memory and file.
     Transfer,
     /// A hole is made.
@@ -81,6 +85,12 @@ pub(super) struct Slot {
     pub(super) len: u64,
     /// Bytes that are done.
     pub(super) moved: u64,
+    /// The blocks of direct I/O to which offset and length were widened; 0 if they were not.
+    pub(super) block: u64,
+    /// Where the client's data is in the area of a request that has one.
+    pub(super) data: Range<u64>,
+    /// How others know that it writes its range.
+    pub(super) hold: Hold,
     pub(super) memory: Memory,
     /// What the kernel discards or zeroes now.
     pub(super) piece: Piece,
@@ -89,11 +99,24 @@ pub(super) struct Slot {
     fence: Fence,
 }
 
+/// How others know of a write through direct I/O; see `locks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// They do not.
+    None,
+    /// It is announced.
+    Announced,
+    /// It is in the disk's list.
+    Listed(Ticket),
+}
+
 /// What follows a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Push an entry for the slot's step; this many more bytes are done.
     Submit(u64),
+    /// Direct I/O needs larger blocks than it did: begin again with whole ones.
+    Widen,
     /// The request has ended.
     End(Status),
 }
@@ -113,6 +136,9 @@ impl Slot {
         offset: 0,
         len: 0,
         moved: 0,
+        block: 0,
+        data: 0..0,
+        hold: Hold::None,
         memory: Memory::None,
         piece: Piece::whole(0),
         sync: None,
@@ -135,7 +161,7 @@ impl Slot {
     /// steps are requested apart: the result of the write concerns this request, and that of the
     /// sync behind it concerns the disk.
     pub(super) fn is_forced(&self, disk: &FileDisk) -> bool {
-        self.op == Op::Write && self.flags.has(Flags::FUA) && disk.direct.is_some()
+        self.op == Op::Write && self.flags.has(Flags::FUA) && disk.is_direct()
     }
 
     /// Makes the slot of a request that has not been started.
@@ -147,7 +173,52 @@ impl Slot {
             disk: rq.disk().0,
             offset: rq.offset(),
             len: rq.len(),
+            data: 0..rq.len(),
             ..Self::IDLE
+        }
+    }
+
+    /// Its range.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+
+    /// Widens a read or write to whole blocks.
+    pub(super) fn widen(&mut self, block: u32) {
+        let (block, own) = (u64::from(block), self.range());
+        self.offset -= self.offset % block;
+        self.len = own.end.next_multiple_of(block) - self.offset;
+        self.data = own.start - self.offset..own.end - self.offset;
+        self.block = block;
+        self.moved = 0;
+        if self.op == Op::Write {
+            self.step = Step::Fetch;
+            self.moved = if self.data.start > 0 { 0 } else { self.len - block };
+        }
+    }
+
+    /// Narrows a read or write to what is not done of the client's range.
+    pub(super) fn narrow(&mut self) {
+        match self.memory {
+            Memory::Bounced(..) => {
+                self.offset += self.data.start;
+                self.len = self.data.end - self.data.start;
+            }
+            _ => {
+                self.offset += self.moved;
+                self.len -= self.moved;
+            }
+        }
+        (self.moved, self.data) = (0, 0..self.len);
+    }
+
+    /// Where what is read now of the blocks ends: with the first block, if only the last one is needed besides.
+    pub(super) fn fetch_end(&self) -> u64 {
+        let needs_last = self.data.end < self.len;
+        let is_apart = self.moved < self.block && self.len > 2 * self.block;
+        match self.data.start > 0 && (is_apart || !needs_last) {
+            true => self.block,
+            false => self.len,
         }
     }
 
@@ -195,6 +266,7 @@ impl Slot {
             return self.repeat_or_end(disk);
         }
         match -result {
+            libc::EINVAL if self.needs_wider(disk) => return Next::Widen,
             libc::EOPNOTSUPP if self.is_polled => {
                 disk.lacks.polling.store(true, Ordering::Relaxed);
                 return self.repeat();
@@ -212,7 +284,7 @@ impl Slot {
             _ => {}
         }
         match self.step {
-            Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
+            Step::Fetch | Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
             Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
             Step::Sync => {
                 disk.flush_failed
@@ -226,6 +298,15 @@ impl Slot {
             Step::AwaitSyncs => self.await_syncs(disk),
             Step::Idle => unreachable!("a completion for an idle slot"),
         }
+    }
+
+    /// Returns whether a refused transfer is not aligned to what direct I/O needs by now.
+    fn needs_wider(&self, disk: &FileDisk) -> bool {
+        if !matches!(self.step, Step::Fetch | Step::Transfer) || self.is_cancelled {
+            return false;
+        }
+        disk.look_at_alignment();
+        disk.is_odd(self.offset + self.moved, self.len - self.moved)
     }
 
     /// The step is due again, after a pause.
@@ -309,20 +390,27 @@ impl Slot {
 
     fn take_moved(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         let Ok(moved) = u64::try_from(result) else {
-            if self.op == Op::Write && self.flags.has(Flags::FUA) && !is_no_room(-result) {
+            if self.op == Op::Write
+                && self.flags.has(Flags::FUA)
+                && self.step != Step::Fetch
+                && !is_no_room(-result)
+            {
                 // The kernel may have synced the file for this write, and reported only here that
                 // an earlier write was lost.
                 disk.flush_failed.store(true, Ordering::Relaxed);
             }
             return self.fail(-result, disk, now);
         };
-        let left = self.len - self.moved;
-        if moved >= left {
-            self.moved = self.len;
-            return self.end_of_change(disk);
+        let end = self.step_end();
+        if moved >= end - self.moved {
+            self.moved = end;
+            return match self.step {
+                Step::Fetch => self.end_of_fetch(),
+                _ => self.end_of_change(disk),
+            };
         }
         // A short transfer that direct I/O cannot continue is repeated from the last whole block.
-        let block = disk.direct.map_or(1, |needs| u64::from(needs.range));
+        let block = u64::from(disk.range());
         let moved = moved - moved % block;
         if moved == 0 {
             disk.look_at_end();
@@ -336,6 +424,24 @@ impl Slot {
             return Next::End(Status::Timeout);
         }
         Next::Submit(moved)
+    }
+
+    /// Where the transfer of the present step ends, in bytes of the request.
+    pub(super) fn step_end(&self) -> u64 {
+        match self.step {
+            Step::Fetch => self.fetch_end(),
+            _ => self.len,
+        }
+    }
+
+    /// Reads the last block, or writes what was read and changed.
+    fn end_of_fetch(&mut self) -> Next {
+        if self.moved < self.len && self.data.end < self.len {
+            self.moved = self.len - self.block;
+        } else {
+            (self.step, self.moved) = (Step::Transfer, 0);
+        }
+        Next::Submit(0)
     }
 
     fn take_zeroed(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
@@ -395,7 +501,7 @@ impl Slot {
 
     fn doing(&self) -> &'static str {
         match (self.step, self.op) {
-            (Step::Transfer, Op::Read) => "read",
+            (Step::Transfer, Op::Read) | (Step::Fetch, _) => "read",
             (Step::Transfer | Step::WriteOut, _) => "write",
             (Step::Sync | Step::AwaitSyncs, _) => "flush",
             (_, Op::Discard) => "discard",

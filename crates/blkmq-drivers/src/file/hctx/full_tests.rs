@@ -25,6 +25,11 @@ impl Mounted {
         Self::mount(name, &["-t", "ext4", "-o", "loop", image.to_str()?])
     }
 
+    /// Mounts what lies on a block device, or says aloud why not.
+    pub(super) fn device(name: &str, device: &str) -> Option<Self> {
+        Self::mount(name, &[device])
+    }
+
     fn mount(name: &str, options: &[&str]) -> Option<Self> {
         let path = std::env::temp_dir().join(format!("blkmq-test-{}-{name}", std::process::id()));
         std::fs::create_dir(&path).unwrap();

@@ -27,10 +27,10 @@ fn slot(op: Op, flags: Flags) -> Slot {
 #[test]
 fn a_short_transfer_goes_on_from_the_last_whole_block() {
     let mut disk = disk("short", false);
-    disk.direct = Some(Alignment {
+    disk.set_alignment(Some(Alignment {
         memory: 512,
         range: 512,
-    });
+    }));
     let mut slot = slot(Op::Read, Flags::NONE);
     assert_eq!(slot.start(&disk), None);
     assert_eq!(slot.take_result(4096 + 100, &disk, NOW), Next::Submit(4096));
@@ -224,10 +224,10 @@ fn a_flush_that_overlaps_another_that_goes_well_ends_after_it() {
 fn after_a_failed_fua_write_no_flush_succeeds_unless_there_was_just_no_room() {
     for (errno, flush) in [(libc::EIO, Some(Status::Io)), (libc::ENOSPC, None)] {
         let mut disk = disk(&format!("fua-{errno}"), false);
-        disk.direct = Some(Alignment {
+        disk.set_alignment(Some(Alignment {
             memory: 512,
             range: 512,
-        });
+        }));
         let mut write = slot(Op::Write, Flags::FUA);
         write.start(&disk);
         assert!(matches!(write.take_result(-errno, &disk, NOW), Next::End(status) if !status.is_ok()));
