@@ -17,6 +17,8 @@ use blkmq_host::device::{Allocation, Extent};
 use blkmq_host::disk::{Disk, Tenant};
 use blkmq_host::service::Waker;
 
+use super::extents::in_blocks;
+
 /// The threads that look up, and the questions that wait. Bounded by the requests that connections
 /// may have under way.
 #[derive(Debug)]
@@ -71,6 +73,8 @@ pub(crate) struct Question {
     /// Most extents that the answer may have.
     pub(crate) max: usize,
     disk: DiskId,
+    /// The unit of the answer, in bytes.
+    block: u32,
     group: Tenant,
     allocation: Arc<dyn Allocation>,
     asker: Arc<Asker>,
@@ -291,6 +295,7 @@ impl Question {
             len: range.1,
             max,
             disk: disk.id,
+            block: disk.block_size,
             group: disk.tenant,
             allocation: Arc::clone(&disk.allocation),
             asker: Arc::clone(asker),
@@ -305,7 +310,9 @@ impl Question {
 
     fn look_up(&self, extents: &mut Vec<Extent>) -> io::Result<()> {
         let Self { offset, len, max, .. } = *self;
-        self.allocation.extents(self.disk, offset, len, max, extents)
+        self.allocation.extents(self.disk, offset, len, max, extents)?;
+        *extents = in_blocks(extents, offset, offset.saturating_add(len), self.block);
+        Ok(())
     }
 
     fn answer(self, extents: io::Result<Vec<Extent>>) {
@@ -403,6 +410,7 @@ mod tests {
                 len: 512,
                 max: 1,
                 disk: DiskId(0),
+                block: 512,
                 group: Tenant(0),
                 allocation: Arc::clone(&allocation),
                 asker: Arc::clone(&asker),

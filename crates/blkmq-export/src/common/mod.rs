@@ -30,6 +30,7 @@ mod credentials;
 pub(crate) mod descriptors;
 #[cfg(feature = "vhost-user")]
 pub(crate) mod dialer;
+mod extents;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod io_flusher;
 pub(crate) mod listener;
