@@ -10,6 +10,8 @@ use crate::bio::{Bio, Flags, Op, Status};
 pub struct Limits {
     /// Smallest unit of addressing: a power of two from 512 to 65536. Default 512.
     pub logical_block: u32,
+    /// Offsets and lengths need not be multiples of a block: the driver reads, changes and writes whole ones. Default false.
+    pub any_alignment: bool,
     /// Smallest unit the drive writes without reading first: a power of two, at least `logical_block`. Default 4096.
     pub physical_block: u32,
     /// Requests of this size and alignment cost the drive least, in bytes; 0 if it reports none. It is
@@ -46,6 +48,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             logical_block: 512,
+            any_alignment: false,
             physical_block: 4096,
             optimal_io: 0,
             transfer_max: 1 << 20,
@@ -133,6 +136,7 @@ impl Limits {
         let transfer_max = self.transfer_max.min(other.transfer_max);
         Self {
             logical_block,
+            any_alignment: self.any_alignment && other.any_alignment,
             physical_block: self.physical_block.max(other.physical_block),
             optimal_io: match (self.optimal_io, other.optimal_io) {
                 (0, one) | (one, 0) => one,
@@ -204,7 +208,10 @@ impl Limits {
                 Err(Status::Invalid)
             };
         }
-        let mask = u64::from(self.logical_block) - 1;
+        let mask = match self.any_alignment {
+            true => 0,
+            false => u64::from(self.logical_block) - 1,
+        };
         if bio.len == 0 || (bio.offset | bio.len) & mask != 0 {
             return Err(Status::Invalid);
         }

@@ -226,6 +226,7 @@ impl Control {
 pub fn limits(rng: &mut Rng) -> Limits {
     Limits {
         logical_block: 4096,
+        any_alignment: false,
         physical_block: 4096,
         optimal_io: 0,
         transfer_max: 4096 * rng.pick(&[4, 8, 16]),

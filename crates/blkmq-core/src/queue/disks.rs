@@ -51,11 +51,14 @@ impl DiskSlot {
         self.logical_block.load(Ordering::Relaxed) != 0
     }
 
-    fn local(&self) -> LocalDisk {
+    fn local(&self, any_alignment: bool) -> LocalDisk {
         LocalDisk {
             base: self.base(),
             size: self.size(),
-            block_mask: u64::from(self.logical_block.load(Ordering::Relaxed)).wrapping_sub(1),
+            block_mask: match any_alignment && self.is_there() {
+                true => 0,
+                false => u64::from(self.logical_block.load(Ordering::Relaxed)).wrapping_sub(1),
+            },
             is_read_only: self.is_read_only.load(Ordering::Relaxed),
         }
     }
@@ -77,7 +80,7 @@ impl Queue {
     /// The disks that bios may name now, by their ids.
     pub(crate) fn local_disks(&self) -> Vec<LocalDisk> {
         let fitted = self.disks.iter().take(self.fitted_disks());
-        fitted.map(DiskSlot::local).collect()
+        fitted.map(|disk| disk.local(self.limits.any_alignment)).collect()
     }
 
     /// How many disks there can be.

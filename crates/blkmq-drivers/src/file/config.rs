@@ -27,7 +27,7 @@ pub struct FileConfig {
     pub size: Option<u64>,
     /// Create the file with `size` bytes if it is missing. Default off.
     pub create: bool,
-    /// Logical block size in bytes. Default: what direct I/O needs, 512 at least.
+    /// Logical block size in bytes. Default: 512, or a block device's sector.
     pub block_size: Option<u32>,
     /// Whether to bypass the page cache. Default `Auto`.
     pub direct: Direct,

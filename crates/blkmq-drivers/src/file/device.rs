@@ -174,6 +174,7 @@ impl Device for FileDevice {
         let ranges = disks.iter().map(|disk| disk.range().max(disk.block_size()));
         Limits {
             logical_block: block,
+            any_alignment: true,
             // Smaller writes read first.
             physical_block: ranges.max().unwrap_or(1).max(block).max(PHYSICAL_BLOCK),
             transfer_max: LARGE_BYTES as u32,

@@ -37,7 +37,7 @@ pub static DRIVER: Driver = Driver {
         },
         Key {
             name: "block_size",
-            default: "what direct I/O needs, 512 at least",
+            default: "512; a device's sector",
             help: "logical block size, a power of two from 512 to 65536",
         },
         Key {

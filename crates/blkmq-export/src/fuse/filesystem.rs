@@ -128,7 +128,7 @@ impl FileSystem {
             mode: libc::S_IFREG | if self.disk.read_only { 0o400 } else { 0o600 },
             uid: self.owner.0,
             gid: self.owner.1,
-            block_size: self.block_size().max(PAGE),
+            block_size: self.disk.limits.physical_block.max(self.block_size()).max(PAGE),
             since: self.since,
         }
     }

@@ -354,6 +354,8 @@ fn export(disk: &Disk) -> Export {
         trim: disk.limits.discard_max > 0,
         write_zeroes: disk.limits.zeroes_max > 0,
         fast_zero: disk.limits.zeroes_max > 0,
+        // Clients that do not ask for block sizes use sectors of 512 bytes, or bytes.
+        any_alignment: disk.limits.any_alignment,
         ..Features::default()
     };
     export

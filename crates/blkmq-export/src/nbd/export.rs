@@ -9,7 +9,7 @@ use blkmq_nbd::codec::{HeaderStyle, STRING_BYTES_MAX, TransmissionFlags};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ExportId(pub u32);
 
-/// What an export can do. The default is a writable disk with everything but `rotational`.
+/// What an export can do. The default is a writable disk with everything but `rotational` and `any_alignment`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     /// Nothing that changes data is accepted.
@@ -30,6 +30,8 @@ pub struct Features {
     pub cache: bool,
     /// A flush on one connection covers the writes completed on all of them.
     pub multi_conn: bool,
+    /// Offsets and lengths need not be multiples of the block size.
+    pub any_alignment: bool,
     /// The disk knows what is allocated (`base:allocation`).
     pub block_status: bool,
 }
@@ -46,6 +48,7 @@ impl Default for Features {
             fast_zero: true,
             cache: true,
             multi_conn: true,
+            any_alignment: false,
             block_status: true,
         }
     }

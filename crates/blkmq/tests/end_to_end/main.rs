@@ -40,6 +40,7 @@ mod memory;
 mod metrics;
 mod mixed_sizes;
 mod nbd_disk;
+mod odd_sizes;
 mod pid_namespaces;
 mod qemu;
 mod rbd;

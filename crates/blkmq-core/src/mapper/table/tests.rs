@@ -292,6 +292,7 @@ fn limits_are_what_all_members_take() {
     let limits = &table.disks()[linear.index()].limits;
     let wanted = Limits {
         logical_block: 4096,
+        any_alignment: false,
         physical_block: 4096,
         optimal_io: 0,
         transfer_max: 1 << 16,

@@ -30,7 +30,10 @@ pub(super) fn bio(request: &Request, disk: &Disk, slot: u32) -> Bio {
         flags = flags.with(Flags::FUA);
     }
     let (offset, len) = match request.op {
-        Op::BlockStatus => (request.offset, disk.block_size.into()),
+        Op::BlockStatus => (
+            request.offset - request.offset % u64::from(disk.block_size),
+            disk.block_size.into(),
+        ),
         _ if op == BioOp::Flush => (0, 0),
         _ => (request.offset, request.length),
     };

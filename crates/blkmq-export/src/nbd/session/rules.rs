@@ -95,7 +95,10 @@ impl Rules {
         let mut rules = Rules {
             by_command: [CLOSED; COMMANDS],
             size_bytes: export.size_bytes,
-            block_mask: u64::from(export.block_min_bytes) - 1,
+            block_mask: match export.features.any_alignment {
+                true => 0,
+                false => u64::from(export.block_min_bytes) - 1,
+            },
             payload_bytes_max: u64::from(limits.payload_bytes_max),
             offered: export.transmission_flags(selection.style),
             style: selection.style,

@@ -254,7 +254,7 @@ fn changeable(disk: &str) -> (Stage, Daemon, Control, PathBuf) {
 
 /// Acts as a daemon that takes over, up to a step.
 pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
-    let mut channel = greeted(path);
+    let channel = greeted(path);
     if step == 0 {
         return channel;
     }
@@ -264,27 +264,17 @@ pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
         block_size: 512,
         read_only: false,
     };
-    // The filesystem decides the block size.
-    for block_size in [512, 4096] {
-        let disk = Disk {
-            block_size,
-            ..disk.clone()
-        };
-        channel
-            .send(&Message::Disk(disk), &[], LIMIT)
-            .expect("it listens");
-        if step == 1 {
-            return channel;
-        }
-        channel.send(&Message::Take, &[], LIMIT).expect("it listens");
-        if step == 2 {
-            return channel;
-        }
-        match channel.receive(LIMIT) {
-            Ok(_) => break,
-            Err(_) => channel = greeted(path),
-        }
+    channel
+        .send(&Message::Disk(disk), &[], LIMIT)
+        .expect("it listens");
+    if step == 1 {
+        return channel;
     }
+    channel.send(&Message::Take, &[], LIMIT).expect("it listens");
+    if step == 2 {
+        return channel;
+    }
+    channel.receive(LIMIT).expect("it hands over");
     if step == 3 {
         return channel;
     }
