@@ -167,6 +167,29 @@ fn changes_of_one_block_on_one_reactor_follow_each_other() {
 }
 
 #[test]
+fn change_of_a_block_waits_for_the_writes_of_it_that_other_reactors_have_under_way() {
+    let Some((_path, mut rig)) = coarse("announced", 8192) else {
+        return;
+    };
+    let other = rig.hctx.device.add_announced(1);
+    other.announce(0, 0, &(2048..8192));
+    let mut memory = [1; 512];
+    let rq = request_with(Op::Write, Flags::NONE, 0, 0, &[lend(&mut memory)]);
+    assert_eq!(rig.hctx.issue(&rq, cookie(0), true, Instant(0)), Issued::Queued);
+    let mut done = Vec::new();
+    for _ in 0..3 {
+        rig.ring.wait(None);
+        rig.ring.reap();
+        rig.hctx.reap(Instant(0), &mut done);
+        assert!(done.is_empty(), "it has begun beside the write");
+    }
+    assert!(!rig.device.disks()[0].locks.are_free(&(0..4096)));
+    other.withdraw(0);
+    assert_eq!(rig.wait(1)[0].status, Status::Ok);
+    assert!(rig.device.disks()[0].locks.are_free(&(0..4096)));
+}
+
+#[test]
 fn request_that_waits_for_blocks_ends_when_its_time_is_over() {
     let Some((_path, mut rig)) = coarse("late", 8192) else {
         return;

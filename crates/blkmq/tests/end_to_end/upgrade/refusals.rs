@@ -254,7 +254,7 @@ fn changeable(disk: &str) -> (Stage, Daemon, Control, PathBuf) {
 
 /// Acts as a daemon that takes over, up to a step.
 pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
-    let channel = greeted(path);
+    let mut channel = greeted(path);
     if step == 0 {
         return channel;
     }
