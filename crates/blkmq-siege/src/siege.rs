@@ -397,11 +397,11 @@ impl Attack {
 
 /// The longest that a request of the tenant may take in any siege: attacks that make it wait make it
 /// wait longer, and a busy machine does not.
-const WAIT_MAX: Duration = Duration::from_millis(200);
+const WAIT_MAX: Duration = Duration::from_millis(400);
 /// How long an attack lasts if there is time.
 const WINDOW: Duration = Duration::from_millis(2600);
 const WINDOW_MIN: Duration = Duration::from_millis(400);
-const WARM_UP: Duration = Duration::from_millis(200);
+const WARM_UP: Duration = Duration::from_millis(400);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Connections that may open and close between two samples.
 const SPARE: u64 = 16;
