@@ -5,6 +5,7 @@
 //! those that name the same one, so one elevator sees all of their tenants: files on one filesystem
 //! do. Others have a queue of their own. `queue=` overrides all of this, within one driver.
 
+pub mod drives;
 pub(crate) mod multipath;
 pub mod scheduler;
 pub mod settings;
@@ -16,6 +17,7 @@ use blkmq_host::group_paths;
 use blkmq_host::mapped::MappedSpec;
 use blkmq_host::{DiskEntry, Error, QueueSpec};
 
+use self::drives::QueueDrives;
 use self::multipath::Paths;
 use crate::config::Config;
 use crate::disk::{DiskSpec, Source};
@@ -77,6 +79,14 @@ fn plan_with(config: &Config, groups: Groups, purpose: Purpose) -> anyhow::Resul
         if let Some(found) = scheduler::without_effect_with(config, &queue.name, disks, groups)? {
             tracing::warn!("{found}");
         }
+    }
+    let queues = plan.queues.iter().map(|queue| QueueDrives {
+        queue: &queue.name,
+        disks: queue.disks.iter().map(|disk| disk.name.as_str()).collect(),
+        drives: queue.device.drives(),
+    });
+    for found in drives::across_queues(config, &queues.collect::<Vec<_>>(), groups) {
+        tracing::warn!("{found}");
     }
     Ok(plan)
 }

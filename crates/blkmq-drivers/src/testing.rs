@@ -88,3 +88,52 @@ impl Drop for Scratch {
         let _ = std::fs::remove_file(&self.0);
     }
 }
+
+/// A filesystem of a test's own, unmounted with this value.
+pub(crate) struct Mounted(pub(crate) std::path::PathBuf);
+
+impl Mounted {
+    /// Mounts a tmpfs of `size`, or says aloud why not.
+    pub(crate) fn tmpfs(name: &str, size: &str) -> Option<Self> {
+        Self::mount(name, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
+    }
+
+    /// Mounts the filesystem of this type that lies in `image`, or says aloud why not.
+    pub(crate) fn loop_device(name: &str, kind: &str, image: &std::path::Path) -> Option<Self> {
+        Self::mount(name, &["-t", kind, "-o", "loop", image.to_str()?])
+    }
+
+    /// Mounts what lies on a block device, or says aloud why not.
+    pub(crate) fn device(name: &str, device: &str) -> Option<Self> {
+        Self::mount(name, &[device])
+    }
+
+    /// Mounts with these arguments, or says aloud why not.
+    pub(crate) fn mount(name: &str, options: &[&str]) -> Option<Self> {
+        let path = std::env::temp_dir().join(format!("blkmq-test-{}-{name}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(options)
+            .arg(&path)
+            .output();
+        let this = Self(path);
+        match mounted {
+            Ok(output) if output.status.success() => Some(this),
+            _ => {
+                blkmq_skip::skip(&format!("{options:?} cannot be mounted (it needs root)"));
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // If it was not mounted, there is nothing to unmount.
+        let _ = std::process::Command::new("umount")
+            .arg("-l")
+            .arg(&self.0)
+            .output();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}

@@ -163,6 +163,11 @@ pub trait Device: Allocation + Any {
         Vec::new()
     }
 
+    /// The drives of this host that hold the disks, by number or name, some more than once; none if they are unknown.
+    fn drives(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Makes the driver's side of one hardware context. Called on the reactor that owns the context; `ring`
     /// is that reactor's.
     ///

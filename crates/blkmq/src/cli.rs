@@ -246,7 +246,7 @@ Keys of a disk:
   block_size=BYTES   512 to 65536, a power of two [default: the drive's]
   direct=off         go through the page cache [default: auto]
   lock=off           serve the file without the lock against a second writer
-  queue=NAME         the request queue it is on [default: its filesystem's]
+  queue=NAME         the request queue it is on [default: its drive's]
   sched=NAME         the elevator of its queue: none, mq-deadline, kyber,
                      bfq [default: --sched]
   io_poll=on         look for the ends of its queue's requests; files, and null
@@ -272,8 +272,8 @@ Keys of a group, after its path:
   latency_target=T   what nine of ten of its I/Os should take at most
 Sizes are bytes, or a number with K, M, G or T (powers of 1024).
 
-Files on one filesystem share a queue, because they share a drive, so that one
-elevator sees all tenants of the drive.
+Files on one filesystem or disk share a queue, because they share a drive, so
+that one elevator sees all tenants of the drive.
 
 For each disk and address one line is printed with what to give to a client,
 then `ready`. SIGTERM or SIGINT: finishes what is under way, exits with 0; a

@@ -244,6 +244,14 @@ impl Device for FileDevice {
         disks.get(disk).and_then(|disk| disk.id).into_iter().collect()
     }
 
+    fn drives(&self) -> Vec<String> {
+        let mut drives: Vec<String> = Vec::new();
+        for disk in self.shared.disks().iter() {
+            drives.extend_from_slice(&disk.place.drives);
+        }
+        drives
+    }
+
     fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         Ok(Box::new(self.hctx(ring)?))
     }

@@ -21,6 +21,7 @@ use super::lock::Lock;
 use super::locks::BlockLocks;
 use super::open;
 use super::pieces::{Piece, PieceSize};
+use super::place::Place;
 use super::syncs::Syncs;
 
 /// One disk in a file or on a block device, open and locked.
@@ -36,6 +37,8 @@ pub struct FileDisk {
     pub(super) block_size: u32,
     pub(super) read_only: bool,
     pub(super) device: Backing,
+    /// What it lies on: names its queue.
+    pub(super) place: Place,
     /// The alignments of direct I/O when the disk was opened; `None` where it uses the page cache.
     direct: Option<Alignment>,
     /// What ranges must be aligned to now, which may grow while the file is served (a clone of it was made); 1 with the
@@ -69,7 +72,7 @@ pub struct FileDisk {
     errors: AtomicU64,
 }
 
-/// The device whose capacity a disk uses: disks on the same one belong on one queue.
+/// What a file is, as the system numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backing {
     /// The device number of the filesystem that a file lies on.
@@ -103,6 +106,7 @@ impl FileDisk {
             lock: Lock::None,
             may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
             is_in_memory: matches!(device, Backing::Filesystem(_)) && is_in_memory(&file),
+            place: Place::of(&file, device),
             id: file.metadata().ok().as_ref().map(FileId::of),
             file,
             path,
@@ -243,7 +247,7 @@ impl FileDisk {
         }
     }
 
-    /// Returns the device whose capacity the disk uses.
+    /// Returns what the file is.
     pub fn device(&self) -> Backing {
         self.device
     }
@@ -438,7 +442,7 @@ fn is_in_memory(file: &File) -> bool {
 }
 
 /// The kind of a file's filesystem.
-fn filesystem(file: &File) -> u64 {
+pub(super) fn filesystem(file: &File) -> u64 {
     rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff)
 }
 

@@ -7,7 +7,7 @@ use blkmq_host::Error;
 use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
-use super::{Backing, FileConfig, FileDevice, FileDisk};
+use super::{FileConfig, FileDevice, FileDisk};
 use crate::driver::{
     Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, config_of,
     device_error, into_disk,
@@ -127,14 +127,8 @@ impl OpenDisk for FileDisk {
         }
     }
 
-    /// The numbers have the form of `ls -l /dev` and `/proc/self/mountinfo`.
     fn device(&self) -> Option<String> {
-        let (kind, number) = match FileDisk::device(self) {
-            Backing::Filesystem(number) => ("fs", number),
-            Backing::Block(number) => ("dev", number),
-        };
-        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-        Some(format!("{kind}-{major}:{minor}"))
+        Some(self.place.queue.clone())
     }
 
     fn tags(&self) -> TagMode {

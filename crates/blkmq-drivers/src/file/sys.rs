@@ -106,6 +106,21 @@ pub(super) fn read_all(file: &File, into: Lent, offset: u64) -> bool {
     read.cast_unsigned() == len
 }
 
+/// The identity of the btrfs that a file lies on, whatever its subvolume is. Other filesystems may understand the
+/// question otherwise.
+pub(super) fn btrfs_id(file: &File) -> io::Result<[u8; 16]> {
+    // `struct btrfs_ioctl_fs_info_args` of linux/btrfs.h: two numbers of 64 bits, then the identity.
+    let mut answer = [0_u8; 1024];
+    // SAFETY: the descriptor is open, and the kernel writes at most the 1024 bytes that the number of the ioctl names.
+    if unsafe { libc::ioctl(file.as_raw_fd(), BTRFS_IOC_FS_INFO, answer.as_mut_ptr()) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(std::array::from_fn(|at| answer[16 + at]))
+}
+
+/// `_IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)` of linux/btrfs.h.
+const BTRFS_IOC_FS_INFO: libc::Ioctl = 0x8400_941f;
+
 /// The kinds of locks on a range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ByteLock {

@@ -1,7 +1,7 @@
 //! Decides what a hardware context must do on filesystems that run full: small ones of the tests' own, which need root.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use blkmq_core::bio::Flags;
@@ -9,49 +9,7 @@ use blkmq_core::bio::Flags;
 use super::tests::{Rig, pattern, rig};
 use super::*;
 use crate::file::Direct;
-use crate::testing::{Scratch, request, scratch_file, scratch_file_in};
-
-/// A filesystem of a test's own, unmounted with this value.
-pub(super) struct Mounted(pub(super) PathBuf);
-
-impl Mounted {
-    /// Mounts a tmpfs of `size`, or says aloud why not.
-    pub(super) fn tmpfs(name: &str, size: &str) -> Option<Self> {
-        Self::mount(name, &["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
-    }
-
-    /// Mounts an ext4 that lies in `image`, or says aloud why not.
-    fn ext4(name: &str, image: &Path) -> Option<Self> {
-        Self::mount(name, &["-t", "ext4", "-o", "loop", image.to_str()?])
-    }
-
-    /// Mounts what lies on a block device, or says aloud why not.
-    pub(super) fn device(name: &str, device: &str) -> Option<Self> {
-        Self::mount(name, &[device])
-    }
-
-    fn mount(name: &str, options: &[&str]) -> Option<Self> {
-        let path = std::env::temp_dir().join(format!("blkmq-test-{}-{name}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        let mounted = Command::new("mount").args(options).arg(&path).output();
-        let this = Self(path);
-        match mounted {
-            Ok(output) if output.status.success() => Some(this),
-            _ => {
-                blkmq_skip::skip(&format!("{options:?} cannot be mounted (it needs root)"));
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        // If it was not mounted, there is nothing to unmount.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
+use crate::testing::{Mounted, Scratch, request, scratch_file, scratch_file_in};
 
 /// An image of a small ext4, or none, aloud.
 fn ext4_image(name: &str, bytes: u64) -> Option<Scratch> {
@@ -100,7 +58,7 @@ fn fua_writes_through_the_page_cache_fill_a_filesystem_and_what_was_acknowledged
     let Some(image) = ext4_image("ext4-image", 8 << 20) else {
         return;
     };
-    let Some(mounted) = Mounted::ext4("ext4-full", &image) else {
+    let Some(mounted) = Mounted::loop_device("ext4-full", "ext4", &image) else {
         return;
     };
     let path = scratch_file_in(&mounted.0, "disk", 64 << 20);

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use blkmq_core::bio::Flags;
 use blkmq_host::ring::RingConfig;
 
-use super::full_tests::Mounted;
 use super::tests::{Rig, cut, pattern, rig};
 use super::*;
 use crate::chance::Chance;
 use crate::file::{Direct, FileDevice};
 use crate::mapping::Mapping;
-use crate::testing::{Scratch, cookie, lend, request, request_with, scratch_file, scratch_file_in};
+use crate::testing::{Mounted, Scratch, cookie, lend, request, request_with, scratch_file, scratch_file_in};
 
 /// A file whose direct I/O needs 4096 bytes, and a hardware context onto it; none, aloud, without direct I/O.
 fn coarse(name: &str, len: u64) -> Option<(Scratch, Rig)> {

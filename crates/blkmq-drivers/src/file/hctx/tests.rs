@@ -9,12 +9,11 @@ use blkmq_core::ids::DiskId;
 use blkmq_host::device::Allocation;
 use blkmq_host::ring::RingConfig;
 
-use super::full_tests::Mounted;
 use super::*;
 use crate::chance::Chance;
 use crate::file::{Direct, FileConfig, FileDevice};
 use crate::mapping::Mapping;
-use crate::testing::{cookie, flagged, lend, request, request_with, scratch_file, scratch_file_in};
+use crate::testing::{Mounted, cookie, flagged, lend, request, request_with, scratch_file, scratch_file_in};
 
 /// A hardware context with its ring, onto some files.
 pub(super) struct Rig {

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use blkmq_config::diff::Change;
+use blkmq_config::plan::drives::{self, AcrossQueues, QueueDrives};
 use blkmq_config::plan::scheduler::{WithoutEffect, without_effect};
 use blkmq_config::plan::settings::{self, Wish};
 use blkmq_config::{Config, live};
@@ -107,7 +108,28 @@ impl Running {
                 notes.push(found.to_string());
             }
         }
+        for found in self.across_queues(new)? {
+            if !self.across_queues(old)?.contains(&found) {
+                if !is_dry_run {
+                    tracing::warn!("{found}");
+                }
+                notes.push(found.to_string());
+            }
+        }
         Ok(notes)
+    }
+
+    /// The weights that span queues of one drive.
+    fn across_queues(&self, config: &Config) -> Result<Vec<AcrossQueues>> {
+        let (control, queues) = (self.control(), self.queues());
+        let queues = queues.iter().map(|(id, queue, disks)| {
+            Ok(QueueDrives {
+                queue,
+                disks: disks.iter().map(String::as_str).collect(),
+                drives: control.device(*id)?.drives(),
+            })
+        });
+        Ok(drives::across(config, &queues.collect::<Result<Vec<_>>>()?))
     }
 
     /// Each existing queue, with its name and those of its disks.
