@@ -117,6 +117,7 @@ fn start(load: Jobs, drive: NullConfig, set: impl FnOnce(&mut QueueSpec)) -> Res
     queue.disks.push(DiskEntry {
         name: DISK.into(),
         description: String::new(),
+        serial: None,
         size: NULL_BYTES,
         read_only: false,
         group: GroupId::default(),

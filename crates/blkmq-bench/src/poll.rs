@@ -154,6 +154,7 @@ fn start(device: ModelledDevice, side: Side) -> Result<Engine> {
     queue.disks.push(DiskEntry {
         name: "bench".into(),
         description: String::new(),
+        serial: None,
         size: DISK_BYTES,
         read_only: false,
         group: GroupId::default(),

@@ -141,6 +141,21 @@ impl Config {
         self.check_parts()
     }
 
+    /// A guest with two disks of one serial number cannot tell them apart. Paths are not served.
+    fn check_serials(&self) -> Result<()> {
+        let mut of: BTreeMap<String, &str> = BTreeMap::new();
+        for disk in self.disks.iter().filter(|disk| !self.is_path(&disk.name)) {
+            if let Some(other) = of.insert(disk.serial(), &disk.name) {
+                bail!(
+                    "disks {other} and {}: both have the serial number {}: give one another serial=",
+                    disk.name,
+                    disk.serial()
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the parts against each other.
     ///
     /// # Errors
@@ -152,6 +167,7 @@ impl Config {
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             bail!("disk {}: the name is used twice: give each disk its own", pair[0]);
         }
+        self.check_serials()?;
         for disk in self
             .disks
             .iter()
@@ -247,6 +263,28 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn serial_numbers_that_are_equal_are_refused_unless_one_is_a_paths() {
+        let checked = |serial: &str, of: &str| {
+            let table = format!("[disk.{of}]\n");
+            let text = DISKS.replace(&table, &format!("{table}serial = \"{serial}\"\n"));
+            Config::from_toml(&text).unwrap().check()
+        };
+        let error = checked("s", "c").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "disks c and s: both have the serial number s: give one another serial="
+        );
+        checked("s", "a").expect("a path is not served");
+        checked("d", "c").unwrap();
+        // The first 20 bytes are the same.
+        let long =
+            "[disk.pvc-0f2a77f1-b61c-4d6e-a]\nram = \"1M\"\n[disk.pvc-0f2a77f1-b61c-4d6e-b]\nram = \"1M\"";
+        let config = Config::from_toml(long).unwrap();
+        config.check().unwrap();
+        assert_ne!(config.disks[0].serial(), config.disks[1].serial());
     }
 
     #[test]

@@ -251,6 +251,7 @@ fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()>
             ("queue", shown(&disk.queue)),
             ("group", format!("{:?}", disk.group)),
             ("description", format!("{:?}", disk.description)),
+            ("serial", disk.serial()),
             ("ro", disk.read_only.to_string()),
             ("block_size", shown(&disk.block_size)),
         ]

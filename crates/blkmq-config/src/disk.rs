@@ -14,6 +14,7 @@ use blkmq_drivers::driver::{DiskRequest, DriverConfig};
 use blkmq_drivers::keys::Pairs;
 use blkmq_drivers::multipath::MultipathConfig;
 use blkmq_drivers::registry::Registry;
+use blkmq_host::disk::{SERIAL_BYTES_MAX, default_serial};
 use blkmq_host::mapped::MapConfig;
 use blkmq_host::value;
 
@@ -29,6 +30,8 @@ pub struct DiskSpec {
     pub name: String,
     /// A description for people who list the exports.
     pub description: String,
+    /// What guests find as its serial number, if it is set.
+    pub serial: Option<String>,
     /// What the disk lies on.
     pub source: Source,
     /// Whether writes are refused.
@@ -108,6 +111,11 @@ impl DiskSpec {
         self.queue.as_deref().or_else(|| own().then_some(&*self.name))
     }
 
+    /// What guests find as its serial number.
+    pub fn serial(&self) -> String {
+        self.serial.clone().unwrap_or_else(|| default_serial(&self.name))
+    }
+
     /// Returns whether another disk can join its queue while that is served.
     pub(crate) fn may_be_joined_by(&self, other: &Self) -> bool {
         match (self.source.driver(), other.source.driver()) {
@@ -182,6 +190,8 @@ impl DiskSpec {
                 long.len()
             );
         }
+        let serial = pairs.take("serial")?;
+        serial.iter().try_for_each(|serial| check_serial(serial))?;
         let group = pairs.take("group")?.unwrap_or_else(|| format!("/{name}"));
         check_group(&group)?;
         let block_size = pairs.take("block_size")?;
@@ -194,12 +204,13 @@ impl DiskSpec {
             let names = names(drivers).join(" | ");
             bail!(
                 "key {key} rejected: known for every disk are name, {names}, ro, queue, sched, io_poll, io_poll_delay, \
-                 block_size, group, description"
+                 block_size, group, description, serial"
             );
         }
         Ok(Self {
             name: name.to_owned(),
             description: description.unwrap_or_else(|| source.describe().to_owned()),
+            serial,
             source,
             read_only,
             block_size,
@@ -325,6 +336,17 @@ fn block(text: &str) -> Result<u32> {
     Ok(bytes)
 }
 
+fn check_serial(serial: &str) -> Result<()> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '+');
+    if serial.is_empty() || serial.len() > SERIAL_BYTES_MAX || !serial.chars().all(is_plain) {
+        bail!(
+            "serial={serial} rejected: must be 1 to {SERIAL_BYTES_MAX} of letters, digits, dots, dashes, underscores and +, as \
+             guests find it"
+        );
+    }
+    Ok(())
+}
+
 /// Checks a group's path: `/`, or names separated by `/`, as in `/customers/a/vm1`.
 fn check_group(path: &str) -> Result<()> {
     let Some(names) = path.strip_prefix('/') else {
@@ -445,6 +467,12 @@ mod tests {
                 &["--disk name=a,name=b,ram=1M", "name= is given twice"],
             ),
             ("name=a,ram", &["not KEY=VALUE"]),
+            (
+                "name=a,ram=1M,serial=123456789012345678901",
+                &["disk a", "serial=123456789012345678901", "1 to 20"],
+            ),
+            ("name=a,ram=1M,serial=a b", &["disk a", "serial=a b", "letters"]),
+            ("name=a,ram=1M,serial=", &["disk a", "serial= rejected"]),
             ("name=a,ram=1M,group=x", &["group", "start with /"]),
             ("name=a,nbd=x", &["disk a", "nbd=x rejected", "nbd://"]),
             (

@@ -219,6 +219,7 @@ fn mapped_disk(spec: DiskSpec, group: GroupId) -> Result<MappedSpec, Error> {
     Ok(MappedSpec {
         name: spec.name,
         description: spec.description,
+        serial: spec.serial,
         map,
         read_only: spec.read_only,
         block_size: spec.block_size,
@@ -236,6 +237,7 @@ pub(crate) fn open(
     let mut entry = DiskEntry {
         name: spec.name,
         description: spec.description,
+        serial: spec.serial,
         size: 0,
         read_only: spec.read_only,
         block_size: spec.block_size.unwrap_or(BLOCK_MIN),

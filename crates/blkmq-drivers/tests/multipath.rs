@@ -30,6 +30,7 @@ fn start(
     queue.disks.push(DiskEntry {
         name: "m".into(),
         description: String::new(),
+        serial: None,
         size: SIZE,
         read_only: false,
         block_size: 512,

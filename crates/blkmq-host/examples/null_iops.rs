@@ -32,6 +32,7 @@ fn main() {
     spec.disks.extend(["null", "b", "c", "d"].map(|name| DiskEntry {
         name: name.to_owned(),
         description: String::new(),
+        serial: None,
         size: SIZE,
         read_only: false,
         group: GroupId(0),
@@ -87,6 +88,7 @@ fn mapped(name: &str, map: MapConfig) -> MappedSpec {
     MappedSpec {
         name: name.to_owned(),
         description: String::new(),
+        serial: None,
         map,
         read_only: false,
         block_size: None,

@@ -35,6 +35,8 @@ pub struct Disk {
     pub name: String,
     /// A description for people. May be empty.
     pub description: String,
+    /// What guests find as its serial number: 1 to [`SERIAL_BYTES_MAX`] bytes.
+    pub serial: String,
     /// The queue it lies on; [`MAPPED`] for a mapped disk.
     pub queue: QueueId,
     /// Its number on that queue, for [`blkmq_core::bio::Bio::disk`].
@@ -206,6 +208,29 @@ impl Disk {
     }
 }
 
+/// The serial number of a disk, from the configured one.
+pub(crate) fn serial_of(name: &str, configured: Option<&str>) -> String {
+    configured.map_or_else(|| default_serial(name), str::to_owned)
+}
+
+/// The serial number of a disk for which none is set: its name, or 80 bits of a digest of it (FNV-1a of 128 bits) where
+/// the name is too long. The digest is the same in every version, since guests find their disks by it.
+pub fn default_serial(name: &str) -> String {
+    if name.len() <= SERIAL_BYTES_MAX {
+        return name.to_owned();
+    }
+    let step = |digest: u128, byte: &u8| (digest ^ u128::from(*byte)).wrapping_mul(FNV_PRIME);
+    let digest = name.as_bytes().iter().fold(FNV_OFFSET, step);
+    let folded = (digest ^ digest >> 80) & ((1 << 80) - 1);
+    format!("{folded:020x}")
+}
+
+/// The longest serial number, in bytes, as virtio has it.
+pub const SERIAL_BYTES_MAX: usize = 20;
+/// The numbers of FNV-1a for 128 bits.
+const FNV_PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+const FNV_OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+
 /// Says that a disk of `size` bytes cannot be served: offsets in files are signed, in the kernel and in the protocols.
 pub fn too_large(size: u64) -> String {
     format!("size {size} rejected: must be less than 8388608T, the end of what clients can address")
@@ -220,5 +245,22 @@ impl fmt::Debug for Disk {
             .field("size", &self.size)
             .field("read_only", &self.read_only)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serial_is_the_name_or_its_digest_where_the_name_is_too_long() {
+        assert_eq!(default_serial("vm1"), "vm1");
+        assert_eq!(default_serial("12345678901234567890"), "12345678901234567890");
+        // Fixed for ever: guests find their disks by it.
+        let one = default_serial("pvc-0f2a77f1-b61c-4d6e-a");
+        assert_eq!(one, "40e2c3abc43c445bd4ef");
+        let other = default_serial("pvc-0f2a77f1-b61c-4d6e-b");
+        assert_ne!(one, other);
+        assert_eq!((one.len(), other.len()), (SERIAL_BYTES_MAX, SERIAL_BYTES_MAX));
     }
 }

@@ -169,6 +169,7 @@ fn entry(name: &str) -> DiskEntry {
     DiskEntry {
         name: name.to_owned(),
         description: String::new(),
+        serial: None,
         size: SIZE,
         read_only: false,
         group: GroupId(0),

@@ -260,6 +260,8 @@ Keys of a disk:
   reconnect=SECONDS  of an nbd disk: how long requests wait for a lost server
                      [default: 0, they fail]
   timeout=SECONDS    of an nbd disk: for one answer [default: the queue's]
+  serial=TEXT        what guests find as its serial number, at most 20 bytes
+                     [default: NAME, or a digest of it]
   description=TEXT   what it is, for people who list the exports
 DISKS are names with + between, as in linear=a+b:1G:512M (of b, 512M from 1G on);
 see docs/mappers. What another disk lies on is not served, unless by name.

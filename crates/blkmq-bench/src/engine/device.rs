@@ -161,6 +161,7 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
     queue.disks.push(DiskEntry {
         name: DISK.into(),
         description: String::new(),
+        serial: None,
         size: opened.size,
         read_only: opened.read_only,
         group: GroupId::default(),
@@ -196,6 +197,7 @@ pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result
         .map(|number| DiskEntry {
             name: own_disk(number as usize),
             description: String::new(),
+            serial: None,
             size: NULL_BYTES,
             read_only: true,
             group: GroupId(1 + number),
@@ -234,6 +236,7 @@ fn mapped(kind: MapKind, size: u64) -> MappedSpec {
     MappedSpec {
         name: MAPPED.into(),
         description: String::new(),
+        serial: None,
         map: MapConfig {
             kind,
             members: vec![half(0), half(1)],

@@ -102,6 +102,7 @@ fn queue(crowd: Crowd, disks: &[usize]) -> Result<QueueSpec> {
         queue.disks.push(DiskEntry {
             name: name(number),
             description: String::new(),
+            serial: None,
             size: NULL_BYTES,
             read_only: true,
             group: GroupId((1 + number % crowd.groups.max(1)).min(crowd.groups) as u32),

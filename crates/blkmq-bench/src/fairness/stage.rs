@@ -180,6 +180,7 @@ fn start(scene: &Scene, ground: &Ground, elevator: Kind, capacity: Option<f64>) 
     queue.disks.push(DiskEntry {
         name: DISK.into(),
         description: String::new(),
+        serial: None,
         size,
         read_only: false,
         group: GroupId::default(),

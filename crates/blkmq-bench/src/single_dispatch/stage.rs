@@ -168,6 +168,7 @@ fn spec(disk: &SlowDisk, queue: Queue) -> QueueSpec {
     spec.disks.push(DiskEntry {
         name: DISK.into(),
         description: String::new(),
+        serial: None,
         size: DISK_BYTES,
         read_only: false,
         group: GroupId::default(),

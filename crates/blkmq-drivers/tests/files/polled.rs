@@ -84,6 +84,7 @@ fn start(path: &Path, wait: Wait, io_poll: bool) -> (Engine, Arc<FileDevice>) {
     let entry = DiskEntry {
         name: "polled".to_owned(),
         description: String::new(),
+        serial: None,
         size: disk.size(),
         read_only: false,
         group: GroupId(0),

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Data, Flags, Lent, Op, Status};
-use blkmq_host::disk::Disk;
+use blkmq_host::disk::{Disk, SERIAL_BYTES_MAX};
 
 use super::chain::{Chain, length, take_front, take_last};
 use super::ring::Broken;
@@ -174,11 +174,10 @@ fn bio(disk: &Disk, op: Op, flags: Flags, range: std::ops::Range<u64>) -> Bio {
     }
 }
 
-/// The disk's name, cut to fit.
+/// The disk's serial number, with zeroes behind it.
 fn get_id(pieces: &[Lent], disk: &Disk) -> Begun {
     let mut id = [0; ID_BYTES];
-    let bytes = disk.name.len().min(ID_BYTES);
-    id[..bytes].copy_from_slice(&disk.name.as_bytes()[..bytes]);
+    id[..disk.serial.len()].copy_from_slice(disk.serial.as_bytes());
     let mut written = 0;
     for piece in pieces {
         let left = &id[written..];
@@ -195,7 +194,7 @@ fn get_id(pieces: &[Lent], disk: &Disk) -> Begun {
 pub(super) const SECTOR: u64 = 512;
 /// Most bytes of data of one request.
 const DATA_BYTES_MAX: u64 = 64 << 20;
-const ID_BYTES: usize = 20;
+const ID_BYTES: usize = SERIAL_BYTES_MAX;
 const IN: u32 = 0;
 const OUT: u32 = 1;
 const FLUSH: u32 = 4;

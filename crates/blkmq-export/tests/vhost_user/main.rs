@@ -108,6 +108,21 @@ fn errors_are_the_requests_own() {
 }
 
 #[test]
+fn serial_number_is_what_a_driver_gets_as_the_id() {
+    let server = Server::start();
+    let client = Client::connect(&server.path);
+    client.start();
+    client.request(0, 8, 0);
+    client.descriptor(1, DATA + 512, 20, NEXT | WRITE, 2);
+    client.offer(&[0]);
+    client.used(1);
+    assert_eq!(client.status(0), 0);
+    assert_eq!(&client.read::<20>(DATA + 512), b"disk-serial-20-bytes");
+    drop(client);
+    server.end();
+}
+
+#[test]
 fn a_hostile_driver_loses_its_device_and_no_other_notices() {
     let server = Server::start();
     let good = Client::connect(&server.path);

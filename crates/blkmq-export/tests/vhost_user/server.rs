@@ -22,7 +22,10 @@ impl Server {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("blkmq-vhost-{}-{number}", std::process::id());
         let pattern = std::env::temp_dir().join(format!("{name}-{{disk}}"));
-        let disk = DiskSpec::parse(&format!("name=vm,ram={DISK_BYTES},block_size=512")).unwrap();
+        let disk = DiskSpec::parse(&format!(
+            "name=vm,serial=disk-serial-20-bytes,ram={DISK_BYTES},block_size=512"
+        ))
+        .unwrap();
         let plan = plan(&Config {
             disks: vec![disk],
             ..Config::default()

@@ -219,6 +219,7 @@ impl OfQueue<'_> {
     pub(super) fn disk(&self, id: DiskId, entry: DiskEntry, allocation: Arc<dyn Allocation>) -> Disk {
         let path = self.paths.path_of(entry.group);
         Disk {
+            serial: crate::disk::serial_of(&entry.name, entry.serial.as_deref()),
             name: entry.name,
             description: entry.description,
             queue: self.id,

@@ -142,6 +142,9 @@ pub struct DiskEntry {
     pub name: String,
     /// A description for people. May be empty.
     pub description: String,
+    /// What its guests find as its serial number, at most [`crate::disk::SERIAL_BYTES_MAX`]. Default: see
+    /// [`crate::disk::default_serial`].
+    pub serial: Option<String>,
     /// Bytes, a multiple of the block size.
     pub size: u64,
     /// Whether writes and other changes are refused.

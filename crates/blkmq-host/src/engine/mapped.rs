@@ -25,6 +25,8 @@ pub struct MappedSpec {
     pub name: String,
     /// A description, for people. May be empty.
     pub description: String,
+    /// As of [`crate::DiskEntry`].
+    pub serial: Option<String>,
     /// The disks that it lies on, and how.
     pub map: MapConfig,
     /// Whether writes are refused, though its members may allow them.
@@ -142,6 +144,7 @@ fn disk(id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>, tenant: Tena
     Disk {
         name: spec.name.clone(),
         description: spec.description.clone(),
+        serial: crate::disk::serial_of(&spec.name, spec.serial.as_deref()),
         queue: MAPPED,
         id,
         size: of_core.size,

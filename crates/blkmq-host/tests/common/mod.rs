@@ -31,6 +31,7 @@ pub(crate) fn queue(name: &str, null: NullConfig, elevator: Kind) -> QueueSpec {
     spec.disks.push(DiskEntry {
         name: name.to_owned(),
         description: String::new(),
+        serial: None,
         size: SIZE,
         read_only: false,
         group: GroupId(0),

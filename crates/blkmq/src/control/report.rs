@@ -45,6 +45,7 @@ pub(super) fn disks(control: &Control) -> Value {
         json!({
             "name": disk.name,
             "description": disk.description,
+            "serial": disk.serial,
             "queue": queues.get(&disk.queue),
             "is_mapped": disk.queue == MAPPED,
             "size": disk.size,

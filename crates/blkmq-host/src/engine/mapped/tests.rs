@@ -44,6 +44,7 @@ fn disks(names: &[&str]) -> Vec<Disk> {
     let disk = |(id, name): (u32, &&str)| Disk {
         name: (*name).to_owned(),
         description: String::new(),
+        serial: crate::disk::default_serial(name),
         queue: QueueId(0),
         id: DiskId(id),
         size: 1 << 20,
@@ -73,6 +74,7 @@ fn linear(name: &str, members: &[(&str, u64, Option<u64>)]) -> MappedSpec {
     MappedSpec {
         name: name.to_owned(),
         description: String::new(),
+        serial: None,
         map: MapConfig {
             kind: MapKind::Linear,
             members: members.iter().map(member).collect(),

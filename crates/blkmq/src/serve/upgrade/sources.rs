@@ -201,4 +201,5 @@ const SETTINGS: &[&str] = &[
     "io_poll_delay",
     "group",
     "description",
+    "serial",
 ];
