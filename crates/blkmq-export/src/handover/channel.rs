@@ -95,20 +95,29 @@ impl Channel {
         self.out.clear();
         message.write(&mut self.out);
         let until = Instant::now() + limit;
-        let mut sent = 0;
+        let (mut sent, mut unsent) = (0, fds);
         while sent < self.out.len() {
             self.stream
                 .set_write_timeout(Some(left_of(until)?))
                 .map_err(ChannelError::Os)?;
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
             let mut ancillary = SendAncillaryBuffer::new(&mut space);
-            // Descriptors go with the first byte.
-            if sent == 0 && !fds.is_empty() {
-                ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            // Descriptors go with the first bytes: a byte for each time, the rest with the last one.
+            let (now, later) = unsent.split_at(unsent.len().min(FDS_AT_ONCE));
+            if !now.is_empty() {
+                ancillary.push(SendAncillaryMessage::ScmRights(now));
             }
-            let rest = [IoSlice::new(&self.out[sent..])];
-            match sendmsg(&self.stream, &rest, &mut ancillary, SendFlags::NOSIGNAL) {
-                Ok(bytes) => sent += bytes,
+            let end = if later.is_empty() {
+                self.out.len()
+            } else {
+                sent + 1
+            };
+            let bytes = [IoSlice::new(&self.out[sent..end])];
+            match sendmsg(&self.stream, &bytes, &mut ancillary, SendFlags::NOSIGNAL) {
+                Ok(bytes) => {
+                    sent += bytes;
+                    unsent = later;
+                }
                 Err(errno) => retry_or_fail(errno.into())?,
             }
         }
@@ -184,7 +193,7 @@ impl Channel {
             self.stream
                 .set_read_timeout(Some(left_of(until)?))
                 .map_err(ChannelError::Os)?;
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_AT_ONCE))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let mut rest = [IoSliceMut::new(&mut into[filled..])];
             let received = recvmsg(&self.stream, &mut rest, &mut ancillary, RecvFlags::CMSG_CLOEXEC);
@@ -227,6 +236,10 @@ fn retry_or_fail(error: io::Error) -> Result<(), ChannelError> {
 /// Step by which memory for a body grows.
 const BODY_STEP: usize = 1 << 20;
 const SOCKET_BUFFER: usize = 4 << 20;
+/// Descriptors that Linux takes in one call.
+const FDS_AT_ONCE: usize = 253;
+/// Each of these calls sends a byte of the header at least.
+const _: () = assert!(FDS_MAX.div_ceil(FDS_AT_ONCE) <= HEADER_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -263,6 +276,39 @@ mod tests {
         assert_eq!((next, fds.len()), (Message::Ready, 0));
         sender.join().unwrap();
         assert!(matches!(other.receive(LIMIT), Err(ChannelError::Closed)));
+    }
+
+    #[test]
+    fn descriptors_of_a_session_that_the_system_does_not_take_at_once_arrive_in_order() {
+        let (mut one, other) = pair();
+        let mut other = Channel::new(other).unwrap();
+        let session = |body| {
+            Message::Session(Session {
+                door: "vhost-user".to_owned(),
+                address: "unix:/x".to_owned(),
+                body,
+            })
+        };
+        let sender = std::thread::spawn(move || {
+            let files = ["/dev/null", "/dev/zero"].map(|path| std::fs::File::open(path).unwrap());
+            // Every seventh is the other file.
+            let fd = |at: usize| files[usize::from(at.is_multiple_of(7))].as_fd();
+            for count in [253, 254, 712] {
+                let fds: Vec<_> = (0..count).map(fd).collect();
+                one.send(&session(vec![7; 100]), &fds, LIMIT).unwrap();
+            }
+        });
+        let device = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_rdev;
+        for count in [253, 254, 712] {
+            let (_, fds) = other.receive(LIMIT).unwrap();
+            assert_eq!(fds.len(), count);
+            let (zero, null) = (device(&fds[0]), device(&fds[1]));
+            for (at, fd) in fds.iter().enumerate() {
+                let expected = if at.is_multiple_of(7) { zero } else { null };
+                assert_eq!(device(fd), expected, "{at} of {count}");
+            }
+        }
+        sender.join().unwrap();
     }
 
     #[test]

@@ -41,8 +41,8 @@ pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 pub const SHORT_BODY_BYTES_MAX: usize = 64 << 10;
 /// The longest text within a message.
 pub const TEXT_BYTES_MAX: usize = 8 << 10;
-/// Descriptors that one message may carry: as many as Linux takes at a time.
-pub const FDS_MAX: usize = 253;
+/// Descriptors that one message may carry: more than a front end with all its regions and rings has.
+pub const FDS_MAX: usize = 1024;
 
 /// One message. Descriptors are sent beside it, where its doc names them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -205,8 +205,9 @@ impl Drop for Loans {
     }
 }
 
-/// Regions that a front end may share at a time.
-pub const REGIONS_MAX: usize = 32;
+/// Regions that a front end may share at a time: as many as the kernel lets a virtual machine have, beside those of the
+/// processor.
+pub const REGIONS_MAX: usize = 509;
 /// Memory of one front end: all of them must fit into this process's addresses.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 
@@ -238,6 +239,26 @@ mod tests {
         assert_eq!(lengths(&loans, 0x1800, 0x1000), Some(vec![0x800, 0x800]));
         for (guest, bytes) in [(0xfff, 2), (0x2fff, 2), (0x3000, 1), (u64::MAX, 1), (0, 1)] {
             assert_eq!(lengths(&loans, guest, bytes), None, "{guest:#x}");
+        }
+        loans.end();
+    }
+
+    #[test]
+    fn regions_may_be_509_and_each_is_found() {
+        // In an order that is neither theirs nor its reverse.
+        let at = |number: u64| spec((number * 7 % 509 + 1) * 0x2000, 0x1000);
+        let add = |memory: Memory, number| memory.with_anonymous(at(number)).unwrap();
+        let memory = (0..509).fold(Memory::default(), add);
+        assert!(matches!(
+            memory.with_anonymous(spec(0x2000_0000, 0x1000)),
+            Err(MemoryError::TooMany)
+        ));
+        let mut loans = Loans::new(Arc::new(memory));
+        loans.begin();
+        for number in 0..509 {
+            let guest = at(number).guest;
+            assert_eq!(lengths(&loans, guest, 0x1000), Some(vec![0x1000]), "{guest:#x}");
+            assert_eq!(lengths(&loans, guest + 0x1000, 1), None, "{guest:#x}");
         }
         loans.end();
     }

@@ -45,7 +45,7 @@ fn serve(unused: &Receiver<Unused>) {
 
 /// One thread for the process.
 static THREAD: Worker<Unused> = Worker::new(|| worker::spawn("unmap", WAITING_MAX, serve));
-/// Mappings that wait. A front end has 33 at most.
-const WAITING_MAX: usize = 4096;
+/// Mappings that wait. A front end has 510 at most.
+const WAITING_MAX: usize = 16_384;
 /// Niceness of the thread, above that of the threads that serve.
 const NICENESS: i32 = 10;
