@@ -1,5 +1,5 @@
 //! The quick check before a change is sent, `cargo xtask check`: commit messages, format, lints,
-//! style, and the unit tests of the packages that changed. [`test`](crate::test) runs everything.
+//! style, and the unit tests of the packages that changed. [`crate::test`] runs everything.
 
 use std::collections::BTreeSet;
 use std::process::Command;
