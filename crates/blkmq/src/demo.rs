@@ -1,5 +1,5 @@
-//! Decides what `blkmq demo` shows: a light tenant, and one that pauses, beside a flooding one on one drive, shared by one rule after the other; then
-//! four tenants with weights, of which the heaviest has little in flight.
+//! The demo, `blkmq demo`: a light tenant, and one that pauses, beside a flooding one on one drive, shared by one rule
+//! after the other; then four tenants with weights, of which the heaviest has little in flight.
 //! `drive` makes the drive, `scene` serves it as `serve` does, `client` is a tenant's load, `stage` lets both run together,
 //! `report` writes the table and what is to be seen in it.
 

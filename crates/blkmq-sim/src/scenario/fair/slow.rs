@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "a discard counts as long as it takes: others wait up to 109 ms, or have 16 % at 10 ms (--scenario slow)"]
+    #[ignore = "a discard counts as long as it takes: others wait up to 109 ms, or have 16 % at 10 ms: cargo test --release -p blkmq-sim --lib slow_discards -- --ignored"]
     fn slow_discards_make_nobody_else_wait() {
         short(&[Op::Discard, Op::WriteZeroes]);
     }
