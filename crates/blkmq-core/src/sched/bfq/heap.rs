@@ -42,6 +42,29 @@ impl<const BY: usize> Heap<BY> {
         (self.0 != NONE).then_some(self.0)
     }
 
+    /// A node that `is_wanted`, if there is one; of nodes above each other, the one with the smaller tag.
+    pub(super) fn find<N: Node>(self, nodes: &[N], mut is_wanted: impl FnMut(u32) -> bool) -> Option<u32> {
+        let (mut at, mut from) = (self.first()?, NONE);
+        loop {
+            let Links { left, right, up } = *nodes[at as usize].links::<BY>();
+            let comes_down = from == up;
+            if comes_down && is_wanted(at) {
+                return Some(at);
+            }
+            let next = if comes_down && left != NONE {
+                left
+            } else if (comes_down || from == left) && right != NONE {
+                right
+            } else {
+                up
+            };
+            if next == NONE {
+                return None;
+            }
+            (from, at) = (at, next);
+        }
+    }
+
     /// Adds a node that is in no heap.
     #[inline]
     pub(super) fn push<N: Node>(&mut self, nodes: &mut [N], id: u32) {

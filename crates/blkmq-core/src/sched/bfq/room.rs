@@ -109,10 +109,6 @@ impl Room {
         if self.probe.phase != Phase::Resting || now < self.quiet_until {
             return false;
         }
-        while let Some(id) = self.passed.iter().copied().find(|id| wf2q.is_modest(*id)) {
-            // It pauses by nature now: neither holds nor room are for it.
-            self.count_again(wf2q, id);
-        }
         let is_slow = self.is_slow(wf2q, now);
         let members = &mut self.members;
         let mut is_due = |id: &EntityId| {
@@ -121,7 +117,7 @@ impl Room {
         };
         let is_quiet = now < self.passed_quiet_until;
         let passed = self.passed.iter().copied();
-        let passed = passed.filter(|id| !is_quiet && wf2q.is_busy(*id));
+        let passed = passed.filter(|id| !is_quiet && needs_room(wf2q, *id));
         let subject = holder.into_iter().chain(passed).find(&mut is_due);
         let Some(subject) = subject else {
             self.quiet_until = now + LOOK;
@@ -167,7 +163,7 @@ impl Room {
                 self.probe.taken += 1;
                 self.probe.seen_at = now;
             }
-        } else if is_passed {
+        } else if is_passed && self.time_max_of(wf2q, leaf).is_some() {
             if now.since(self.window.seen) >= LONG_AWAY {
                 self.doubt();
             }
@@ -217,13 +213,12 @@ impl Room {
         wf2q.with_groups(leaf).any(|id| id == self.probe.subject)
     }
 
-    /// How long a request of a leaf may take if the leaf, or a group that contains it, is passed over.
+    /// How long a request of a leaf may take if room is kept for the leaf, or for a group that contains it.
     fn time_max_of(&self, wf2q: &Wf2q, leaf: EntityId) -> Option<Nanos> {
-        let members = wf2q.with_groups(leaf).map(|id| &self.members[id.index()]);
-        members
-            .filter(|member| member.is_passed)
-            .map(|member| member.time_max)
-            .next()
+        let passed = wf2q
+            .with_groups(leaf)
+            .find(|id| self.members[id.index()].is_passed)?;
+        (!wf2q.is_modest(passed)).then(|| self.members[passed.index()].time_max)
     }
 
     /// The latest time at which the phase ends, or at which no member is passed over any more.
@@ -255,7 +250,7 @@ impl Room {
         }
         if self.window.is_binding && now >= self.window.seen + ROOM_KEPT {
             self.window.seen = now;
-            let is_busy = self.passed.iter().any(|id| wf2q.is_busy(*id));
+            let is_busy = self.passed.iter().any(|id| needs_room(wf2q, *id));
             let stalled_after = overdue.patience().max(self.longest_allowed());
             self.window.is_binding = is_busy && now < self.window.moved + stalled_after;
         }
@@ -452,6 +447,11 @@ impl Room {
         wf2q.set_only(None);
         self.window.begin_again(!self.passed.is_empty(), now);
     }
+}
+
+/// Says whether room is kept for a passed-over member: it has requests, and does not pause by nature.
+fn needs_room(wf2q: &Wf2q, id: EntityId) -> bool {
+    wf2q.is_busy(id) && !wf2q.is_modest(id)
 }
 
 /// Says whether a rate is so far below a member's due that others are not held for the member.

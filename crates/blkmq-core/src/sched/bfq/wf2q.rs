@@ -261,11 +261,18 @@ impl Wf2q {
             Some(only)
                 if (self.entities[only.index()].parent, class) == (group, usize::from(CLASS_OF_GROUPS)) =>
             {
-                let modest = next.filter(|id| self.is_modest(EntityId(*id)));
-                modest.or_else(|| self.waits(only).then_some(only.0))
+                self.next_modest(group)
+                    .or_else(|| self.waits(only).then_some(only.0))
             }
             _ => next,
         }
+    }
+
+    /// An eligible member of a group that asks for less than its due, whoever is before it.
+    #[cold]
+    fn next_modest(&self, group: u32) -> Option<u32> {
+        let eligible = self.trees[group as usize][usize::from(CLASS_OF_GROUPS)].eligible;
+        eligible.find(&self.entities, |id| self.is_modest(EntityId(id)))
     }
 
     /// Makes a waiting leaf and its groups the served ones, regardless of the order. No entity may be being
@@ -392,6 +399,10 @@ impl Wf2q {
                 entity.start = earliest;
             }
             entity.is_urgent = is_urgent;
+        }
+        if self.is_modest(id) {
+            // It asks for less than its due, and is not held for a slower one.
+            self.bring_within_bound(id);
         }
         self.count(id);
         self.put_in(id);

@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 
+use super::super::idling::Return;
 use super::*;
 
 /// What happens to the scheduler; numbers are taken modulo what there is.
@@ -343,4 +344,56 @@ fn an_urgent_leaf_within_its_share_goes_next_and_gets_no_more_than_its_share() {
         let got = now - then;
         assert!(got.abs_diff(200 * 4096) <= 3 * 4096, "leaf {leaf} got {got}");
     }
+}
+
+/// Three groups of one leaf each: a flood with a backlog, a slow one with all its requests in flight, and one that asks
+/// for less than its due and has nothing yet.
+fn flood_slow_and_modest() -> World {
+    let mut world = World::new(4, 4);
+    world.wf2q.set_rate(1_000_000);
+    world.wf2q.set_reach(1 << 20);
+    for leaf in [1, 2] {
+        world
+            .wf2q
+            .begin(world.wf2q.leaf(leaf), |_, _| Return::OF_NEWCOMER);
+    }
+    world.arrive(2, 1, 1000);
+    world.serve();
+    world.arrive(1, 100, 1000);
+    world
+}
+
+fn arrive_modestly(world: &mut World) {
+    let leaf = world.wf2q.leaf(3);
+    world.wf2q.begin(leaf, |_, _| Return {
+        is_moment: false,
+        asks: 1000,
+        modest_until: u64::MAX,
+    });
+    world.arrive(3, 1, 1000);
+}
+
+#[test]
+fn a_modest_member_is_served_beside_the_only_one_whoever_is_before_it() {
+    let mut world = flood_slow_and_modest();
+    arrive_modestly(&mut world);
+    // The flood is before it.
+    world.wf2q.set_only(Some(world.wf2q.group(2)));
+    assert_eq!(world.serve(), Some((3, 1000)));
+    assert_eq!(world.serve(), None);
+    world.wf2q.set_only(None);
+    assert_eq!(world.serve(), Some((1, 1000)));
+}
+
+#[test]
+fn a_modest_member_is_not_held_for_a_slow_one() {
+    let mut world = flood_slow_and_modest();
+    (0..50).for_each(|_| assert_eq!(world.serve(), Some((1, 1000))));
+    arrive_modestly(&mut world);
+    assert_eq!(world.serve(), Some((3, 1000)));
+    world.wf2q.end(world.wf2q.leaf(3), |_| {});
+    world.wf2q.set_reach(1);
+    assert_eq!(world.serve(), None, "the flood is held");
+    arrive_modestly(&mut world);
+    assert_eq!(world.serve(), Some((3, 1000)));
 }
