@@ -2,7 +2,7 @@
 //! this differently where a turn is more than one request.
 
 use super::super::slots::SlotId;
-use super::{Bfq, MOVES_NO_DATA, PASSED_OVER, wf2q};
+use super::{Bfq, MOVES_NO_DATA, wf2q};
 use crate::ids::GroupId;
 use crate::request::Request;
 use crate::sched::elevator::Elevator;
@@ -35,13 +35,9 @@ impl Bfq {
     /// Chooses the queue whose turn it is.
     pub(super) fn pick(&mut self) -> Option<usize> {
         loop {
-            let has_room = self.has_room() || self.may_pass();
             let (served_at, now) = (&self.last_class_at, self.now);
-            let leaf = has_room.then(|| {
-                self.wf2q
-                    .pick(|group| now.since(served_at[group]) >= LAST_CLASS_WAIT)
-            });
-            let Some(leaf) = leaf.flatten() else {
+            let last_class_due = |group: usize| now.since(served_at[group]) >= LAST_CLASS_WAIT;
+            let Some(leaf) = self.wf2q.pick(last_class_due) else {
                 self.is_held = self.queued() > 0;
                 if !self.is_held || !self.is_hold_over() {
                     return None;
@@ -62,42 +58,27 @@ impl Bfq {
     /// held are gone, or a probe begins.
     #[cold]
     pub(super) fn is_hold_over(&mut self) -> bool {
-        if self.room.is_alone() {
+        if self.probing.is_alone() {
             return false;
         }
         if self.dismiss_absent() {
             return true;
         }
-        let (holder, others) = (self.wf2q.holder(), self.others_in_flight());
-        let is_over = self.room.note_held_back(&mut self.wf2q, holder, others, self.now);
+        let holder = self.wf2q.holder();
+        let is_over = self.probing.begin_if_due(&self.wf2q, holder, self.now);
         self.wf2q.set_open(is_over);
         is_over
     }
 
-    /// Says whether the members that are not passed over may have one more request in flight.
+    /// Checks whether a probe begins or enters its next phase.
     #[inline]
-    pub(super) fn has_room(&self) -> bool {
-        self.room.permits(self.others_in_flight()) || self.wf2q.reach_now() == 0
-    }
-
-    /// Handles a lack of room. Says whether the next leaf needs none: it is passed over, or it is urgent.
-    #[cold]
-    pub(super) fn may_pass(&mut self) -> bool {
-        self.wf2q.is_next_passed_over() || self.wf2q.is_next_urgent()
-    }
-
-    /// Requests in flight of the members that are not passed over.
-    #[inline]
-    pub(super) fn others_in_flight(&self) -> u32 {
-        self.overdue.punctual(self.in_flight - self.passed_in_flight)
-    }
-
-    /// Checks whether a probe enters its next phase.
-    #[inline]
-    pub(super) fn look_at_room(&mut self) {
+    pub(super) fn look_at_probe(&mut self) {
         let now = self.now;
-        if self.room.look(&mut self.wf2q, self.in_flight, &self.overdue, now) {
-            self.wf2q.set_open(self.room.is_open());
+        if self
+            .probing
+            .look(&mut self.wf2q, self.in_flight, &self.overdue, now)
+        {
+            self.wf2q.set_open(self.probing.is_open());
             self.depth.interrupt();
         }
     }
@@ -143,13 +124,8 @@ impl Bfq {
         if rq.charged_bytes(self.held.limits()) == 0 {
             rq.sched_data |= MOVES_NO_DATA;
         }
-        let is_passed = self.room.has_passed() && self.wf2q.is_passed_over(self.wf2q.leaf(id));
-        if is_passed {
-            rq.sched_data |= PASSED_OVER;
-            self.passed_in_flight += 1;
-        }
         let leaf = self.wf2q.leaf(id);
-        self.room.taken(&self.wf2q, leaf, is_passed, self.now);
+        self.probing.taken(&self.wf2q, leaf, self.now);
         // A requeued request was charged when it was dispatched first.
         if !came_back {
             let cost = self.cost(&rq);

@@ -15,9 +15,9 @@ mod heap;
 mod history;
 mod idling;
 mod order;
+mod probing;
 mod rate;
 mod requests;
-mod room;
 #[cfg(test)]
 mod tests;
 mod tunables;
@@ -28,9 +28,9 @@ use self::clients::{Clients, Key};
 use self::contention::Contention;
 use self::history::TurnEnd;
 use self::idling::Idling;
+use self::probing::Probing;
 use self::rate::Rate;
 use self::requests::RequestMemory;
-use self::room::Room;
 use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
@@ -56,7 +56,7 @@ pub struct Bfq {
     depth: DepthLaw,
     idling: Idling,
     rate: Rate,
-    room: Room,
+    probing: Probing,
     /// At the last dispatch all waiting requests were held for a slower group or client.
     is_held: bool,
     tunables: Tunables,
@@ -68,8 +68,6 @@ pub struct Bfq {
     neighbours: Neighbours,
     /// Requests dispatched that have not ended.
     in_flight: u32,
-    /// Those among them of members that are passed over.
-    passed_in_flight: u32,
     /// Those among them that are out for much longer than usual: nothing is held for them.
     overdue: Overdue,
     /// By group, when its clients of the idle class had their last turn.
@@ -97,7 +95,7 @@ impl Bfq {
             depth: DepthLaw::new(requests_max.max(1) as u32),
             idling: Idling::new(capacity + queues),
             rate: Rate::default(),
-            room: Room::new(capacity + queues),
+            probing: Probing::new(capacity + queues),
             is_held: false,
             tunables: Tunables::new(rotational),
             rotational,
@@ -105,7 +103,6 @@ impl Bfq {
             pace: Pace::default(),
             neighbours: Neighbours::new(),
             in_flight: 0,
-            passed_in_flight: 0,
             overdue: Overdue::default(),
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
@@ -185,7 +182,6 @@ impl Bfq {
     #[inline]
     fn dec_in_flight(&mut self, sched_data: u32) {
         self.in_flight -= 1;
-        self.passed_in_flight -= u32::from(sched_data & PASSED_OVER != 0);
         self.clients[queue_of(sched_data)].in_flight -= 1;
     }
 
@@ -239,7 +235,7 @@ impl Bfq {
 /// The queue of a request, from the value that [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
-    (sched_data & !(MOVES_NO_DATA | PASSED_OVER)) as usize
+    (sched_data & !MOVES_NO_DATA) as usize
 }
 
 impl Elevator for Bfq {
@@ -267,7 +263,7 @@ impl Elevator for Bfq {
             self.wf2q
                 .place_leaf(leaf, key.group().index(), key.class(), key.weight());
             self.idling.forget(leaf);
-            self.room.forget(&mut self.wf2q, leaf);
+            self.probing.forget(&mut self.wf2q, leaf);
         }
         let id = if self.has_turns() {
             self.cooperator(id, rq.position())
@@ -290,7 +286,7 @@ impl Elevator for Bfq {
 
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
-        self.look_at_room();
+        self.look_at_probe();
         self.overdue.look(self.in_flight, self.now);
         if self.is_full() {
             let urgent = self.dispatch_urgent(now);
@@ -337,9 +333,9 @@ impl Elevator for Bfq {
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
         }
-        let (leaf, others) = (self.wf2q.leaf(id), self.others_in_flight());
-        self.room.ended(&self.wf2q, leaf, time, others, self.now);
-        self.look_at_room();
+        let leaf = self.wf2q.leaf(id);
+        self.probing.ended(&self.wf2q, leaf, time, self.now);
+        self.look_at_probe();
         self.depth
             .completed(note.direction, note.bytes, time, self.in_flight, self.now);
         let cost = bytes + u64::from(self.tunables.request_cost);
@@ -372,7 +368,7 @@ impl Elevator for Bfq {
     }
 
     fn learnt(&self, group: GroupId) -> Vec<u64> {
-        let known = self.room.learnt(self.wf2q.group(group.index()), self.now);
+        let known = self.probing.learnt(self.wf2q.group(group.index()), self.now);
         known.map_or_else(Vec::new, |known| known.to_vec())
     }
 
@@ -382,7 +378,7 @@ impl Elevator for Bfq {
         if let Ok(learnt) = learnt.try_into()
             && self.reach() > 0
         {
-            self.room.take_learnt(&mut self.wf2q, id, learnt, self.now);
+            self.probing.take_learnt(&mut self.wf2q, id, learnt, self.now);
         }
     }
 
@@ -414,7 +410,7 @@ impl Elevator for Bfq {
             turn,
             idling,
             late,
-            self.room.next_wakeup(&self.wf2q, &self.overdue),
+            self.probing.next_wakeup(&self.wf2q, &self.overdue),
         ];
         wakeups.into_iter().flatten().min()
     }
@@ -432,7 +428,7 @@ impl Elevator for Bfq {
         self.end_turn(TurnEnd::Asked);
         self.wf2q.set_reach(self.reach());
         if self.reach() == 0 {
-            self.room.clear(&mut self.wf2q);
+            self.probing.clear(&mut self.wf2q);
             self.end_hold();
         }
         let in_use: Vec<usize> = self.clients.iter().map(|(id, ..)| id).collect();
@@ -442,7 +438,7 @@ impl Elevator for Bfq {
 
     fn group_set(&mut self, id: GroupId, node: &Node) {
         self.end_turn(TurnEnd::Asked);
-        self.room.abandon(&mut self.wf2q);
+        self.probing.abandon(&mut self.wf2q);
         let entity = self.wf2q.group(id.index());
         self.wf2q.move_group(entity, node.parent.index());
         self.wf2q.set_weight(entity, node.weight.into());
@@ -450,12 +446,12 @@ impl Elevator for Bfq {
 
     fn group_gone(&mut self, id: GroupId) {
         self.end_turn(TurnEnd::Asked);
-        self.room.abandon(&mut self.wf2q);
+        self.probing.abandon(&mut self.wf2q);
         let wf2q = &mut self.wf2q;
         self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
         let group = wf2q.group(id.index());
         wf2q.forget(group);
-        self.room.forget(&mut self.wf2q, group);
+        self.probing.forget(&mut self.wf2q, group);
         self.idling.forget(group);
     }
 
@@ -496,5 +492,3 @@ const REACH_MIN: u64 = 64 << 10;
 const URGENT_PART: u32 = 4;
 /// Bit of `sched_data`, next to the queue's number: the request moves no data.
 const MOVES_NO_DATA: u32 = 1 << 31;
-/// Bit of `sched_data`: the request's member was passed over when the request was dispatched.
-const PASSED_OVER: u32 = 1 << 30;

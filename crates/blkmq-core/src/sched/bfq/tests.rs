@@ -76,9 +76,9 @@ fn what_was_learnt_of_a_group_elsewhere_is_gone_on_with_and_nonsense_is_ignored(
     let max = u64::MAX;
     bfq.take_learnt(slow, &[300, max, max, max, max, 1, max, max], now);
     bfq.take_learnt(GroupId(2), &[max, 0, 0, 0, 0, 0, 0, 0], now);
-    assert!(bfq.room.has_passed());
+    assert!(bfq.probing.has_passed());
     let seconds = |count: u64| count * 1_000_000_000;
-    let most = [300, 4, seconds(10), seconds(8), seconds(8), 1, 1 << 16, 0];
+    let most = [300, 4, 0, seconds(8), seconds(8), 1, 1 << 16, 0];
     assert_eq!(bfq.learnt(slow), most);
     assert_eq!(bfq.learnt(GroupId(2))[..6], [4096, 1, 0, 100_000_000, 0, 0]);
     insert(&mut bfq, 1, 1, 0);

@@ -17,7 +17,7 @@
 
 use super::super::heap::{Heap, Links, before};
 use super::super::idling::Return;
-use super::super::room::is_low;
+use super::super::probing::is_low;
 use super::entity::{BY_KNOWN_START, Entity, EntityId, UNIT_BITS};
 use super::tree::Tree;
 use super::{CLASS_OF_GROUPS, ROOT, Wf2q};

@@ -1,8 +1,8 @@
-//! Decides how `room` reads the trees for a probe, and how members that are passed over leave the floor:
+//! Decides how `probing` reads the trees for a probe, and how members that are passed over leave the floor:
 //! others are not held for them.
 
 use super::entity::{COUNTS_ALL, Entity, EntityId, State, effective};
-use super::{CLASS_OF_GROUPS, ROOT, Wf2q};
+use super::{CLASS_OF_GROUPS, Wf2q};
 
 impl Wf2q {
     /// Passes over a member: others are not held for it, and `counts` of its weight counts, in 1/1024.
@@ -32,21 +32,6 @@ impl Wf2q {
     pub(in super::super) fn is_passed_over(&self, id: EntityId) -> bool {
         self.with_groups(id)
             .any(|id| self.entities[id.index()].presence.is_passed_over)
-    }
-
-    /// Says whether the next leaf, or a group that contains it, is passed over.
-    pub(in super::super) fn is_next_passed_over(&mut self) -> bool {
-        let mut group = ROOT;
-        while let Some(id) = self.first_class(group).and_then(|class| self.next(group, class)) {
-            if self.entities[id as usize].presence.is_passed_over {
-                return true;
-            }
-            if !self.is_group(id) {
-                break;
-            }
-            group = id;
-        }
-        false
     }
 
     /// Members of the group of this one that move at its pace: like it, they have all their requests in flight.

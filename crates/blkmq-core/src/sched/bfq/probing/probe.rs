@@ -1,8 +1,7 @@
-//! One probe of a member: its phases, how long each lasts, and what it has counted so far. `room` starts and
+//! One probe of a member: its phases, how long each lasts, and what it has counted so far. `probing` starts and
 //! ends probes.
 
 use super::super::wf2q::EntityId;
-use super::LONGER_PART;
 use crate::time::{Instant, Nanos};
 
 /// The present probe, or, in the phase `Resting`, the end of the latest one.
@@ -18,17 +17,13 @@ pub(super) struct Probe {
     pub(super) taken: u32,
     /// The latest time at which a request of the subject was dispatched or ended.
     pub(super) seen_at: Instant,
-    /// Requests that ended in this phase, of passed-over members in the first phase, of the subject in the
-    /// last; and the sum of the times that the drive had them.
-    pub(super) ends: u64,
-    pub(super) times: Nanos,
     /// Requests that were in flight when draining began and have not ended.
     pub(super) before: u32,
     /// The subject's due, in bytes per second.
     pub(super) due: u64,
 }
 
-/// The phases of a probe, in their order: see the diagram in `room`.
+/// The phases of a probe, in their order: see the diagram in `probing`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Resting,
@@ -54,8 +49,6 @@ impl Probe {
             from: None,
             taken: 0,
             seen_at: Instant(0),
-            ends: 0,
-            times: Nanos::ZERO,
             before: 0,
             due: 1,
         }
@@ -64,21 +57,11 @@ impl Probe {
     /// Starts a phase.
     pub(super) fn begin(&mut self, phase: Phase, from: Option<Mark>, now: Instant) {
         (self.phase, self.phase_began, self.from, self.taken) = (phase, now, from, 0);
-        (self.ends, self.times) = (0, Nanos::ZERO);
     }
 
     /// Divides a rate in bytes per second by the subject's due, in 1/1024.
     pub(super) fn of_due(&self, rate: u64) -> u64 {
         (u128::from(rate) * 1024 / u128::from(self.due)).min(REACH_MAX.into()) as u64
-    }
-
-    /// How long a request of the subject may take when others have room: the time that it takes alone, plus a
-    /// part of the time from one request to the next.
-    pub(super) fn time_max(&self, now: Instant) -> Option<Nanos> {
-        let lasts = now.since(self.from?.at).0;
-        let time = self.times.0.checked_div(self.ends)?;
-        let cycle = (lasts / self.ends).max(time);
-        Some(Nanos(time + cycle / LONGER_PART))
     }
 
     /// When this phase ends, or begins to count.

@@ -1,7 +1,7 @@
 //! Decides for which members others are not held: members that could not have their due even if all others
 //! were held.
-//! `mod` asks at each hold, reports dispatches and ends, and obeys a probe; `wf2q` passes over the members
-//! named here, and counts the service of each.
+//! `mod` asks at each hold and in between, reports dispatches and ends, and obeys a probe; `wf2q` passes over the
+//! members named here, and counts the service of each.
 //!
 //! The bound of `lead` holds members that are ahead until the slowest member catches up. That is worth its
 //! price if the slow member can have its due. If it cannot (few requests in flight, flushes, pauses between
@@ -16,22 +16,14 @@
 //! *Open* measures what the drive does for all without a bound: by weight, a part of that is the member's
 //! due. *Alone* measures what the member has by itself, with its own depth, flushes and pauses. Its *reach*
 //! is alone over due, a mean of some probes. A member with a low reach is *passed over*: the others' lead is
-//! not bounded by it. Instead *room* bounds the others: they may have so much in flight that the members
-//! passed over keep most of what they have alone. A request of such a member may take as long as it does
-//! alone, plus a quarter of the time from one request to the next. The room grows by an eighth while that
-//! holds, and shrinks by an eighth while it does not; if the room gains nothing for these members, it is
-//! lifted (`room/window.rs`).
-//!
-//! The time of a request next to others, over its time alone, tells less: a member with 32 small writes in
-//! flight is slow because of its own writes, and would be protected from others for ever.
+//! not bounded by it. What it finds in the drive is bounded all the same, by the law of the depth. Its load may
+//! change, so it is probed again, at ever longer intervals.
 
 mod member;
 mod probe;
-mod window;
 
 use self::member::{Member, Verdict};
 use self::probe::{Mark, Phase, Probe};
-use self::window::{ROOM_KEPT, Window};
 use super::wf2q::{EntityId, Wf2q};
 use crate::group::ROOT;
 use crate::sched::overdue::Overdue;
@@ -39,7 +31,7 @@ use crate::time::{Instant, Nanos};
 
 /// The measurements of all members, and the probe.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct Probing {
     members: Vec<Member>,
     probe: Probe,
     /// No member is probed before the first time, and no member that is passed over before the second.
@@ -51,10 +43,11 @@ pub(super) struct Room {
     /// The members that are passed over, and those that moved at the pace of the probe's subject when the probe began.
     passed: Vec<EntityId>,
     alike: Vec<EntityId>,
-    window: Window,
+    /// When a request of a passed-over member began last.
+    passed_seen: Instant,
 }
 
-impl Room {
+impl Probing {
     /// Makes the tables for `members` groups and clients.
     pub(super) fn new(members: usize) -> Self {
         let none = EntityId::default();
@@ -67,7 +60,7 @@ impl Room {
             usual: 0,
             passed: Vec::with_capacity(members.min(PASSED_MAX)),
             alike: Vec::with_capacity(members.min(PASSED_MAX)),
-            window: Window::default(),
+            passed_seen: Instant(0),
         }
     }
 
@@ -90,22 +83,10 @@ impl Room {
         !self.passed.is_empty()
     }
 
-    /// Says whether the members that are not passed over may have one more request in flight.
-    #[inline]
-    pub(super) fn permits(&self, others: u32) -> bool {
-        self.window.permits(others) || self.probe.phase != Phase::Resting
-    }
-
-    /// Notes that all waiting requests are held, for `holder` or for lack of room, with the others' number in
-    /// flight. Says whether a probe begins, so that no member is held any more.
-    pub(super) fn note_held_back(
-        &mut self,
-        wf2q: &mut Wf2q,
-        holder: Option<EntityId>,
-        others: u32,
-        now: Instant,
-    ) -> bool {
-        self.window.note_held_back(others);
+    /// Begins a probe if one is due, of `holder`, for which all waiting requests are held, or of a member that is
+    /// passed over. Says whether it did, so that no member is held any more.
+    #[cold]
+    pub(super) fn begin_if_due(&mut self, wf2q: &Wf2q, holder: Option<EntityId>, now: Instant) -> bool {
         if self.probe.phase != Phase::Resting || now < self.quiet_until {
             return false;
         }
@@ -117,7 +98,7 @@ impl Room {
         };
         let is_quiet = now < self.passed_quiet_until;
         let passed = self.passed.iter().copied();
-        let passed = passed.filter(|id| !is_quiet && needs_room(wf2q, *id));
+        let passed = passed.filter(|id| !is_quiet && may_be_probed(wf2q, *id));
         let subject = holder.into_iter().chain(passed).find(&mut is_due);
         let Some(subject) = subject else {
             self.quiet_until = now + LOOK;
@@ -155,19 +136,19 @@ impl Room {
         rate < self.usual / 2
     }
 
-    /// Counts a dispatched request of a leaf, passed over or not.
+    /// Counts a dispatched request of a leaf.
     #[inline]
-    pub(super) fn taken(&mut self, wf2q: &Wf2q, leaf: EntityId, is_passed: bool, now: Instant) {
+    pub(super) fn taken(&mut self, wf2q: &Wf2q, leaf: EntityId, now: Instant) {
         if self.probe.phase != Phase::Resting {
             if self.probe.phase == Phase::Open || self.is_of_subject(wf2q, leaf) {
                 self.probe.taken += 1;
                 self.probe.seen_at = now;
             }
-        } else if is_passed && self.time_max_of(wf2q, leaf).is_some() {
-            if now.since(self.window.seen) >= LONG_AWAY {
+        } else if self.has_passed() && wf2q.is_passed_over(leaf) {
+            if now.since(self.passed_seen) >= LONG_AWAY {
                 self.doubt();
             }
-            self.window.begin_one(now);
+            self.passed_seen = now;
         }
     }
 
@@ -177,34 +158,19 @@ impl Room {
         for id in &self.passed {
             self.members[id.index()].doubt();
         }
-        self.window.forget_gain();
     }
 
     /// Counts the end of a request of a leaf; the drive had the request for `time`, until now.
     #[inline]
-    pub(super) fn ended(&mut self, wf2q: &Wf2q, leaf: EntityId, time: Nanos, others: u32, now: Instant) {
-        match self.probe.phase {
-            Phase::Resting if self.window.is_binding => {
-                if let Some(time_max) = self.time_max_of(wf2q, leaf) {
-                    self.window.note_end(time, time_max, others, now);
-                }
-            }
-            Phase::Resting => {}
-            Phase::Open => {
-                let counts = self.probe.from.is_some() && self.time_max_of(wf2q, leaf).is_some();
-                self.probe.ends += u64::from(counts);
-            }
-            Phase::Draining | Phase::Alone => {
-                let probe = &mut self.probe;
-                if now.since(probe.phase_began) <= time {
-                    probe.before = probe.before.saturating_sub(1);
-                }
-                if self.is_of_subject(wf2q, leaf) {
-                    self.probe.ends += 1;
-                    self.probe.times += time;
-                    self.probe.seen_at = now;
-                }
-            }
+    pub(super) fn ended(&mut self, wf2q: &Wf2q, leaf: EntityId, time: Nanos, now: Instant) {
+        if !self.is_alone() {
+            return;
+        }
+        if now.since(self.probe.phase_began) <= time {
+            self.probe.before = self.probe.before.saturating_sub(1);
+        }
+        if self.is_of_subject(wf2q, leaf) {
+            self.probe.seen_at = now;
         }
     }
 
@@ -213,19 +179,11 @@ impl Room {
         wf2q.with_groups(leaf).any(|id| id == self.probe.subject)
     }
 
-    /// How long a request of a leaf may take if room is kept for the leaf, or for a group that contains it.
-    fn time_max_of(&self, wf2q: &Wf2q, leaf: EntityId) -> Option<Nanos> {
-        let passed = wf2q
-            .with_groups(leaf)
-            .find(|id| self.members[id.index()].is_passed)?;
-        (!wf2q.is_modest(passed)).then(|| self.members[passed.index()].time_max)
-    }
-
-    /// The latest time at which the phase ends, or at which no member is passed over any more.
+    /// The latest time at which the phase ends.
     #[inline]
     pub(super) fn next_wakeup(&self, wf2q: &Wf2q, overdue: &Overdue) -> Option<Instant> {
         match self.probe.phase {
-            Phase::Resting => self.window.is_binding.then(|| self.window.seen + ROOM_KEPT),
+            Phase::Resting => None,
             Phase::Open => Some(self.probe.until()),
             _ => Some(self.probe.until().min(self.gone_at(wf2q, overdue))),
         }
@@ -241,51 +199,36 @@ impl Room {
         self.probe.seen_at + patience
     }
 
-    /// Checks, and says, whether the phase is over, with `in_flight` requests in flight. Room is not kept for
-    /// members of which nothing began or ended for as long as `overdue` says.
+    /// Checks, with `in_flight` requests in flight, whether a phase is over or a probe of a passed-over member begins;
+    /// says whether one did.
     #[inline]
     pub(super) fn look(&mut self, wf2q: &mut Wf2q, in_flight: u32, overdue: &Overdue, now: Instant) -> bool {
         if self.probe.phase != Phase::Resting {
             return self.look_at_probe(wf2q, in_flight, overdue, now);
         }
-        if self.window.is_binding && now >= self.window.seen + ROOM_KEPT {
-            self.window.seen = now;
-            let is_busy = self.passed.iter().any(|id| needs_room(wf2q, *id));
-            let stalled_after = overdue.patience().max(self.longest_allowed());
-            self.window.is_binding = is_busy && now < self.window.moved + stalled_after;
-        }
-        false
+        self.has_passed() && now >= self.quiet_until && self.begin_if_due(wf2q, None, now)
     }
 
-    /// Twice the longest time that a request of a passed-over member may take.
-    fn longest_allowed(&self) -> Nanos {
-        let times = self.passed.iter().map(|id| self.members[id.index()].time_max);
-        Nanos(2 * times.max().unwrap_or_default().0)
-    }
-
-    /// The measurements of a member, and of the room of the others, for an elevator that continues with them;
-    /// none before its first probe.
+    /// The measurements of a member, for an elevator that continues with them; none before its first probe.
     pub(super) fn learnt(&self, id: EntityId, now: Instant) -> Option<[u64; LEARNT]> {
         let member = &self.members[id.index()];
-        let [reach, probes, time_max, rest, probe_in] = member.learnt(now)?;
-        let (passed, (room, lifted)) = (member.is_passed.into(), self.window.learnt());
-        Some([reach, probes, time_max, rest, probe_in, passed, room, lifted])
+        let [reach, probes, rest, probe_in] = member.learnt(now)?;
+        let passed = member.is_passed.into();
+        Some([reach, probes, 0, rest, probe_in, passed, NO_ROOM, 0])
     }
 
     /// Takes over another elevator's measurements of a member.
     pub(super) fn take_learnt(&mut self, wf2q: &mut Wf2q, id: EntityId, learnt: [u64; LEARNT], now: Instant) {
-        let [reach, probes, time_max, rest, probe_in, passed, room, lifted] = learnt;
+        let [reach, probes, _, rest, probe_in, passed, ..] = learnt;
         let member = &mut self.members[id.index()];
         if member.learnt(now).is_some() || passed == 1 && reach > REACH_HIGH {
             return;
         }
-        member.take_learnt([reach, probes, time_max, rest, probe_in], wf2q.served(id), now);
+        member.take_learnt([reach, probes, rest, probe_in], wf2q.served(id), now);
         if passed == 1 && self.passed.len() < PASSED_MAX {
             member.is_passed = true;
             wf2q.pass_over(id, member.counts(wf2q.waits(id)));
             self.passed.push(id);
-            self.window.take_learnt(room, lifted);
-            self.window.begin_again(true, now);
         }
     }
 
@@ -317,7 +260,6 @@ impl Room {
             self.members[id.index()] = Member::UNKNOWN;
             wf2q.count_again(id);
         }
-        self.window = Window::default();
     }
 
     #[cold]
@@ -360,10 +302,6 @@ impl Room {
     /// Ends the open phase, with the drive's rate for all. If the subject had its due of that, the probe ends.
     fn end_open(&mut self, wf2q: &mut Wf2q, all: u64, in_flight: u32, now: Instant) {
         let subject = self.probe.subject;
-        if let Some(from) = self.probe.from {
-            let ends = self.probe.ends;
-            self.window.note_open(ends, now.since(from.at), all, self.usual);
-        }
         let (own, weights) = wf2q.part(subject);
         let due = (u128::from(all) * u128::from(own) / u128::from(weights)) as u64;
         self.probe.due = due.max(1);
@@ -387,9 +325,8 @@ impl Room {
     fn end_alone(&mut self, wf2q: &mut Wf2q, alone: u64, now: Instant) {
         let subject = self.probe.subject;
         let reach = self.probe.of_due(alone);
-        let time_max = self.probe.time_max(now);
         let member = &mut self.members[subject.index()];
-        let (verdict, is_another) = member.learn(reach, time_max);
+        let (verdict, is_another) = member.learn(reach);
         match verdict {
             Verdict::CountAgain => self.count_again(wf2q, subject),
             Verdict::PassOver => self.pass_over_alike(wf2q, subject),
@@ -409,18 +346,14 @@ impl Room {
     /// Passes over the subject and the members that move at its pace: they get the same reach by weight, until
     /// they are probed themselves.
     fn pass_over_alike(&mut self, wf2q: &mut Wf2q, subject: EntityId) {
-        if self.passed.is_empty() {
-            self.window.begin();
-        }
         let known = self.members[subject.index()];
         for id in std::iter::once(subject).chain(self.alike.drain(..)) {
             let member = &mut self.members[id.index()];
             if member.is_passed || self.passed.len() == PASSED_MAX {
                 continue;
             }
-            (member.is_passed, member.reach, member.time_max) = (true, known.reach, known.time_max);
+            (member.is_passed, member.reach) = (true, known.reach);
             self.passed.push(id);
-            self.window.forget_gain();
             wf2q.pass_over(id, member.counts(wf2q.waits(id)));
         }
     }
@@ -428,7 +361,6 @@ impl Room {
     fn count_again(&mut self, wf2q: &mut Wf2q, id: EntityId) {
         self.members[id.index()].is_passed = false;
         self.passed.retain(|passed| *passed != id);
-        self.window.forget_gain();
         wf2q.count_again(id);
     }
 
@@ -445,12 +377,11 @@ impl Room {
         self.passed_quiet_until = now + Nanos(lasted.0 * PASSED_QUIET_TIMES);
         self.probe = Probe::resting(subject);
         wf2q.set_only(None);
-        self.window.begin_again(!self.passed.is_empty(), now);
     }
 }
 
-/// Says whether room is kept for a passed-over member: it has requests, and does not pause by nature.
-fn needs_room(wf2q: &Wf2q, id: EntityId) -> bool {
+/// Says whether a passed-over member may be probed: it has requests, and does not pause by nature.
+fn may_be_probed(wf2q: &Wf2q, id: EntityId) -> bool {
     wf2q.is_busy(id) && !wf2q.is_modest(id)
 }
 
@@ -459,15 +390,16 @@ pub(super) fn is_low(rate: u64, due: u64) -> bool {
     u128::from(rate) * 1024 < u128::from(due) * u128::from(REACH_LOW)
 }
 
-/// How many numbers describe a member.
+/// How many numbers describe a member. The third and the last two are for daemons before, which limited how much the
+/// others had in flight: as much as they like.
 pub(super) const LEARNT: usize = 8;
+const NO_ROOM: u64 = 1 << 16;
 /// A member is passed over if its reach is below the first, in 1/1024, and no longer if it is above the
 /// second: exact shares cost up to a third of the drive.
 const REACH_LOW: u64 = 635;
 const REACH_HIGH: u64 = 717;
-/// A request of a member that is passed over may take longer by one part in so many of the time from one to
-/// the next: the member keeps four fifths of what it has alone.
-const LONGER_PART: u64 = 4;
+/// A passed-over member with a backlog counts by its reach and one part in so many of it.
+const SPARE_PART: u64 = 4;
 /// At most this many members are passed over.
 const PASSED_MAX: usize = 256;
 /// If the subject leaves in the last phase, this many requests are enough for a result.

@@ -1,7 +1,7 @@
-//! The results of one member's probes: its reach, how long its requests may take, and when it is probed next.
+//! The results of one member's probes: its reach, and when it is probed next.
 
 use super::probe::{Mark, REACH_MAX};
-use super::{LONGER_PART, REACH_HIGH, REACH_LOW};
+use super::{REACH_HIGH, REACH_LOW, SPARE_PART};
 use crate::time::{Instant, Nanos};
 
 /// The results of one group's or client's probes.
@@ -10,8 +10,6 @@ pub(super) struct Member {
     /// Its service alone divided by its due, in 1/1024: the mean of `probes` probes.
     pub(super) reach: u64,
     probes: u64,
-    /// How long its requests may take while it is passed over; zero if not known: then there is no limit.
-    pub(super) time_max: Nanos,
     pub(super) is_passed: bool,
     /// When it is probed next, and how long it rests after that; zero until others were first held for it.
     probe_at: Instant,
@@ -33,7 +31,6 @@ impl Member {
     pub(super) const UNKNOWN: Self = Self {
         reach: 0,
         probes: 0,
-        time_max: Nanos::ZERO,
         is_passed: false,
         probe_at: Instant(0),
         rest: Nanos::ZERO,
@@ -56,19 +53,17 @@ impl Member {
         is_urgent || now >= self.probe_at
     }
 
-    /// The results: the reach, the number of probes, how long a request may take; how long it rests next, and
-    /// the time until its next probe.
-    pub(super) fn learnt(&self, now: Instant) -> Option<[u64; 5]> {
+    /// The results: the reach, the number of probes; how long it rests next, and the time until its next probe.
+    pub(super) fn learnt(&self, now: Instant) -> Option<[u64; 4]> {
         let probe_in = self.probe_at.since(now);
-        let learnt = [self.reach, self.probes, self.time_max.0, self.rest.0, probe_in.0];
+        let learnt = [self.reach, self.probes, self.rest.0, probe_in.0];
         (self.probes > 0).then_some(learnt)
     }
 
     /// Continues with the results of another elevator.
-    pub(super) fn take_learnt(&mut self, learnt: [u64; 5], served: u64, now: Instant) {
-        let [reach, probes, time_max, rest, probe_in] = learnt;
+    pub(super) fn take_learnt(&mut self, learnt: [u64; 4], served: u64, now: Instant) {
+        let [reach, probes, rest, probe_in] = learnt;
         (self.reach, self.probes) = (reach.min(REACH_MAX), probes.clamp(1, PROBES_KEPT));
-        self.time_max = Nanos(time_max).min(TIME_MAX);
         self.rest = Nanos(rest).clamp(REST_FIRST, REST_MAX);
         self.probe_at = now + Nanos(probe_in).min(REST_MAX);
         self.probed = Mark { served, at: now };
@@ -79,19 +74,13 @@ impl Member {
         (self.probes, self.rest, self.probe_at) = (0, REST_FIRST, Instant(0));
     }
 
-    /// Adds the results of a probe: the reach, and how long its requests may take. Returns the verdict, and
-    /// whether a passed-over member seems able to use its due, which is to be verified soon.
-    pub(super) fn learn(&mut self, reach: u64, time_max: Option<Nanos>) -> (Verdict, bool) {
+    /// Adds the result of a probe. Returns the verdict, and whether a passed-over member seems able to use its due,
+    /// which is to be verified soon.
+    pub(super) fn learn(&mut self, reach: u64) -> (Verdict, bool) {
         let is_another = self.is_passed && reach > REACH_HIGH;
         let kept = if is_another { 2 } else { PROBES_KEPT };
         self.probes = (self.probes + 1).min(kept);
         self.reach = (self.reach * (self.probes - 1) + reach) / self.probes;
-        if let Some(time_max) = time_max {
-            self.time_max = match self.time_max {
-                Nanos::ZERO => time_max,
-                mean => Nanos((mean.0 * 3 + time_max.0) / 4),
-            };
-        }
         if is_another || !self.is_passed && reach < REACH_LOW {
             self.rest = REST_FIRST;
         }
@@ -110,7 +99,7 @@ impl Member {
     /// served as much as alone, even if all members together are served a fifth less.
     pub(super) fn counts(&self, has_backlog: bool) -> u32 {
         match has_backlog {
-            true => (self.reach + self.reach / LONGER_PART) as u32,
+            true => (self.reach + self.reach / SPARE_PART) as u32,
             false => 1024,
         }
     }
@@ -123,8 +112,6 @@ impl Member {
     }
 }
 
-/// Largest time that a request may take.
-const TIME_MAX: Nanos = Nanos::from_secs(10);
 /// The reach is a mean of at most this many probes.
 const PROBES_KEPT: u64 = 4;
 /// How long a member rests between probes: at first, and at most; each rest is `REST_GROWS` times the one before.
