@@ -65,7 +65,6 @@ fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
 /// Requests that time out one after the other make a hold longer: their time limit counts as what the slower kinds
 /// of requests take, and the bound on a hold is one and a half of that.
 #[test]
-#[ignore = "nothing is issued for 111 ms and more after a burst of timeouts of 5 s, until requests have been fast for long: cargo test --release -p blkmq-sim --test regressions -- --ignored"]
 fn a_burst_of_timeouts_makes_no_hold_longer() {
     let scenario = scenario::by_name("slow-requests").expect("the scenario exists");
     for seed in 1..=400 {

@@ -88,7 +88,7 @@ impl LocalQueue {
             let report = if again {
                 Report::Requeued(rq.disk(), rq.is_targeted.then(|| (rq.group(), rq.issued_at)))
             } else {
-                Report::Ended(Note::of(&rq, now), rq.disk())
+                Report::Ended(Note::of(&rq, now).with(status), rq.disk())
             };
             let pushed = self.reports.push(report);
             assert!(

@@ -160,7 +160,7 @@ impl LocalQueue {
                 state.requeue(rq, &self.queue.stats, now);
             }
             Outcome::Ended { rq, status } => {
-                state.ended(&Note::of(&rq, now), rq.disk(), &self.queue.stats);
+                state.ended(&Note::of(&rq, now).with(status), rq.disk(), &self.queue.stats);
                 self.ended_inside.push((rq, status));
             }
         }

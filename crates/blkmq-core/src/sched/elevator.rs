@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::bio::{Direction, Prio};
+use crate::bio::{Direction, Prio, Status};
 use crate::group::Node;
 use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::request::Request;
@@ -54,6 +54,8 @@ pub struct Note {
     pub is_sync: bool,
     /// Whether its latency counts for a latency target.
     pub is_targeted: bool,
+    /// Whether it was given up at its time limit: when the drive would have ended it is not known.
+    pub is_timed_out: bool,
     /// For the statistics, if they are kept under the gate.
     pub stamp: Stamp,
 }
@@ -79,7 +81,17 @@ impl Note {
             bios: rq.bios,
             is_sync: rq.is_sync(),
             is_targeted: rq.is_targeted,
+            is_timed_out: false,
             stamp: rq.stamp,
+        }
+    }
+
+    /// Says how the request ended.
+    #[inline]
+    pub(crate) fn with(self, status: Status) -> Self {
+        Self {
+            is_timed_out: status == Status::Timeout,
+            ..self
         }
     }
 }

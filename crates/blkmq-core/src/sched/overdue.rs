@@ -81,12 +81,13 @@ impl Overdue {
         Nanos(self.usual_ns)
     }
 
-    /// How long the rest waits at most for requests that are out: some milliseconds, or longer than the slower kinds
-    /// of requests take.
+    /// How long the rest waits at most for requests that are out: some milliseconds, or, on a slow drive, longer than
+    /// the slower kinds of requests take. Requests that time out are no kind: they say nothing of a fast drive.
     #[inline]
     pub(crate) fn patience(&self) -> Nanos {
         let patience = Nanos(self.slow_ns * PATIENCE_TIMES).clamp(PATIENCE_MIN, PATIENCE_MAX);
-        patience.max(Nanos(self.slow_ns + self.slow_ns / 2))
+        let slow_ns = self.slow_ns.min(self.usual_ns * TIMES_MAX);
+        patience.max(Nanos(slow_ns + slow_ns / 2))
     }
 
     #[cold]
@@ -100,7 +101,8 @@ impl Overdue {
     }
 }
 
-/// The mean is one of about so many requests, each counted up to so many times the mean.
+/// The mean is one of about so many requests, each counted up to so many times the mean; so are the slower kinds, where
+/// they make the rest wait for long.
 const MEAN_OF: u64 = 32;
 const TIMES_MAX: u64 = 8;
 /// A slower request moves the time of the slower kinds by this part of the difference, a faster one by this part of

@@ -329,7 +329,8 @@ impl Elevator for Bfq {
             }
         };
         self.dec_in_flight(note.sched_data);
-        self.overdue.ended(note.issued_at, Some(time));
+        let known_time = (!note.is_timed_out).then_some(time);
+        self.overdue.ended(note.issued_at, known_time);
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
         }
