@@ -81,12 +81,21 @@ impl Overdue {
         Nanos(self.usual_ns)
     }
 
+    /// What a request may take and still be of a usual kind; no limit while nothing is known.
+    #[inline]
+    pub(crate) fn longest_usual(&self) -> Nanos {
+        match self.usual_ns {
+            0 => Nanos(u64::MAX),
+            usual => Nanos(usual * TIMES_MAX),
+        }
+    }
+
     /// How long the rest waits at most for requests that are out: some milliseconds, or, on a slow drive, longer than
     /// the slower kinds of requests take. Requests that time out are no kind: they say nothing of a fast drive.
     #[inline]
     pub(crate) fn patience(&self) -> Nanos {
         let patience = Nanos(self.slow_ns * PATIENCE_TIMES).clamp(PATIENCE_MIN, PATIENCE_MAX);
-        let slow_ns = self.slow_ns.min(self.usual_ns * TIMES_MAX);
+        let slow_ns = self.slow_ns.min(self.longest_usual().0);
         patience.max(Nanos(slow_ns + slow_ns / 2))
     }
 

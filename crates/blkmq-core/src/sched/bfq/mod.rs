@@ -322,9 +322,12 @@ impl Elevator for Bfq {
         let bytes = match note.sched_data & MOVES_NO_DATA {
             0 => note.bytes.min(u64::from(self.cost_max)),
             _ => {
+                // What takes much longer than usual does not take the drive all the time, or all others were slow.
+                let time = time.min(self.overdue.longest_usual());
+                let in_flight = self.overdue.punctual(self.in_flight);
                 let part = self
                     .depth
-                    .part_of_drive(note.direction, note.bytes, time, self.in_flight);
+                    .part_of_drive(note.direction, note.bytes, time, in_flight);
                 self.rate.learn_cost_without_data(part)
             }
         };

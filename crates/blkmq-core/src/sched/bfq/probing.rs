@@ -285,7 +285,7 @@ impl Probing {
             served: wf2q.served(counts),
             at: now,
         };
-        let is_drained = phase == Phase::Draining && self.probe.before == 0;
+        let is_drained = phase == Phase::Draining && overdue.punctual(self.probe.before) == 0;
         if now < self.probe.until() && !is_drained && !has_left {
             return false;
         }
