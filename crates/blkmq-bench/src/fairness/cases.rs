@@ -74,6 +74,17 @@ pub(super) fn with_pauses() -> Vec<Scene> {
     }
     mix = (0..7).fold(mix, |mix, _| mix.tenant(ROOT, 100, light.at(200)));
     scenes.push(mix.victim(100, light.at(200)));
+    let bursts = Load::reads(4096, 8).in_bursts(20);
+    scenes.push(
+        Scene::new(format!("pause/{bursts}+{flood}"))
+            .tenant(ROOT, 100, flood)
+            .victim(100, bursts),
+    );
+    for others in [7, 29] {
+        let scene = Scene::new(format!("pause/{}x4k@200+{flood}", others + 1)).tenant(ROOT, 100, flood);
+        let scene = (0..others).fold(scene, |scene, _| scene.tenant(ROOT, 100, light.at(200)));
+        scenes.push(scene.victim(100, light.at(200)));
+    }
     scenes
 }
 
@@ -239,11 +250,19 @@ fn isolation(flooders: u32, block_bytes: u32) -> Scene {
 const AWAY: Duration = Duration::from_millis(3);
 /// Modelled drives: their keys in `[disk.NAME]`.
 const MODEL_300M: &str = "latency = \"100us\"\nparallel = 4\nbandwidth = \"300M\"\n";
-const MODELS: [(&str, &str); 2] = [
+const MODELS: [(&str, &str); 4] = [
     ("1G", "latency = \"100us\"\nparallel = 8\nbandwidth = \"1G\"\n"),
     (
         "16x80us",
         "latency = \"80us\"\nspread = \"16us\"\nparallel = 16\n",
+    ),
+    (
+        "128x80us",
+        "latency = \"80us\"\nspread = \"16us\"\nparallel = 128\n",
+    ),
+    (
+        "300M+20ms",
+        "latency = \"100us\"\nparallel = 4\nbandwidth = \"300M\"\nslow_rate = 0.0002\nslow = \"20ms\"\n",
     ),
 ];
 const CROWD_DEPTH: u32 = 64;

@@ -145,7 +145,12 @@ fn load(load: &Load) -> Vec<String> {
         // Otherwise each job would be a child of the started process, with a start of its own.
         "--thread".into(),
     ];
-    options.into_iter().chain(rate).collect()
+    let bursts = (load.rest_ms > 0).then(|| {
+        let pause = format!("--thinktime={}ms", load.rest_ms);
+        [pause, format!("--thinktime_blocks={}", load.depth)]
+    });
+    let bursts = bursts.into_iter().flatten();
+    options.into_iter().chain(rate).chain(bursts).collect()
 }
 
 /// Options for a log with a line for every I/O, with times of the clock that all processes share.

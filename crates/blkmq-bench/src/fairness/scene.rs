@@ -45,6 +45,8 @@ pub(super) struct Load {
     pub(super) depth: u32,
     /// I/Os per second at most; 0 for as many as it can have.
     pub(super) rate: u32,
+    /// Milliseconds between bursts of `depth` I/Os; 0 for none.
+    pub(super) rest_ms: u32,
 }
 
 impl Load {
@@ -61,12 +63,18 @@ impl Load {
             block_bytes,
             depth,
             rate: 0,
+            rest_ms: 0,
         }
     }
 
     /// The same with pauses: so many I/Os per second.
     pub(super) const fn at(self, rate: u32) -> Self {
         Self { rate, ..self }
+    }
+
+    /// The same in bursts: as many I/Os as may be under way, then a pause when all have ended.
+    pub(super) const fn in_bursts(self, rest_ms: u32) -> Self {
+        Self { rest_ms, ..self }
     }
 
     /// Bytes under way.
@@ -85,7 +93,8 @@ impl Load {
     }
 }
 
-/// `16x64k`, followed by the operation if it is not random reads, and by `@` and the rate if it has one.
+/// `16x64k`, followed by the operation if it is not random reads, by `@` and the rate if it has one, and by `/` and the
+/// milliseconds between bursts.
 impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}k", self.depth, self.block_bytes >> 10)?;
@@ -93,9 +102,12 @@ impl fmt::Display for Load {
             "randread" => {}
             rw => write!(f, ":{rw}")?,
         }
-        match self.rate {
+        if self.rate > 0 {
+            write!(f, "@{}", self.rate)?;
+        }
+        match self.rest_ms {
             0 => Ok(()),
-            rate => write!(f, "@{rate}"),
+            rest => write!(f, "/{rest}ms"),
         }
     }
 }

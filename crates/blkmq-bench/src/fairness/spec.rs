@@ -50,6 +50,7 @@ fn tenant(word: &str) -> Result<(u16, Load), String> {
         block_bytes: block_bytes(size)?,
         depth: number("depth", depth, 1, DEPTH_MAX)?,
         rate,
+        rest_ms: 0,
     };
     let weight = number("weight", weight, WEIGHT_MIN.into(), WEIGHT_MAX.into())?;
     Ok((weight as u16, load))
