@@ -1,5 +1,6 @@
-//! Decides what a caller can ask of a disk: one operation on one byte range, with its buffers, priority and group.
-//! A bio is staged by `sw_ctx`, becomes part of a `request`, and comes back to its submitter with a [`Status`].
+//! A bio: what a caller asks of a disk, one operation on one byte range, with its buffers, priority and
+//! group. A bio is staged by `sw_ctx`, becomes part of a `request`, and comes back to its submitter with
+//! a [`Status`].
 
 use std::sync::Arc;
 

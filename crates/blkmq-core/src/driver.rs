@@ -1,4 +1,4 @@
-//! Decides the interface between the engine and a driver: one object per hardware context, used only by the
+//! The interface between the engine and a driver: one object per hardware context, used only by the
 //! reactor that owns the context, so that it needs no lock. `hw_ctx` calls it; null, ram, file, nbd, the
 //! simulator's drives and `mapper::multipath`, a driver over other drivers, implement it.
 

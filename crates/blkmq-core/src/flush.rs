@@ -1,5 +1,6 @@
-//! Decides the order of flushes and of writes that depend on them: flush before, data, flush after.
-//! `sw_ctx` passes bios that need it here; `local` issues the flushes and stages the data writes that are due.
+//! The flush machinery: flushes, and the order of the writes that depend on them (flush before, data,
+//! flush after). `sw_ctx` passes bios that need it here; `local` issues the flushes and stages the data
+//! writes that are due.
 //!
 //! Each disk has one flush under way per reactor; bios that need one meanwhile share the next one. Groups
 //! with caps have a flush of their own, which waits for the caps: other groups do not wait with it.

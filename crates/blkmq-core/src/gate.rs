@@ -1,8 +1,8 @@
-//! Decides what the one dispatcher inside the gate does: it takes all reactors' insertions and completions
-//! into the elevator, and dispatches requests while the depth allows.
-//! `local` enters the gate, issues dispatched requests, and leaves. On the way in, requests of groups with
-//! caps stop at `throttle`; without an elevator no others come here. On the way out, `share` holds
-//! requests beyond a disk's share of shared tags, and `target` holds requests for the sake of a latency target.
+//! The gate around the elevator, and the work of the one dispatcher inside it: it takes all reactors'
+//! insertions and completions into the elevator, and dispatches requests while the depth allows. `local`
+//! enters the gate, issues dispatched requests, and leaves. On the way in, requests of groups with caps
+//! stop at `throttle`; without an elevator no others come here. On the way out, `share` holds requests
+//! beyond a disk's share of shared tags, and `target` holds requests for the sake of a latency target.
 //!
 //! ```text
 //!  insert lists ─► throttle ─► elevator ─► share ─► target ─► the dispatcher, or back to the requeue list, which goes first

@@ -1,5 +1,5 @@
-//! Decides which groups (tenants) a queue has, which group is part of which, and what each may take: the
-//! tenant tree. The gate protects it; elevators keep copies of what they need and learn of every change
+//! The tenant tree: the groups (tenants) of a queue, which group is part of which, and what each may
+//! take. The gate protects it; elevators keep copies of what they need and learn of every change
 //! (`sched`).
 //!
 //! ```text

@@ -1,6 +1,5 @@
-//! Decides how much of a limited resource one user may hold while it is short: requests of a reactor
-//! (`sw_ctx`), sequences of `flush`, memory for payload. `share` does the same for the tags of a drive, which
-//! are freed soon.
+//! The share of a scarce resource that one user may hold: requests of a reactor (`sw_ctx`), sequences of
+//! `flush`, memory for payload. `share` does the same for the tags of a drive, which are freed soon.
 //!
 //! Pieces that a user holds cannot be taken back, and may be returned very late (for example, with a cap of
 //! one I/O per second). So the share is one of the *free* pieces: free / (users + 4), and at least 4. However

@@ -1,6 +1,6 @@
-//! Decides which requests are at the driver and which are held back in front of it.
-//! `local` issues to it and takes completions from it. One reactor owns a hardware context, so nothing
-//! here is shared except a shared tag set.
+//! A hardware context: the requests that are at the driver, and those held back in front of it. `local`
+//! issues to it and takes completions from it. One reactor owns a hardware context, so nothing here is
+//! shared except a shared tag set.
 
 use std::collections::VecDeque;
 

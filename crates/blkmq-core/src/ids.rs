@@ -1,5 +1,5 @@
-//! Decides how the engine names its parts: small typed numbers that index tables made at set-up.
-//! Every other module uses them; a driver returns the [`Cookie`] on completion.
+//! Small typed numbers that name the engine's parts and index tables made at set-up. Every other module
+//! uses them; a driver returns the [`Cookie`] on completion.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Decides what a drive accepts in one request, and checks bios and configurations against it. `split` splits
-//! bios to these limits, `merge` stays within them, mappers stack them.
+//! The limits of a drive: what it accepts in one request, and the checks of bios and configurations
+//! against that. `split` splits bios to these limits, `merge` stays within them, mappers stack them.
 
 use std::fmt;
 

@@ -1,6 +1,5 @@
-//! Decides the path of a request through one reactor: from the plug directly to the driver, or through
-//! the gate and the elevator; and the path back.
-//! A `LocalQueue` is one reactor's side of one queue; it joins `sw_ctx`, `gate` and `hw_ctx`.
+//! One reactor's side of one queue: a `LocalQueue` joins `sw_ctx`, `gate` and `hw_ctx`. Requests go from
+//! the plug directly to the driver, or through the gate and the elevator; `complete` has the way back.
 //!
 //! ```text
 //!  submit ─► sw_ctx ─► unplug ─┬─ issue_direct ───────────────────────► hw_ctx ─► driver

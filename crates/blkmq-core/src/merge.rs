@@ -1,5 +1,5 @@
-//! Decides whether two requests may be merged, and in which order.
-//! `plug` calls it at submission and elevators at insertion; the merge itself is in `request`.
+//! The test whether two requests may be merged, and in which order. `plug` calls it at submission and
+//! elevators at insertion; the merge itself is in `request`.
 
 use crate::bio::Op;
 use crate::limits::Limits;

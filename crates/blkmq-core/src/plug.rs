@@ -1,5 +1,5 @@
-//! Decides how long a submitter collects requests before they are issued or inserted: until there are 32, until one is
-//! large, or until the submitter is about to wait. Filled by `sw_ctx`, emptied by `local`.
+//! The plug: a submitter collects requests before they are issued or inserted, until there are 32, until
+//! one is large, or until the submitter is about to wait. Filled by `sw_ctx`, emptied by `local`.
 
 use crate::limits::Limits;
 use crate::merge;

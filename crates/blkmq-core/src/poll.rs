@@ -1,7 +1,7 @@
-//! Decides how a reactor waits for requests in flight: poll, sleep until an instant and then poll, or block
-//! until it is woken. One [`Predictor`] for each hardware context learns from completions; the reactor asks
-//! all of its contexts, joins their [`Verdict`]s, acts on the result, and reports how it waited. Time is an
-//! argument.
+//! Hybrid polling: how a reactor waits for requests in flight. It polls, sleeps until an instant and then
+//! polls, or blocks until it is woken. One [`Predictor`] for each hardware context learns from
+//! completions; the reactor asks all of its contexts, joins their [`Verdict`]s, acts on the result, and
+//! reports how it waited. Time is an argument.
 //!
 //! ```text
 //!   issue ──────────────── sleep ──────────────►│◄── o ──►│◄───── look ─────►│ end

@@ -1,5 +1,5 @@
-//! Decides what the reactors of one drive share: its limits and disks, the gate, the tags, each reactor's
-//! mailbox; and the control operations on it. `local` is one reactor's side of it.
+//! A queue: what the reactors of one drive share (its limits and disks, the gate, the tags, each
+//! reactor's mailbox), and the control operations on it. `local` is one reactor's side of it.
 
 mod config;
 mod control;

@@ -1,7 +1,7 @@
-//! Decides what one request is: the bios merged into it, in order, and its states from submission to
-//! completion. Boxes of requests are made at set-up, one for every bio part that may be under way. They move
-//! from the submitter's pool through `plug`, elevator and `hw_ctx`, and return with the completion. The owner
-//! of the box owns the request.
+//! A request: the bios merged into it, in order, and its states from submission to completion. Boxes of
+//! requests are made at set-up, one for every bio part that may be under way. They move from the
+//! submitter's pool through `plug`, elevator and `hw_ctx`, and return with the completion. The owner of
+//! the box owns the request.
 
 use blkmq_sync::prefetch;
 

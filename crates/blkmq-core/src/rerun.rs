@@ -1,5 +1,6 @@
-//! Decides which hardware contexts run when a tag of a shared set was freed. `hw_ctx` frees tags, `local` calls
-//! this once per batch, and `blkmq_sync::run_work` makes sure that a run is queued once.
+//! Reruns of hardware contexts that wait for a tag, when a tag of a shared set was freed. `hw_ctx` frees
+//! tags, `local` calls this once per batch, and `blkmq_sync::run_work` makes sure that a run is queued
+//! once.
 
 use blkmq_sync::Published;
 use blkmq_sync::run_work::Kick;

@@ -1,5 +1,5 @@
-//! Decides how much of a shared tag set each disk may have in flight behind an elevator: a fair share while others are
-//! active, so that a slow disk does not keep the tags from a fast one. The `gate` asks before it issues.
+//! Each disk's share of a shared tag set behind an elevator: a fair share while other disks are active,
+//! so that a slow disk does not keep the tags from a fast one. The `gate` asks before it issues.
 //!
 //! The share is max(⌈depth / users⌉, 4); a user is a disk that has requests in the gate, or had some lately.
 //! Requests that the elevator dispatches beyond the share are held here, in the elevator's order, until a

@@ -1,5 +1,5 @@
-//! Decides where a bio that does not fit one request is split, and joins the ends of its parts to one end.
-//! `sw_ctx` splits when a request is free for the next part, so a huge bio never needs more than there are.
+//! Splits a bio that does not fit one request, and joins the completions of its parts to one. `sw_ctx`
+//! splits when a request is free for the next part, so a huge bio never needs more than there are.
 
 use crate::bio::{Bio, Flags, Op, Origin, Parent, Status};
 use crate::limits::Limits;

@@ -1,6 +1,6 @@
-//! Decides what a reactor does with its own submitters' bios: which are staged, which wait for a free
-//! request, which are split or sequenced, and how they end.
-//! It gets bios from `bio`, and hands staged requests to `local` through `plug`.
+//! A software context: the bios of one reactor's own submitters, from submission to completion. Some are
+//! staged, some wait for a free request, some are split or sequenced. It gets bios from `bio`, and hands
+//! staged requests to `local` through `plug`.
 //!
 //! The number of requests of a reactor is bounded, and a bio that waits for a cap or behind a neighbour of
 //! more weight keeps its request. So that one group does not block the others, requests that are taken

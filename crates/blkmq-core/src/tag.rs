@@ -1,4 +1,4 @@
-//! Decides how many requests one hardware context may have in flight, and under which numbers.
+//! The tags of one hardware context: how many requests it may have in flight, and under which numbers.
 //! `hw_ctx` takes a tag before it issues and frees it when the request ends.
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Decides how many tags of a shared set one hardware context may hold while others need some: a max-min fair
-//! share, so that a context whose thread is not running, or whose requests take long, does not keep all tags.
-//! `tag` uses it.
+//! One hardware context's share of a shared tag set while others need tags: a max-min fair share, so that
+//! a context whose thread is not running, or whose requests take long, does not keep all tags. `tag` uses
+//! it.
 //!
 //! Each context periodically publishes how many tags it can use, and computes its own share from the published
 //! numbers: a context that needs less than ⌈depth / users⌉ gets that, the others divide the rest, and no share

@@ -1,5 +1,6 @@
-//! Decides which held request goes next if disks share tags: one of a disk that may have more tags; the disks
-//! take turns. The cost grows with the number of disks, not of held requests. `hw_ctx` holds requests in it.
+//! The list of requests that wait for a tag where disks share tags: the next is one of a disk that may
+//! have more tags, and the disks take turns. The cost grows with the number of disks, not of held
+//! requests. `hw_ctx` holds requests in it.
 
 use crate::ids::DiskId;
 use crate::lines::Lines;

@@ -1,6 +1,6 @@
-//! Decides how many requests groups without a latency target may have in flight, so that groups with a target
-//! meet it. It is inside the gate, behind the elevator: requests of other groups that the elevator dispatches
-//! beyond the bound are held here, in its order.
+//! Latency targets: a bound on the requests in flight of groups without a target, so that groups with a
+//! target meet it. It is inside the gate, behind the elevator: requests of other groups that the elevator
+//! dispatches beyond the bound are held here, in its order.
 //!
 //! A group with a target *answers* for it, and so do the groups below it that have none of their own. If more
 //! than one of ten of their requests in a window were late, the others' bound is cut by a quarter, down to

@@ -1,5 +1,5 @@
-//! Decides what time is in core: a number that is an argument. Core never reads a clock.
-//! The host counts from its start, the simulator from zero.
+//! Time in core: a number that is an argument. Core never reads a clock. The host counts from its start,
+//! the simulator from zero.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};

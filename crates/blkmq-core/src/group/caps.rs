@@ -1,5 +1,5 @@
-//! Decides what a group's caps can limit, and their range: bytes and I/Os per second, of reads, of writes and
-//! of both. `throttle` enforces them.
+//! The caps of a group: limits in bytes and I/Os per second, of reads, of writes and of both, and their
+//! range. `throttle` enforces them.
 
 use std::fmt;
 

@@ -1,5 +1,6 @@
-//! Decides how the tenant tree of a running queue is changed: each change as a whole, inside the gate, and
-//! reported to the elevator; and when the entry of a removed group is free again.
+//! Changes to the tenant tree of a running queue. Each change is made as a whole, inside the gate, and
+//! reported to the elevator; the entry of a removed group becomes free when no request can carry its
+//! number.
 //!
 //! A removed group's entry is reused only when no bio and no request carries its number. Nothing counts them
 //! for that: each reactor owns a fixed number of requests, and once each of them has been free since the

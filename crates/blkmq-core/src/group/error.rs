@@ -1,4 +1,5 @@
-//! Decides how a rejected change of the tenant tree is reported: the object, the value, the limit, the next step.
+//! The errors of a rejected change to the tenant tree: they name the object, the value, the limit and the
+//! next step.
 
 use std::fmt;
 

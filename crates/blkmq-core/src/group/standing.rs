@@ -1,6 +1,6 @@
-//! Decides what a bio's group means for the bio: no caps, caps, the nearest living ancestor instead, or
-//! refusal. It publishes what submitters need of the tree behind the gate: one word per group, rarely
-//! written, read once for each bio.
+//! What submitters need to know of the tree behind the gate: whether a bio's group has no caps, has caps,
+//! is gone (its nearest living ancestor takes the bio), or takes no bio at all. It is one word per group,
+//! rarely written, read once for each bio.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

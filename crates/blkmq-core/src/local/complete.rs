@@ -1,5 +1,5 @@
-//! Decides what happens to a request that the driver is done with: it is reported to the elevator, and
-//! requeued or returned to its owner.
+//! Completion: a request that the driver is done with is reported to the elevator, and requeued or
+//! returned to its owner.
 
 use super::LocalQueue;
 use crate::bio::Status;

@@ -1,5 +1,5 @@
-//! Decides the path of requests without elevator and caps: from the plug directly to the driver.
-//! Requests that the driver completes inline (all of them, at a drive that takes no time) end together.
+//! The direct path, without elevator and caps: from the plug to the driver. Requests that the driver
+//! completes inline (all of them, at a drive that takes no time) are completed together.
 
 use super::LocalQueue;
 use crate::driver::Issued;

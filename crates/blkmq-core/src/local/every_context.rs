@@ -1,6 +1,6 @@
-//! Decides how requests leave the elevator under `Dispatch::EveryContext` and `OwnContext`: each reactor
-//! waits for the elevator and dispatches for itself. It exists to be measured against the gate, so it does
-//! nothing worse than Linux did.
+//! Dispatch without the gate (`Dispatch::EveryContext` and `OwnContext`): each reactor waits for the
+//! elevator and dispatches for itself. It exists to be measured against the gate, so it does nothing
+//! worse than Linux did.
 
 use std::rc::Rc;
 

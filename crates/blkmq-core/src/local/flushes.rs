@@ -1,5 +1,5 @@
-//! Decides the path of the engine's own flushes to the driver: they bypass the elevator; flushes of groups
-//! with caps go through the gate, where they wait for the caps. `crate::flush` decides which are due.
+//! The path of the engine's own flushes to the driver: they bypass the elevator; flushes of groups with
+//! caps go through the gate, where they wait for the caps. `crate::flush` says which are due.
 
 use super::LocalQueue;
 use crate::queue::Effects;

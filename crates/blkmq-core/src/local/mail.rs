@@ -1,5 +1,5 @@
-//! Decides how requests go from one reactor to another: to be issued, or back to their owner. Mail is
-//! posted in batches, when the call ends.
+//! Mail between reactors: requests to be issued, or on their way back to their owner. It is posted in
+//! batches, when the call ends.
 
 use super::LocalQueue;
 use crate::ids::ReactorId;

@@ -1,5 +1,5 @@
-//! Decides what a reactor does inside the gate: it takes in what all reactors have published, dispatches
-//! for all of them to its own hardware context, and looks again for reactors that came meanwhile.
+//! One reactor's turn inside the gate: it takes in what all reactors have published, dispatches for all
+//! of them to its own hardware context, and looks again for reactors that came meanwhile.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
-//! Decides where the bytes of a linear disk lie: in segments of members, one after the other. `map` calls it;
-//! `table` has checked the segments.
+//! The linear map: a disk whose bytes lie in segments of its members, one after the other. `map` calls
+//! it; `table` has checked the segments.
 
 use super::member::{Located, Member};
 

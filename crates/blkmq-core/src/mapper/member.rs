@@ -1,4 +1,4 @@
-//! Decides what a member of a mapped disk is, and how the place of a byte on it is stated.
+//! A member of a mapped disk, and the place of a byte on it.
 
 /// The disk under a part of a mapped disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

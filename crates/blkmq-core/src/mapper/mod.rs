@@ -1,4 +1,4 @@
-//! Decides how disks lie on other disks instead of on a drive: mapped disks, whose bytes lie on members.
+//! Mapped disks: disks that lie on other disks, their members, instead of on a drive.
 //!
 //! There are two kinds. Bios of a mapped disk become bios of its members before they enter a queue; a request
 //! of a multipath queue is passed unchanged to the driver of one of its paths ([`multipath`]). [`table`]

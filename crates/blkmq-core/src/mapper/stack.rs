@@ -1,5 +1,5 @@
-//! Decides the path of a mapped disk's bio on one thread: down to the drives' disks, whole or in parts, and
-//! back as one end. It is above the thread's queues ([`crate::local`]); `table` knows where bytes lie.
+//! The path of a mapped disk's bio on one thread: down to the drives' disks, whole or in parts, and back
+//! as one completion. It is above the thread's queues ([`crate::local`]); `table` knows where bytes lie.
 //!
 //! ```text
 //!                   ┌─ on one member ──► pass: the bio itself goes there, a frame remembers where it was ─┐

@@ -1,5 +1,5 @@
-//! Decides where the bytes of a striped disk lie: chunks are assigned to the members in turn, as in RAID 0.
-//! `map` calls it; `table` has checked the members.
+//! The striped map: chunks of the disk are assigned to its members in turn, as in RAID 0. `map` calls it;
+//! `table` has checked the members.
 //!
 //! ```text
 //!   mapped disk:  | 0 | 1 | 2 | 3 | 4 | 5 | ...         chunks of 2^shift bytes

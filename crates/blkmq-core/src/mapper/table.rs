@@ -1,6 +1,6 @@
-//! Decides whether a mapped disk's members can carry it, its size and its limits; and finds the drive's disk
-//! that has a byte, through all maps. Made at set-up, then shared by all threads; [`super::stack`] uses it
-//! for each bio.
+//! The table of mapped disks: it checks whether a disk's members can carry it, derives its size and
+//! limits, and finds the drive's disk that has a byte, through all maps. It is made at set-up, then
+//! shared by all threads; [`super::stack`] uses it for each bio.
 //!
 //! A member is a disk of a queue (a *leaf*) or a mapped disk that is in the table already, so there are no
 //! loops. However maps are stacked, a bio goes from the top directly to leaves: it is split once, and its

@@ -1,5 +1,5 @@
-//! Decides which request in flight of each bucket was issued first: a list for each bucket through a table of
-//! tags, so that a request costs a few stores and the oldest is found without a search.
+//! The oldest request in flight of each bucket: a list for each bucket through a table of tags, so that a
+//! request costs a few stores and the oldest is found without a search.
 
 use super::stats::{BUCKETS, Bucket};
 use crate::ids::Tag;

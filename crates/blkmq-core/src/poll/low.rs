@@ -1,5 +1,6 @@
-//! Decides how soon a request of one bucket may end: a low quantile of the device's own times, some of whose
-//! samples are censored. There is one `Low` per bucket; `poll` reports each completion to it.
+//! An estimate of how soon a request of one bucket may complete: a low quantile of the device's own
+//! times, some of whose samples are censored. There is one `Low` per bucket; `poll` reports each
+//! completion to it.
 //!
 //! The estimate is the smallest of the latest 32 times: of 33 exchangeable times the newest is below the
 //! other 32 once in 33 (3 %), whatever their distribution. Two effects would spoil that, and are corrected:

@@ -1,4 +1,4 @@
-//! Decides a queue's settings and statistics of polling: the methods of `queue` for `poll`.
+//! The methods of `queue` for `poll`: a queue's settings and statistics of polling.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,5 +1,5 @@
-//! Decides how late a sleeper of this reactor must be expected to wake, and whether a sleep is worth its
-//! cost. The host measures (it has the clock) and reports its observations; `poll` subtracts the result from
+//! The lateness to expect of a sleeper of this reactor, and whether a sleep is worth its cost.
+//! The host measures (it has the clock) and reports its observations; `poll` subtracts the result from
 //! its predictions.
 //!
 //! Late sleepers come in clusters: of the sleepers after one of the latest-waking fiftieth, one in three to

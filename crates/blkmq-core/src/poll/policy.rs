@@ -1,5 +1,5 @@
-//! Decides the choices for polling: how a queue's requests are slept for (`io_poll_delay`), and how a reactor
-//! waits (`wait`). `poll` implements them.
+//! The settings for polling: how long a reactor sleeps before it polls for a queue's requests
+//! (`io_poll_delay`), and how it waits (`wait`). `poll` implements them.
 
 use std::fmt;
 use std::str::FromStr;

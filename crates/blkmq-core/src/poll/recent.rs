@@ -1,5 +1,5 @@
-//! Decides statistics of the latest N observations: the smallest, the largest, the median, the mean. `low`
-//! and `oversleep` use it. Order statistics of a sliding window need no assumption about the distribution: of
+//! Statistics of the latest N observations: the smallest, the largest, the median, the mean. `low` and
+//! `oversleep` use it. Order statistics of a sliding window need no assumption about the distribution: of
 //! N + 1 exchangeable values the newest is the smallest with probability 1 / (N + 1).
 
 /// The latest `N` values, in order of arrival and in order of size.

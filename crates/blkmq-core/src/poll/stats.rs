@@ -1,5 +1,6 @@
-//! Decides which completion times are reported: per bucket (direction and size), in windows of 100 ms, as the
-//! block layer has always shown them; and how many requests were slept for, and how many of those too long.
+//! Statistics of polling: completion times per bucket (direction and size), in windows of 100 ms, as the
+//! block layer has always shown them; and how many requests were slept for, and how many of those too
+//! long.
 //!
 //! These are times as the reactor *saw* them, late wake-ups included. The estimate in `low` is of the
 //! device's own times.

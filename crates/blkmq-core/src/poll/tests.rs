@@ -1,4 +1,4 @@
-//! Decides whether the predictor satisfies the invariants of `poll`, one by one.
+//! Tests of the predictor: the invariants of `poll`, one by one.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Decides which configurations of a queue are possible, and reports what is wrong with others.
+//! The configuration of a queue: what is possible, and errors that say what is wrong with the rest.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Decides which control operations a running queue has: freeze, quiesce, change of elevator, tunables and depth.
+//! The control operations on a running queue: freeze, quiesce, change of elevator, tunables and depth.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Decides what reactors know of a queue's disks, which can be added and removed while the queue runs.
+//! The disks of a queue as its reactors know them; disks can be added and removed while the queue runs.
 //! `crate::queue` checks bios against it.
 //!
 //! ```text

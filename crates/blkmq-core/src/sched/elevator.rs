@@ -1,6 +1,6 @@
-//! Decides the interface of an elevator, which holds requests and chooses the order in which they go to the driver.
-//! The gate's holder calls it, so it needs no lock; with `none` there is no elevator and requests go
-//! directly to `hw_ctx`. The folders beside this file have the elevators.
+//! The interface of an elevator, which holds requests and chooses the order in which they go to the
+//! driver. The gate's holder calls it, so it needs no lock; with `none` there is no elevator and requests
+//! go directly to `hw_ctx`. The folders beside this file have the elevators.
 
 use std::fmt;
 

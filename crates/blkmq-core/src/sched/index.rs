@@ -1,5 +1,5 @@
-//! Decides how requests are found by position: in a sorted array of (position, slot), cut into chunks.
-//! It names requests by their slots in `slots`; elevators use it to find neighbours and the next request.
+//! An index of requests by position: a sorted array of (position, slot), cut into chunks. It names
+//! requests by their slots in `slots`; elevators use it to find neighbours and the next request.
 //!
 //! ```text
 //!  directory  [ from 0 | from 81920 | from 90112 ]    one per index: where each chunk begins

@@ -1,4 +1,4 @@
-//! Decides which elevators exist: names them, and makes one with room for all requests of its queue.
+//! The elevators: their names, and a constructor that makes one with room for all requests of its queue.
 
 pub mod bfq;
 mod depth;

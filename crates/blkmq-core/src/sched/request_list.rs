@@ -1,5 +1,5 @@
-//! Decides how the requests of one kind wait in an elevator: by arrival and by position, each merged with
-//! its neighbours. An elevator has a line for each kind; `slots` and `index` hold the requests of all lines.
+//! The waiting requests of one kind in an elevator, by arrival and by position, each merged with its
+//! neighbours. An elevator has a line for each kind; `slots` and `index` hold the requests of all lines.
 
 use super::elevator::Inserted;
 use super::index::{Chunks, Cursor, Index};

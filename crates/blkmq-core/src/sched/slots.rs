@@ -1,6 +1,6 @@
-//! Decides where an elevator keeps its requests: in a table of slots made at set-up, and in FIFO lists that
-//! link slots by number.
-//! `index` sorts the same slots by position. With both, an elevator allocates nothing per request.
+//! The slots of an elevator: a table made at set-up that holds its requests, and FIFO lists that link
+//! slots by number. `index` sorts the same slots by position. With both, an elevator allocates nothing
+//! per request.
 
 use crate::request::Request;
 use crate::time::Instant;

@@ -1,5 +1,5 @@
-//! Decides how the ends of a batch are counted: neighbouring ends of one group and kind with equal times are
-//! added up first, so that together they cost a shard's counters as much as one. `sw_ctx` counts the requests
+//! Counts the completions of a batch: neighbouring ones of one group and kind with equal times are added
+//! up first, so that together they cost a shard's counters as much as one. `sw_ctx` counts the requests
 //! that return to it.
 
 use super::Shard;

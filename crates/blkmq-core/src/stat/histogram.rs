@@ -1,4 +1,4 @@
-//! Decides which bucket counts a time: two for each doubling, from half a microsecond to half an hour. One
+//! A histogram of times: two buckets for each doubling, from half a microsecond to half an hour. One
 //! reactor counts, any thread reads.
 
 use blkmq_sync::counter::Counter;

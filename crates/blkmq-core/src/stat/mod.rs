@@ -1,6 +1,6 @@
-//! Decides what is counted, without cost for other threads: each reactor adds to its own shard with plain
-//! stores, and a reader adds the shards up. `sw_ctx` counts ends of bios, the other modules their own events;
-//! what only the gate's holder can know is in `watch`.
+//! Statistics without cost for other threads: each reactor adds to its own shard with plain stores, and a
+//! reader adds the shards up. `sw_ctx` counts ends of bios, the other modules their own events; what only
+//! the gate's holder can know is in `watch`.
 //!
 //! A request carries stamps (when it was inserted, issued, ended; which group was dispatched before it). A
 //! reactor that holds no lock counts it when it is inserted and when it ends. [`StatsMode`] has other ways,

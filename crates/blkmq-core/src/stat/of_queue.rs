@@ -1,4 +1,5 @@
-//! Decides which statistics a queue offers, and which requests its reactors count: the methods of `queue` for `stat`.
+//! The methods of `queue` for `stat`: the statistics that a queue offers, and which requests its reactors
+//! count.
 
 use super::{Delays, EventStats, GroupStats, StatsMode};
 use crate::ids::GroupId;

@@ -1,4 +1,4 @@
-//! Decides what the gate's holder stores in a request for the statistics of its end.
+//! The stamp of a request: what the gate's holder stores in it for the statistics of its completion.
 
 /// What the gate's holder stores in a request besides times. One word, since a value that is written in
 /// pieces and read as a whole waits until all of the holder's earlier stores have reached the cache.

@@ -1,6 +1,6 @@
-//! Decides what the gate's holder records of each group's time: whether the group has requests queued, waits
-//! for its turn, or has none. Only the holder writes, so the states cannot contradict each other; any thread
-//! reads the counters.
+//! The gate's record of each group's time: whether the group has requests queued, waits for its turn, or
+//! has none. Only the holder writes, so the states cannot contradict each other; any thread reads the
+//! counters.
 //!
 //! ```text
 //!            inserted                       dispatched                    dispatched, nothing left

@@ -1,5 +1,5 @@
-//! Decides when a cap allows the next request, and the debt after it: virtual scheduling, in whole nanoseconds
-//! with the remainder kept, so that no rounding adds up.
+//! The meter of one cap: when it allows the next request, and the debt after it. It is virtual scheduling
+//! in whole nanoseconds with the remainder kept, so that no rounding adds up.
 //!
 //! Each cap keeps the time at which all requests that it let pass are paid for. A request may pass when that
 //! time has come, or is no further away than the burst is worth; the request then moves the time on by its own

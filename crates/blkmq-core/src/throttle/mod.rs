@@ -1,6 +1,7 @@
-//! Decides when requests of groups with caps may go on to the elevator, or to the driver if there is none.
-//! It is inside the gate, in front of the elevator, so there is one for the whole queue; `meter` computes the
-//! times. Requests of groups without caps and without capped ancestors never come here.
+//! The throttle: it holds requests of groups with caps until they may go on to the elevator, or to the
+//! driver if there is none. It is inside the gate, in front of the elevator, so there is one for the
+//! whole queue; `meter` computes the times. Requests of groups without caps and without capped ancestors
+//! never come here.
 //!
 //! ```text
 //!  add ─► line (a group's reads, its writes, or its flushes; FIFO) ─► waits at a stop ─► ... ─► all caps of the chain let it pass ─► out

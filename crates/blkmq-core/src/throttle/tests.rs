@@ -1,4 +1,4 @@
-//! Decides what caps must hold: rates over windows, bursts, ancestors, changes while requests wait.
+//! Tests of caps: rates over windows, bursts, ancestors, changes while requests wait.
 
 use proptest::prelude::*;
 

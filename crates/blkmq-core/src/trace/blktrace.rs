@@ -1,5 +1,6 @@
-//! Decides what a trace looks like in a file: records as the kernel's block layer writes them (`struct blk_io_trace` of
-//! `linux/blktrace_api.h`, version 7, in the byte order of the machine), so that `blkparse` and `btt` read it.
+//! Trace records in a file, as the kernel's block layer writes them (`struct blk_io_trace` of
+//! `linux/blktrace_api.h`, version 7, in the byte order of the machine), so that `blkparse` and `btt`
+//! read it.
 
 use super::{Event, Step};
 use crate::bio::{Flags, Op};

@@ -1,6 +1,6 @@
-//! Decides how the steps of requests are recorded: an [`Event`] for each step, in a ring of the reactor
-//! that took the step. Another process may read the ring. `local`, `hw_ctx` and `gate` record events
-//! while a [`Tracer`] is set; without a tracer each of them tests for one once per batch.
+//! Tracing of requests: an [`Event`] for each step, in a ring of the reactor that took the step. Another
+//! process may read the ring. `local`, `hw_ctx` and `gate` record events while a [`Tracer`] is set;
+//! without a tracer each of them tests for one once per batch.
 
 pub mod blktrace;
 

@@ -1,6 +1,5 @@
-//! Decides what surrounds the elevator: closed loops of clients, and a drive that serves several
-//! requests at once, each for a time that depends on its size and, if the drive seeks, on the
-//! distance.
+//! The world around the elevator: closed loops of clients, and a drive that serves several requests at
+//! once, each for a time that depends on its size and, if the drive seeks, on the distance.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Decides what the core's tests share: a queue with a driver that the test controls. Issued
-//! requests are listed, and end when the test says so.
+//! What the core's tests share: a queue with a driver that the test controls. Issued requests are listed,
+//! and end when the test says so.
 
 #![allow(dead_code, unreachable_pub)]
 

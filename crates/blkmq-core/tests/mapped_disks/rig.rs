@@ -1,5 +1,4 @@
-//! Decides the set-up of these tests: queues whose drivers the test controls, and mapped disks on
-//! them.
+//! The set-up of these tests: queues whose drivers the test controls, and mapped disks on them.
 
 use std::cell::RefCell;
 use std::rc::Rc;

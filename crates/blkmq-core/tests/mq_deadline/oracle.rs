@@ -1,6 +1,6 @@
-//! Decides what mq-deadline must do, in the simplest way: each decision scans lists from end to
-//! end. It shares no code with the elevator or `merge`. `Rules` lets a test give it a defect, to
-//! check that the defect is detected.
+//! A model of mq-deadline in the simplest way: each decision scans lists from end to end. It shares no
+//! code with the elevator or `merge`. `Rules` lets a test give it a defect, to check that the defect is
+//! detected.
 
 use blkmq_core::bio::{Bio, Flags, Op};
 use blkmq_core::limits::Limits;

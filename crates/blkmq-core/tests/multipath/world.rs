@@ -1,5 +1,5 @@
-//! Decides the set-up of these tests: a multipath queue of one reactor in virtual time, on paths
-//! whose speed and state the tests set.
+//! The set-up of these tests: a multipath queue of one reactor in virtual time, on paths whose speed and
+//! state the tests set.
 
 #![allow(unreachable_pub)]
 

@@ -1,4 +1,4 @@
-//! Decides which memory the bios of the test have: memory that is never accessed.
+//! The memory of the test's bios, which is never accessed.
 
 use std::ptr::NonNull;
 

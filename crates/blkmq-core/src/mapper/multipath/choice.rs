@@ -1,4 +1,4 @@
-//! Decides which path carries the next request: a path of cost zero in its turn, or otherwise the path of
+//! The choice of a path for the next request: a path of cost zero in its turn, or otherwise the path of
 //! least cost. `selector` names the ways; `history` records past times of one path; `hctx` calls it.
 //!
 //! The cost of a path is computed when it may have changed, not for each request: once per batch (all

@@ -1,6 +1,6 @@
-//! Decides how a request goes if it does not go inline: over a worker thread, as Linux' request-based device
-//! mapper once did. For measurement against the direct way, and only with the feature `baselines`: without it
-//! no request goes so.
+//! A detour over a worker thread, as Linux' request-based device mapper once took it. It exists for
+//! measurement against the direct way, and only with the feature `baselines`: without it every request
+//! goes inline.
 //!
 //! A worker that issues by itself, as the kernel's did, has its own drivers of the paths, and a copy of the
 //! request; the request's end returns to the reactor that owns the hardware context: one hand-off in each

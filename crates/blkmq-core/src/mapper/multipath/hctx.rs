@@ -1,6 +1,6 @@
-//! Decides the way of a request through one hardware context: which path's driver gets it, and what its end
-//! means. `hw_ctx` calls it like any driver; it calls the paths' drivers. `look` updates it, `check` sends
-//! its probes.
+//! One hardware context of a multipath queue: it passes each request to the driver of one path, and
+//! handles the completion. `hw_ctx` calls it like any driver; it calls the paths' drivers. `look` updates
+//! it, `check` sends its probes.
 
 mod check;
 mod ends;

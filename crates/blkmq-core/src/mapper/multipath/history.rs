@@ -1,5 +1,5 @@
-//! Decides the cost of a path for `historical-service-time`: a moving average of the time that its requests
-//! took one after another, and when that average is too old. `choice` keeps one for each path.
+//! The cost of a path for `historical-service-time`: a moving average of the time that its requests took
+//! one after another. An old average gives way to the first new time. `choice` keeps one for each path.
 
 use crate::time::{Instant, Nanos};
 

@@ -1,6 +1,6 @@
-//! Decides how an operator changes a running multipath drive: fail, reinstate, add and remove paths, switch
-//! groups, and change settings for all paths. Each message is one change of the table; all contexts read it
-//! afterwards.
+//! An operator's messages to a running multipath drive: fail, reinstate, add and remove paths, switch
+//! groups, and change settings for all paths. Each message is one change of the table; all contexts read
+//! it afterwards.
 
 use std::fmt;
 

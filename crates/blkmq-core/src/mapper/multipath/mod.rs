@@ -1,4 +1,5 @@
-//! Decides over which of several paths a request reaches its drive: request-based multipath, a driver over drivers.
+//! Request-based multipath: a driver over the drivers of several paths to one drive; each request takes
+//! one of them.
 //!
 //! ```text
 //!  hw_ctx ─► MultipathHctx ── choose (selector) ─► path's driver          no hand-off, no clone, the same tag

@@ -1,4 +1,4 @@
-//! Decides in which of five ways one of the current group's usable paths is chosen for a request;
+//! The selectors: five ways in which one of the current group's usable paths is chosen for a request;
 //! `choice` does it.
 //!
 //! | selector | takes the path | reads |

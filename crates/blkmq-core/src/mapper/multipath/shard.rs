@@ -1,4 +1,4 @@
-//! Decides what one hardware context counts of its paths, and how others see it: a cache line for each path,
+//! One hardware context's counts of its paths, as the others see them: a cache line for each path,
 //! written by its owner only. Selectors that weigh a path's whole load sum the lines of all contexts.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

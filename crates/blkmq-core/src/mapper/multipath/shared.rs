@@ -1,5 +1,6 @@
-//! Decides what the hardware contexts of one multipath drive share: the table, the epoch that tells when to
-//! read it, and the shards. `message` changes the table from outside, `hctx` and `check` from inside.
+//! The state that the hardware contexts of one multipath drive share: the table, the epoch that tells
+//! when to read it, and the shards. `message` changes the table from outside, `hctx` and `check` from
+//! inside.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

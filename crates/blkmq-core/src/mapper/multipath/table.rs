@@ -1,6 +1,6 @@
-//! Decides which paths are usable, which group of them is the current one, and what happens to requests while
-//! none is usable. `shared` keeps it behind a lock; this is the state and its transitions, with time as an
-//! argument.
+//! The table of paths: which are usable, which group of them is the current one, and what happens to
+//! requests while none is usable. `shared` keeps it behind a lock; this is the state and its transitions,
+//! with time as an argument.
 //!
 //! ```text
 //!            a request or a probe fails             fail (message)

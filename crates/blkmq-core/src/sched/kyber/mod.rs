@@ -1,5 +1,5 @@
-//! Decides how many requests of each kind may be at the drive at once: the kyber elevator.
-//! The gate's holder calls it (see `sched`); `scaling` decides the numbers, `tunables` has the tunables.
+//! The kyber elevator: it bounds how many requests of each kind may be at the drive at once. The gate's
+//! holder calls it (see `sched`); `scaling` computes the bounds, `tunables` has the tunables.
 //!
 //! After the commit messages and the document of kyber in Linux; `docs/schedulers/kyber.md` lists the differences.
 //!

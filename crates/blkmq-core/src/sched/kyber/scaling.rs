@@ -1,4 +1,4 @@
-//! Decides how many tokens each domain has: from histograms of latencies, compared with the latency targets.
+//! The number of tokens of each domain, from histograms of latencies compared with the latency targets.
 //! `mod` records every completion here and asks for new numbers at most ten times a second.
 //!
 //! A histogram counts in quarters of the target, so a percentile is a number from 0 to 7: up to 3 the target

@@ -1,5 +1,5 @@
-//! Decides which tunables kyber has: the latency targets, with the names and units of Linux.
-//! `scaling` reads them for each request that has ended.
+//! The tunables of kyber: the latency targets, with the names and units of Linux. `scaling` reads them
+//! for each request that has ended.
 
 use crate::sched::elevator::TunableError;
 use crate::time::Nanos;

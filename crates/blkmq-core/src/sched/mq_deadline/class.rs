@@ -1,5 +1,5 @@
-//! Decides the order within one priority class: batches in ascending position, cut short by deadlines.
-//! `mod` gives each class its turn; `request_list` keeps the requests of each direction.
+//! One priority class of mq-deadline: batches in ascending position, cut short by deadlines. `mod` gives
+//! each class its turn; `request_list` keeps the requests of each direction.
 
 use super::tunables::Tunables;
 use crate::bio::Op;

@@ -1,6 +1,6 @@
-//! Decides the order of requests by priority class, deadline, direction and position: the mq-deadline
-//! elevator. The gate's holder calls it (see `sched`); the order inside a class is in `class`, the tunables
-//! in `tunables`.
+//! The mq-deadline elevator: it orders requests by priority class, deadline, direction and position. The
+//! gate's holder calls it (see `sched`); the order inside a class is in `class`, the tunables in
+//! `tunables`.
 //!
 //! After the document and the tunables of Linux's deadline scheduler; `docs/schedulers/mq-deadline.md` lists
 //! the differences.

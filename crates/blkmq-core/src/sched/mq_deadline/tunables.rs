@@ -1,5 +1,5 @@
-//! Decides which tunables mq-deadline has: they have the names and units of Linux.
-//! `class` reads them at each decision, so a change has effect at once, also on queued requests.
+//! The tunables of mq-deadline, with the names and units of Linux. `class` reads them at each decision,
+//! so a change has effect at once, also on queued requests.
 
 use crate::sched::elevator::TunableError;
 use crate::time::Nanos;

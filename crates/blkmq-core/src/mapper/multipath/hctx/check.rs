@@ -1,5 +1,5 @@
-//! Decides when failed paths are probed, and handles the other timers: failback, and the time limit without a
-//! path. The first hardware context does it, because its reactor always returns to it.
+//! Timers of a multipath drive: probes of failed paths, failback, and the time limit without a path. The
+//! first hardware context runs them, because its reactor always returns to it.
 
 use crate::bio::Status;
 use crate::driver::{Issued, TimedOut};

@@ -1,5 +1,5 @@
-//! Decides what the end of a request at its path means: the end is reported unchanged, or the path has failed
-//! and another carries the request.
+//! Completions of requests at their paths: each is reported unchanged, or the path has failed and another
+//! carries the request.
 
 use crate::bio::Status;
 use crate::driver::{Done, Issued};

@@ -1,5 +1,5 @@
-//! Decides what one hardware context does when the table has changed: it opens and closes drivers of paths,
-//! and computes how it chooses from now on.
+//! One hardware context's update after a change of the table: it opens and closes drivers of paths, and
+//! computes how it chooses from now on.
 
 use std::sync::Arc;
 
