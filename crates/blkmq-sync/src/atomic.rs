@@ -1,4 +1,4 @@
-//! Decides where atomics come from: the standard library, or loom while a model runs (`--cfg loom`).
+//! The atomics of this crate: the standard library's, or loom's while a model runs (`--cfg loom`).
 //!
 //! Every other module takes its atomics, cells, fences and `Arc` from here, so the modelled code is the
 //! shipped code. Two fences are cheaper than the models assume: [`fence_after_rmw`], and the fences of

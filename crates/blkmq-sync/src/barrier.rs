@@ -1,4 +1,4 @@
-//! Decides which of two threads, a frequent and a rare one, pays for a full fence between them: the rare one.
+//! A full fence between two threads, a frequent and a rare one, for which the rare one pays alone.
 //!
 //! [`crate::epoch_count`] needs such a pair: a user of a queue enters millions of times a second, a freezer
 //! runs when an operator changes something. A full fence on each side costs the user 7 to 10 ns each time.

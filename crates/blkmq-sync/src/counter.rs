@@ -1,4 +1,4 @@
-//! Decides how one thread counts and any thread reads, without a read-modify-write.
+//! A counter that one thread adds to and any thread reads, without a read-modify-write.
 //!
 //! Each reactor keeps its own counters (a statistics shard); a reader adds up the shards of all reactors.
 

@@ -1,4 +1,5 @@
-//! Decides whether a frozen queue has drained: no user is inside, and all requests that were started have finished.
+//! The freeze count of a queue: it tells whether a frozen queue has drained, so that no user is inside
+//! and all requests that were started have finished.
 //!
 //! Freezing comes before a switch of elevator, depth or target. Users never write a shared line for it: each
 //! reactor has a shard, and the freezer reads all shards.

@@ -1,4 +1,5 @@
-//! Decides which thread is inside an elevator that is not multi-queue aware: one at a time, and no thread waits.
+//! The lock around an elevator that is not multi-queue aware: one thread at a time is inside, and no
+//! thread waits.
 //!
 //! A thread that finds the gate held leaves a mark and continues. The holder finds the mark before it leaves,
 //! and takes in once more what the others published (flat combining). The publications themselves are

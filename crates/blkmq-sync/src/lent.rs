@@ -1,6 +1,6 @@
-//! Decides who may declare that a driver can read or write a piece of memory: only a caller that promises, in
-//! an `unsafe` constructor, that the memory stays valid until the bio ends. Its neighbours are
-//! `blkmq_core::bio`, which carries it, and the drivers, which pass its address to the kernel.
+//! Memory that a driver may read or write. It is made in an `unsafe` constructor, whose caller promises
+//! that the memory stays valid until the bio is complete. Its neighbours are `blkmq_core::bio`, which
+//! carries it, and the drivers, which pass its address to the kernel.
 
 use std::ptr::NonNull;
 

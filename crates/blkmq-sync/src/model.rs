@@ -1,5 +1,5 @@
-//! Decides the extent of the models: every interleaving with at most two preemptions, unless
-//! `LOOM_MAX_PREEMPTIONS` sets another limit, and how they inject faults.
+//! The extent of the loom models (every interleaving with at most two preemptions, unless
+//! `LOOM_MAX_PREEMPTIONS` sets another limit), and how they inject faults.
 //!
 //! Every actor in a scenario is a thread of its own; the first thread only spawns, joins and checks at the
 //! end. When it acted too, loom left out orders in which the others act first, and after a `yield_now` it

@@ -1,4 +1,4 @@
-//! Decides how many threads hand items to one: the mailbox of a reactor.
+//! A bounded ring from many threads to one: the mailbox of a reactor.
 //!
 //! For one producer, [`crate::spsc`] needs no read-modify-write. Whether the receiver must be woken after a
 //! push is decided by [`crate::wake_flag`].

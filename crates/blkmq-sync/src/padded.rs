@@ -1,4 +1,4 @@
-//! Decides the distance between two values that different threads write: 128 bytes.
+//! Padding that keeps two values which different threads write 128 bytes apart.
 //!
 //! A cache line is 64 bytes on x86-64, but the prefetcher fetches lines in pairs; on aarch64 servers lines of
 //! 128 bytes exist. A distance of 128 is enough on both.

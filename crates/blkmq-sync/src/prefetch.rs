@@ -1,5 +1,5 @@
-//! Decides how a thread announces that it will soon write a line that is in another core's cache: the line is
-//! fetched while the thread still does earlier work.
+//! A prefetch for writing: a line in another core's cache is fetched while the thread still does earlier
+//! work.
 //!
 //! If it were fetched for reading, the line would have to be requested a second time to be written.
 

@@ -1,5 +1,5 @@
-//! Decides how one fence serves many checks: a thread that has published once may then check for many others
-//! whether they must be notified.
+//! The proof that a thread has passed a full fence after its publication: one fence serves many checks of
+//! whether others must be notified.
 //!
 //! [`crate::run_work`] and [`crate::wake_flag`] both need a full fence between a publication and the check of
 //! their word. A completion that runs many contexts, or a batch that wakes many reactors, pays for one fence

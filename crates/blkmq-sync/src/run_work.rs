@@ -1,4 +1,5 @@
-//! Decides whether a hardware context must run: now, later, once more, or not at all. One word has the state.
+//! The run state of a hardware context: whether it must run now, later, once more, or not at all. One
+//! word has the state.
 //!
 //! Submitters, completions and timers request runs; the reactor that owns the context takes the work, makes a
 //! pass over all that is published, and finishes. [`crate::wake_flag`] wakes that reactor.

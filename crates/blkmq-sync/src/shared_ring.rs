@@ -1,6 +1,6 @@
-//! Decides how one thread hands small records to another *process*, in order, through memory that
-//! both have mapped. [`crate::spsc`] does this within a process, for any items. `blkmq_core::trace`
-//! sends its events through such rings.
+//! A ring of small records from one thread to another *process*, in order, through memory that both have
+//! mapped. [`crate::spsc`] does this within a process, for any items. `blkmq_core::trace` sends its
+//! events through such rings.
 //!
 //! ```text
 //! words of the memory:   0      8      16            24

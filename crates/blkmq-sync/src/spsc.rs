@@ -1,4 +1,4 @@
-//! Decides how one thread hands items to one other thread, in order, without a lock or a read-modify-write.
+//! A bounded ring from one thread to another, in order, without a lock or a read-modify-write.
 //!
 //! The staging lists between a submitter and the holder of a [`crate::gate`] are such rings. For many
 //! producers and one consumer, see [`crate::mpsc`].

@@ -1,4 +1,4 @@
-//! Decides who owns which tag of a tag set, and records who waits for one.
+//! The tags of a tag set, each with at most one owner, and the contexts that wait for one.
 //!
 //! A tag is taken for a request before the request is issued, and freed when it completes. Waiters are
 //! hardware contexts that found no tag; [`crate::run_work`] wakes them.

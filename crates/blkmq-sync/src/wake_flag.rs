@@ -1,5 +1,5 @@
-//! Decides whether a reactor sleeps and which thread must wake it (at most one wake-up per sleep, none while it
-//! is awake), and whether work was published for it since its last query.
+//! The wake flag of a reactor: whether it sleeps, which thread must wake it (at most one wake-up per
+//! sleep, none while it is awake), and whether work was published for it since its last query.
 //!
 //! The reactor publishes here only its intent to block; the work itself is in mailboxes ([`crate::mpsc`]) and
 //! run states ([`crate::run_work`]).

@@ -1,4 +1,5 @@
-//! Decides which interleavings the freeze count must survive, and which planted faults a model must find.
+//! Loom models of the freeze count: interleavings that it must survive, and planted faults that they must
+//! find.
 
 use loom::thread;
 

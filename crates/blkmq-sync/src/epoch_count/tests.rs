@@ -1,4 +1,4 @@
-//! Decides what the freeze count must do, with real threads where several are needed.
+//! Tests of the freeze count, with real threads where several are needed.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;

@@ -1,4 +1,4 @@
-//! Decides which interleavings the gate must survive, and which planted faults a model must find.
+//! Loom models of the gate: interleavings that it must survive, and planted faults that they must find.
 
 use loom::thread;
 

@@ -1,4 +1,4 @@
-//! Decides what the gate must do, with real threads where several are needed.
+//! Tests of the gate, with real threads where several are needed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64 as StdU64, Ordering as StdOrdering};

@@ -1,4 +1,4 @@
-//! Decides what the many-to-one ring must do, with real threads where several are needed.
+//! Tests of the many-to-one ring, with real threads where several are needed.
 
 use std::sync::Arc as StdArc;
 use std::thread;

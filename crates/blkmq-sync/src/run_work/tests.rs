@@ -1,4 +1,4 @@
-//! Decides what run work must do, with real threads where several are needed.
+//! Tests of run work, with real threads where several are needed.
 
 use std::sync::atomic::{AtomicU64 as StdU64, Ordering as StdOrdering};
 use std::thread;

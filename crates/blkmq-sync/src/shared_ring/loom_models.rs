@@ -1,4 +1,4 @@
-//! Decides which interleavings a ring between processes must survive.
+//! A loom model of the ring between processes: the interleavings that it must survive.
 
 use loom::thread;
 

@@ -1,4 +1,4 @@
-//! Decides what a ring between processes does with right and with wrong indices.
+//! Tests of the ring between processes, with right and with wrong indices.
 
 use super::*;
 

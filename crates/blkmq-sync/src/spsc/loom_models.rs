@@ -1,4 +1,5 @@
-//! Decides which interleavings the one-to-one ring must survive, and which planted faults a model must find.
+//! Loom models of the one-to-one ring: interleavings that it must survive, and planted faults that they
+//! must find.
 
 use loom::thread;
 

@@ -1,4 +1,4 @@
-//! Decides what the one-to-one ring must do, with real threads where several are needed.
+//! Tests of the one-to-one ring, with real threads where several are needed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

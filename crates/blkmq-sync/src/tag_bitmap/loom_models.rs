@@ -1,4 +1,5 @@
-//! Decides which interleavings the tag bitmap must survive, and which planted faults a model must find.
+//! Loom models of the tag bitmap: interleavings that it must survive, and planted faults that they must
+//! find.
 
 use loom::thread;
 

@@ -1,4 +1,4 @@
-//! Decides what the tag bitmap must do, with real threads where several are needed.
+//! Tests of the tag bitmap, with real threads where several are needed.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;

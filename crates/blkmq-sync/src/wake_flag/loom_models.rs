@@ -1,4 +1,5 @@
-//! Decides which interleavings the wake flag must survive, and which planted faults a model must find.
+//! Loom models of the wake flag: interleavings that it must survive, and planted faults that they must
+//! find.
 
 use loom::thread;
 

@@ -1,4 +1,4 @@
-//! Decides what the wake flag must do, with real threads where several are needed.
+//! Tests of the wake flag, with real threads where several are needed.
 
 use std::sync::atomic::{AtomicU64 as StdU64, Ordering as StdOrdering};
 use std::thread;
