@@ -1,5 +1,5 @@
-//! Decides what the control thread does to the running queue: freeze, quiesce, switch the elevator,
-//! change the depth, or change groups (`tenants`). `world` calls it at the times that it returns.
+//! The control thread of a history: it freezes and quiesces the running queue, switches the elevator,
+//! changes the depth, or changes groups (`tenants`). `world` calls it at the times that it returns.
 //!
 //! ```text
 //!   Rest ─► begin ─► Waiting until it is so ─► (switch) ─► Holding ─► end ─► Rest

@@ -1,6 +1,5 @@
-//! Decides how long a modelled CPU takes for a reactor's steps, from the figures measured on our
-//! machines. `world` charges each step of a reactor; the gate's serial part is charged to its
-//! holder.
+//! The CPU model: how long a reactor's steps take, from the figures measured on our machines. `world`
+//! charges each step of a reactor; the gate's serial part is charged to its holder.
 
 use blkmq_core::time::{Instant, Nanos};
 

@@ -1,5 +1,5 @@
-//! Decides which event is next: a queue of future events in the order of their times. Events of one
-//! time are taken in the order in which they were added, so that a seed replays exactly.
+//! The event queue: future events in the order of their times. Events of one time are taken in the order
+//! in which they were added, so that a seed replays exactly.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

@@ -1,5 +1,5 @@
-//! Decides which facts of a run are its history: they are folded into one digest by which two runs are
-//! compared. The last facts are kept for the report of a failure; `--trace` prints all.
+//! The history of a run: its facts are folded into one digest by which two runs are compared. The last
+//! facts are kept for the report of a failure; `--trace` prints all.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};

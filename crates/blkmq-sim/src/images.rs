@@ -1,6 +1,6 @@
-//! Decides the content of a modelled drive, block by block: the live image (what reads return), the
-//! volatile cache, and the durable image (what survives a power cut). The drive writes them; the
-//! oracle examines the durable one.
+//! The content of a modelled drive, block by block: the live image (what reads return), the volatile
+//! cache, and the durable image (what survives a power cut). The drive writes them; the oracle examines
+//! the durable one.
 //!
 //! ```text
 //!   write ───► live + cache ──── flush, destaging, chance at a power cut ───► durable

@@ -1,6 +1,6 @@
-//! Decides which mapped disks a history has on its drives, and where their bytes must be: computed
-//! block by block from the specification, differently from the core's tables, so that the oracle
-//! can compare the two. `world` makes the core's tables from the same specification.
+//! The mapped disks of a history, and where their bytes must be: computed block by block from the
+//! specification, differently from the core's tables, so that the oracle can compare the two. `world`
+//! makes the core's tables from the same specification.
 
 use std::collections::BTreeSet;
 

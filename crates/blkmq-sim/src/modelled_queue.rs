@@ -1,7 +1,7 @@
-//! Decides how the caller's bios run in virtual time: the real queue on one reactor, with one
-//! modelled drive, without faults. Calls cost nothing, so only the scheduler's decisions and the
-//! drive's time are shown. `blkmq-lab replay --simulate` plays recordings on it; `drive::model` decides
-//! how long each command takes.
+//! A queue in virtual time for a caller's own bios: the real queue on one reactor, with one modelled
+//! drive, without faults. Calls cost nothing, so only the scheduler's decisions and the drive's time are
+//! shown. `blkmq-lab replay --simulate` plays recordings on it; `drive::model` decides how long each
+//! command takes.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;

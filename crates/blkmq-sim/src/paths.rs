@@ -1,6 +1,6 @@
-//! Decides what the paths to the drive of a multipath history do: each works, is cut, or hangs, and
-//! all lead to the same medium. `world` makes their states change and messages arrive;
-//! `drive::modelled_hctx` shows the oracle the core's view above the paths.
+//! The paths to the drive of a multipath history: each works, is cut, or hangs, and all lead to the same
+//! medium. `world` makes their states change and messages arrive; `drive::modelled_hctx` shows the oracle
+//! the core's view above the paths.
 //!
 //! When a path is cut, the drive drops its requests, and the path reports that the transport
 //! failed; new requests fail at once. A path that hangs takes requests and reports no ends; when it

@@ -1,5 +1,5 @@
-//! Decides what a modelled reactor does next: one step of the loop that the host's reactors run.
-//! `world` gives it its turns; the core's `LocalQueue` does the work.
+//! A modelled reactor: each turn is one step of the loop that the host's reactors run. `world` gives it
+//! its turns; the core's `LocalQueue` does the work.
 //!
 //! ```text
 //!   Run ─► Submit (some bios a step) ─► Unplug ─┬─ did something ──► Run

@@ -1,7 +1,7 @@
-//! Decides every random choice of a history: one small seeded generator, split into independent
-//! streams. The drives, the CPUs, the clients and the control thread each draw from their own
-//! stream, so that a change to one does not change the choices of the others. It does not use
-//! `rand`: a history is named by its seed, so no upgrade may change the stream.
+//! The random numbers of a history: one small seeded generator, split into independent streams. The
+//! drives, the CPUs, the clients and the control thread each draw from their own stream, so that a change
+//! to one does not change the choices of the others. It does not use `rand`: a history is named by its
+//! seed, so no upgrade may change the stream.
 
 /// A probability in parts per million.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,5 +1,4 @@
-//! Decides how a scenario is run: one seed or many, and how a failure is reported, so that one
-//! command replays it.
+//! Runs a scenario with one seed or many, and reports a failure so that one command replays it.
 
 use std::panic::{self, AssertUnwindSafe};
 

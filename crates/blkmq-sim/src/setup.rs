@@ -1,5 +1,5 @@
-//! Decides the components of one history: the queue, the drive, the reactors, the clients and the
-//! control thread. Scenarios fill it in, partly by chance; `world` runs it.
+//! The setup of one history: the queue, the drive, the reactors, the clients and the control thread.
+//! Scenarios fill it in, partly by chance; `world` runs it.
 
 use blkmq_core::limits::Limits;
 use blkmq_core::queue::Dispatch;

@@ -1,5 +1,5 @@
-//! Decides what the drivers of a history share: the time, the drive, the oracle and the history, on
-//! one thread. `world` moves the time; `drive::modelled_hctx` is how the core meets the drive.
+//! What the drivers of a history share: the time, the drive, the oracle and the history, on one thread.
+//! `world` moves the time; `drive::modelled_hctx` is how the core meets the drive.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};

@@ -1,6 +1,5 @@
-//! Decides how groups change while the queue is in use: they are made, weighted, capped, moved and
-//! removed at random, and the core's answers are compared with a model of the tree. `control` calls
-//! it.
+//! Changes of groups while the queue is in use: they are made, weighted, capped, moved and removed at
+//! random, and the core's answers are compared with a model of the tree. `control` calls it.
 
 use blkmq_core::group::{Cap, CapKind, Caps, Change, GroupError, ROOT};
 use blkmq_core::ids::GroupId;

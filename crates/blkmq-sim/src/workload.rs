@@ -1,5 +1,5 @@
-//! Decides what a client submits: the mix of operations, the sizes and places, the depth, bursts
-//! and pauses. Each reactor has one client; `world` takes bios from it and reports their ends.
+//! The bios of a client: the mix of operations, the sizes and places, the depth, bursts and pauses. Each
+//! reactor has one client; `world` takes bios from it and reports their ends.
 
 use blkmq_core::bio::{Bio, Class, Data, Flags, Op, Prio};
 use blkmq_core::ids::{DiskId, GroupId};

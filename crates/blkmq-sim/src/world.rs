@@ -1,6 +1,6 @@
-//! Decides the course of one history: takes the next event, moves the time, lets a reactor, the
-//! drive or the control thread act, and reports the result to the oracle. A power cut ends one life
-//! of the queue and begins the next.
+//! The main loop of one history: it takes the next event, moves the time, lets a reactor, the drive or
+//! the control thread act, and reports the result to the oracle. A power cut ends one life of the queue
+//! and begins the next.
 
 mod alive;
 mod boot;

@@ -1,6 +1,6 @@
-//! Decides which faults a command has: each fault has a name and a probability, drawn once when the
-//! command arrives. Faults are what a real drive may do, and the engine must handle; a [`Mutation`]
-//! is what no drive may do, and the oracle must detect.
+//! The faults of a modelled drive: each has a name and a probability, drawn once when the command
+//! arrives. Faults are what a real drive may do, and the engine must handle; a [`Mutation`] is what no
+//! drive may do, and the oracle must detect.
 
 use std::ops::Range;
 

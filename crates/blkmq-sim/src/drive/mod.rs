@@ -1,6 +1,6 @@
-//! Decides how a modelled drive behaves: which commands it takes, when each ends and when its data
-//! moves. `modelled_hctx` is its interface to the core, `model` decides times, `fault` decides
-//! faults; `seek_queue` orders a disk's commands.
+//! A modelled drive: which commands it takes, when each completes and when its data moves.
+//! `modelled_hctx` is its interface to the core, `model` decides times, `fault` decides faults;
+//! `seek_queue` orders a disk's commands.
 //!
 //! ```text
 //!   issue ─► staged ── commit / last ──► waiting ── a unit is free ──► in service ─► ended ── reap ─► gone

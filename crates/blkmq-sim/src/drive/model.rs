@@ -1,5 +1,5 @@
-//! Decides how long a modelled drive takes: flash with parallel units, a rotating disk with one
-//! arm, or none at all. The drive calls it once per command, when a unit starts it.
+//! The service times of a modelled drive: flash with parallel units, a rotating disk with one arm, or
+//! none at all. The drive calls it once per command, when a unit starts it.
 
 use blkmq_core::bio::Op;
 use blkmq_core::time::{Instant, Nanos};

@@ -1,5 +1,5 @@
-//! Decides how the core uses a modelled drive: one [`ModelledHctx`] per hardware context, which
-//! reports each call to the oracle, and below it a [`Way`] into the drive, or several paths with
+//! The driver through which the core uses a modelled drive: one [`ModelledHctx`] per hardware context,
+//! which reports each call to the oracle, and below it a [`Way`] into the drive, or several paths with
 //! one each.
 
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Decides which of a rotating disk's commands is served next: the one that the arm reaches first,
-//! as in disks with a queue of their own. `model` decides how long each takes.
+//! The queue of commands inside a rotating disk: the next is the one that the arm reaches first, as in
+//! disks with a queue of their own. `model` decides how long each takes.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,6 @@
-//! Decides how a command changes the images and the clients' memory, and which blocks a later flush
-//! must make durable. The drive calls it at the start or at the end of a command's service.
+//! The data transfer of a command: it changes the images and the clients' memory, and records which
+//! blocks a later flush must make durable. The drive calls it at the start or at the end of a command's
+//! service.
 
 use blkmq_core::bio::{Op, Status};
 

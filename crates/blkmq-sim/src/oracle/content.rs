@@ -1,10 +1,10 @@
-//! Decides which contents a block may have: now, for a read, and after a power cut. It knows the
-//! writes and flushes of the clients, and nothing of the engine or the drive. A write may take
-//! effect at any moment from its submission to its end, and a write that fails may have done part
-//! of its work. So a block has a set of possible contents. A write leaves the set of contents that
-//! a read may return when another write, submitted after its end, has succeeded. It leaves the set
-//! of contents possible after a power cut when that other write is durable: by FUA, by a drive
-//! without a cache, or by a successful flush submitted after its end.
+//! The contents that a block may have: now, for a read, and after a power cut. It knows the writes and
+//! flushes of the clients, and nothing of the engine or the drive. A write may take effect at any moment
+//! from its submission to its end, and a write that fails may have done part of its work. So a block has
+//! a set of possible contents. A write leaves the set of contents that a read may return when another
+//! write, submitted after its end, has succeeded. It leaves the set of contents possible after a power
+//! cut when that other write is durable: by FUA, by a drive without a cache, or by a successful flush
+//! submitted after its end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

@@ -1,6 +1,6 @@
-//! Decides whether a history is right: observes the clients' submissions and ends and the drive's
-//! requests, and checks the invariants of the architecture, without knowledge of the core's
-//! internals. The first fault is kept and ends the run.
+//! The oracle: it observes the clients' submissions and completions and the drive's requests, and checks
+//! the invariants of the architecture, without knowledge of the core's internals. The first fault is kept
+//! and ends the run.
 //!
 //! `record` follows each bio, `wire` the requests at the drive, `content` the blocks.
 

@@ -1,5 +1,5 @@
-//! Decides which error a bio of a mapped disk must end with: that of the part that ended first with
-//! one. `record` calls it.
+//! The error with which a bio of a mapped disk must complete: that of the first part that failed.
+//! `record` asks for it.
 //!
 //! A part has certainly ended when all its blocks are reported. After an error the rest of a part
 //! may never be sent, so if another part has failed and is not reported whole, it is unknown which

@@ -1,6 +1,6 @@
-//! Decides whether the course of a bio is right: submitted once, issued in parts that do not
-//! overlap, ended once, with a status that the drive's answers explain. It also has the bios'
-//! buffers, so that none is touched after its bio's end.
+//! Follows a bio and checks its course: submitted once, issued in parts that do not overlap, completed
+//! once, with a status that the drive's answers explain. It also has the bios' buffers, so that none is
+//! touched after its bio has completed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

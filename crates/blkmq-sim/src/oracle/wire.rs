@@ -1,5 +1,5 @@
-//! Decides whether the core's requests to the drive are right: one request per tag, within the
-//! depth and the limits, none while quiesced or drained, and merged only where merging is allowed.
+//! Checks the core's requests to the drive: one request per tag, within the depth and the limits, none
+//! while quiesced or drained, and merged only where merging is allowed.
 
 use std::collections::BTreeMap;
 

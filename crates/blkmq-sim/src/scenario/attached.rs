@@ -1,5 +1,5 @@
-//! Decides what `attached` is: threads that attached themselves, and that stop polling at any
-//! moment, beside one with an event loop.
+//! `attached`: threads that attached themselves, and that stop polling at any moment, beside one with an
+//! event loop.
 
 use blkmq_core::time::Nanos;
 

@@ -1,4 +1,4 @@
-//! Decides what `deadline` is: mq-deadline over one to four reactors, with the priority classes.
+//! `deadline`: mq-deadline over one to four reactors, with the priority classes.
 
 use blkmq_core::sched::Kind;
 

@@ -1,4 +1,4 @@
-//! Decides what `depth-change` is: the depth is changed all the time, under load.
+//! `depth-change`: the depth is changed all the time, under load.
 
 use super::Scenario;
 use super::any_elevator;

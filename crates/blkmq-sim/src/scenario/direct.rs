@@ -1,5 +1,5 @@
-//! Decides what `direct` is: no elevator, a hardware context for each reactor, everything
-//! submitted, merged, split, issued and reaped on the same reactor.
+//! `direct`: no elevator, a hardware context for each reactor, everything submitted, merged, split,
+//! issued and reaped on the same reactor.
 
 use super::Scenario;
 use crate::drive::model::Model;

@@ -1,5 +1,5 @@
-//! Decides what `every-context` is: every hardware context dispatches for itself, as before there
-//! was one dispatcher, with faults, freezes and changes of depth.
+//! `every-context`: every hardware context dispatches for itself, as before there was one dispatcher,
+//! with faults, freezes and changes of depth.
 
 use blkmq_core::queue::Dispatch;
 

@@ -1,5 +1,4 @@
-//! Decides what `everything` is: every fault, every control action, attached threads and power cuts
-//! together.
+//! `everything`: every fault, every control action, attached threads and power cuts together.
 
 use blkmq_core::time::Nanos;
 

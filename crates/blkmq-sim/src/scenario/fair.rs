@@ -1,6 +1,5 @@
-//! Decides what `fair` measures: whether each of up to 1000 groups gets its due from a modelled
-//! flash drive, over any second of virtual time, at what cost in throughput, and how long a light
-//! tenant waits among them.
+//! `fair` measures whether each of up to 1000 groups gets its due from a modelled flash drive, over any
+//! second of virtual time, at what cost in throughput, and how long a light tenant waits among them.
 //!
 //! There is one reactor and a drive of units that each serve one request at a time; clients submit
 //! again as soon as an I/O has ended. Calls cost nothing, so decisions are shown, not CPU time.

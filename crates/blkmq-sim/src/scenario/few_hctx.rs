@@ -1,5 +1,4 @@
-//! Decides what `few-hctx` is: fewer hardware contexts than reactors; the other reactors submit
-//! through their owners.
+//! `few-hctx`: fewer hardware contexts than reactors; the other reactors submit through their owners.
 
 use super::Scenario;
 use super::any_elevator;

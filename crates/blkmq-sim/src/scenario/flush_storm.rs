@@ -1,4 +1,4 @@
-//! Decides what `flush-storm` is: 64 jobs that write and flush, all at once.
+//! `flush-storm`: 64 jobs that write and flush, all at once.
 
 use super::Scenario;
 use super::any_elevator;

@@ -1,6 +1,5 @@
-//! Decides what `groups` is: groups are made, weighted, capped, moved and removed under load;
-//! sometimes the queue is frozen or quiesced, or its elevator switched, with requests waiting for
-//! caps.
+//! `groups`: groups are made, weighted, capped, moved and removed under load; sometimes the queue is
+//! frozen or quiesced, or its elevator switched, with requests waiting for caps.
 
 use blkmq_core::time::Nanos;
 

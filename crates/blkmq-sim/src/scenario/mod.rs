@@ -1,5 +1,5 @@
-//! Decides which histories can be chosen: each scenario by its name, in a file of its own.
-//! A scenario turns a seed into a setup; `scale`, `clients`, `fair` and `poll` measure a model instead.
+//! The scenarios: each by its name, in a file of its own. A scenario turns a seed into a setup; `scale`,
+//! `clients`, `fair` and `poll` measure a model instead.
 
 mod attached;
 pub mod clients;

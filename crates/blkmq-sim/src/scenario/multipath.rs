@@ -1,5 +1,5 @@
-//! Decides what `multipath` is: paths that fail, hang and recover at random under load, with
-//! schedulers above them, groups and messages of an operator.
+//! `multipath`: paths that fail, hang and recover at random under load, with schedulers above them,
+//! groups and messages of an operator.
 
 use blkmq_core::mapper::multipath::{Failback, NoPath, Selector};
 use blkmq_core::time::Nanos;

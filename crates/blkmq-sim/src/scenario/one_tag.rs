@@ -1,4 +1,4 @@
-//! Decides what `one-tag` is: one tag for a depth of 1024. All bios but one wait, and none is lost.
+//! `one-tag`: one tag for a depth of 1024. All bios but one wait, and none is lost.
 
 use super::Scenario;
 use super::any_elevator;

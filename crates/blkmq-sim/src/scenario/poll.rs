@@ -1,5 +1,5 @@
-//! Decides what `poll` measures: the cost of each way to wait for a device in CPU time, I/Os and
-//! latency, on hosts whose sleeping threads wake late.
+//! `poll` measures the cost of each way to wait for a device in CPU time, I/Os and latency, on hosts
+//! whose sleeping threads wake late.
 //!
 //! One CPU keeps `depth` reads under way and follows the core's predictor. Polling and each sleep
 //! are charged, and a sleeping thread wakes late. It is a model: see docs/simulator.md.

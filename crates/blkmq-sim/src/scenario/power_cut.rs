@@ -1,5 +1,5 @@
-//! Decides what `power-cut` is: the power fails at a random point, up to three times; what was
-//! acknowledged as durable must be there.
+//! `power-cut`: the power fails at a random point, up to three times; what was acknowledged as durable
+//! must be there.
 
 use blkmq_core::time::Nanos;
 

@@ -1,5 +1,5 @@
-//! Decides what `quiesce` is: the queue is quiesced and frozen repeatedly, also nested. Nothing may
-//! be issued meanwhile, and nothing may be lost.
+//! `quiesce`: the queue is quiesced and frozen repeatedly, also nested. Nothing may be issued meanwhile,
+//! and nothing may be lost.
 
 use super::Scenario;
 use super::any_elevator;

@@ -1,5 +1,5 @@
-//! Decides what `requeues` is: the drive requeues every tenth request, refuses some for lack of
-//! resources, and fails some.
+//! `requeues`: the drive requeues every tenth request, refuses some for lack of resources, and fails
+//! some.
 
 use super::Scenario;
 use super::any_elevator;

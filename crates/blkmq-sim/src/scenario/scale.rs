@@ -1,6 +1,6 @@
-//! Decides a CPU model of many submitters: how an elevator's throughput grows with their number,
-//! each on its own CPU. It compares our gate, where reactors that find it held leave their work to
-//! the holder, with a spin lock. `blkmq-lab bench scale` measures it.
+//! `scale`, a CPU model of many submitters: how an elevator's throughput grows with their number, each on
+//! its own CPU. It compares our gate, where reactors that find it held leave their work to the holder,
+//! with a spin lock. `blkmq-lab bench scale` measures it.
 //!
 //! It is a model: two cores cannot show 64. The costs are those of `cpu::Costs::exact`; a null
 //! drive ends every request inline; the depth of all submitters together is constant.

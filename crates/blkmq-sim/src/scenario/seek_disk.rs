@@ -1,4 +1,4 @@
-//! Decides what `seek-disk` is: a rotating disk with one arm, sequential streams and random places.
+//! `seek-disk`: a rotating disk with one arm, sequential streams and random places.
 
 use blkmq_core::time::Nanos;
 

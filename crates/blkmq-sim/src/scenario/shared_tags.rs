@@ -1,5 +1,4 @@
-//! Decides what `shared-tags` is: one tag set for all hardware contexts, a disk of 1 ms beside one
-//! of 100 ms.
+//! `shared-tags`: one tag set for all hardware contexts, a disk of 1 ms beside one of 100 ms.
 
 use blkmq_core::time::Nanos;
 

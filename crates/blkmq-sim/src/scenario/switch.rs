@@ -1,4 +1,4 @@
-//! Decides what `switch` is: the elevator is switched every 10 ms on average, under load.
+//! `switch`: the elevator is switched every 10 ms on average, under load.
 
 use blkmq_core::time::Nanos;
 

@@ -1,5 +1,5 @@
-//! Decides what `timeouts` is: half of all requests never end by themselves; some ends come after
-//! the drive has given up the request.
+//! `timeouts`: half of all requests never complete by themselves; some completions come after the drive
+//! has given up the request.
 
 use blkmq_core::time::Nanos;
 

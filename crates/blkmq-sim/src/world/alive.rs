@@ -1,5 +1,5 @@
-//! Decides whether a history still makes progress: no wake-up was lost, nothing waits longer than
-//! it may, and at the end everything is at rest.
+//! The checks that a history still makes progress: no wake-up was lost, nothing waits longer than it may,
+//! and at the end everything is at rest.
 
 use blkmq_core::group::ROOT;
 use blkmq_core::ids::{GroupId, ReactorId};

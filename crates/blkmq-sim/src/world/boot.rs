@@ -1,5 +1,4 @@
-//! Decides how the parts of a history are made from its setup: the stage, the clients, the queue
-//! and its reactors.
+//! Makes the parts of a history from its setup: the stage, the clients, the queue and its reactors.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

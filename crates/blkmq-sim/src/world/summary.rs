@@ -1,5 +1,4 @@
-//! Decides what is reported of a history when it is over: its digest and its counts, or the fault
-//! that ended it.
+//! The report of a history when it is over: its digest and its counts, or the fault that ended it.
 
 use blkmq_core::time::{Instant, Nanos};
 

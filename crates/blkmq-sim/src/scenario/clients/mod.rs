@@ -1,6 +1,6 @@
-//! Decides what `clients` measures: how long 1 to 512 clients of a filesystem take for a fixed
-//! amount of work each, on one rotating disk behind 64 hardware contexts; with the gate, with
-//! Linux's way before 2020, and with a single hardware queue.
+//! `clients` measures how long 1 to 512 clients of a filesystem take for a fixed amount of work each, on
+//! one rotating disk behind 64 hardware contexts; with the gate, with Linux's way before 2020, and with a
+//! single hardware queue.
 //!
 //! It is a model: the clients are modelled on dbench over XFS (`program`), CPUs and disk are those
 //! of `rig`; the queue and the elevator are real. Equal seeds give equal times.

@@ -1,5 +1,5 @@
-//! Decides what one client does: a program like dbench's on a filesystem laid out like XFS, as seen
-//! below the page cache. `rig` runs it on a CPU and reports the ends of its I/O to it.
+//! One client: a program like dbench's on a filesystem laid out like XFS, as seen below the page cache.
+//! `rig` runs it on a CPU and reports the completion of its I/O to it.
 //!
 //! ```text
 //!   Write ─► Sync (sometimes) ─► Log ─► Read ─► Meta ─► think ─┬─► Write, `rounds` times

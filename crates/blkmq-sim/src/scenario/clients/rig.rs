@@ -1,6 +1,5 @@
-//! Decides the course of one run: the CPUs with their reactors, the clients on them and the disk,
-//! in virtual time. Unlike `world`, it has no faults, no control thread and no oracle: it is made
-//! for many I/Os.
+//! One run in virtual time: the CPUs with their reactors, the clients on them and the disk. Unlike
+//! `world`, it has no faults, no control thread and no oracle: it is made for many I/Os.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

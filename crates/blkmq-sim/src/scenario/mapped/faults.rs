@@ -1,5 +1,4 @@
-//! Decides what `mapped-faults` is: one member fails, requeues, refuses or loses requests, and the
-//! others do not.
+//! `mapped-faults`: one member fails, requeues, refuses or loses requests, and the others do not.
 
 use blkmq_core::time::Nanos;
 

@@ -1,6 +1,6 @@
-//! Decides what `mapped` is: stripes, linear disks and disks on both, over one to four drives that
-//! differ in their limits and caches. One queue is frozen, quiesced and changed meanwhile.
-//! [`faults`] and [`power_cut`] add the events that they are named for.
+//! `mapped`: stripes, linear disks and disks on both, over one to four drives that differ in their limits
+//! and caches. One queue is frozen, quiesced and changed meanwhile. [`faults`] and [`power_cut`] add the
+//! events that they are named for.
 
 pub(super) mod faults;
 pub(super) mod power_cut;

@@ -1,6 +1,6 @@
-//! Decides what `mapped-power-cut` is: the power of all drives fails under mapped disks; blocks of
-//! a mapped disk may be torn at the physical blocks of a member and between members, but flushed
-//! data must be there on all of them.
+//! `mapped-power-cut`: the power of all drives fails under mapped disks; blocks of a mapped disk may be
+//! torn at the physical blocks of a member and between members, but flushed data must be there on all of
+//! them.
 
 use blkmq_core::time::Nanos;
 

@@ -1,5 +1,5 @@
-//! Decides how long a modelled device takes for a read: a typical time, and how single reads
-//! deviate from it. `poll` runs it in virtual time, `blkmq-lab bench poll` on a real reactor.
+//! The read times of a modelled device: a typical time, and how single reads deviate from it. `poll` runs
+//! it in virtual time, `blkmq-lab bench poll` on a real reactor.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Decides whether waiting as predicted reaches its goals on the modelled hosts and devices.
+//! Tests of the goals of predicted waiting on the modelled hosts and devices.
 
 use super::*;
 
