@@ -1,4 +1,4 @@
-//! Decides nothing: measures what an attached thread costs per I/O on a null disk that completes inline.
+//! Measures what an attached thread costs per I/O on a null disk that completes inline.
 //!
 //! Question: how many 4 KiB random reads can one thread do, the generator of the load included, at depths 1
 //! to 256, alone or beside others, and through mapped disks? Run it with

@@ -1,5 +1,5 @@
-//! Decides the engine's time: nanoseconds since the process first read it. `reactor` and `attach` read the
-//! clock once per batch and pass the value down; no code below them reads a clock.
+//! The engine's clock: nanoseconds since the process first read it. `reactor` and `attach` read the clock
+//! once per batch and pass the value down; no code below them reads a clock.
 //!
 //! Where the processor's time-stamp counter is invariant and the kernel itself trusts it, a reading costs
 //! about 10 ns: the counter, scaled by a factor that is measured once against CLOCK_MONOTONIC. Elsewhere it

@@ -1,4 +1,4 @@
-//! Decides the interface of a drive: its limits, a driver for each hardware context, allocation, and losses.
+//! The interface of a drive: its limits, a driver for each hardware context, allocation, and losses.
 //! `blkmq-drivers` has the drives; `engine` opens their hardware contexts on the reactors.
 
 use std::any::Any;

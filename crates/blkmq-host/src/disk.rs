@@ -1,5 +1,5 @@
-//! Decides what doors and library users know of a disk, and how they find it.
-//! `engine` makes the table, and a new one when disks are added or removed.
+//! A disk as doors and library users know it, and the table in which they find it. `engine` makes the
+//! table, and a new one when disks are added or removed.
 
 use std::collections::BTreeMap;
 use std::fmt;

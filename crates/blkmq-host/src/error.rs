@@ -1,5 +1,5 @@
-//! Decides how errors of set-up and control are reported: the object, the value, the limit and the next step.
-//! The request path has `blkmq_core::bio::Status` instead.
+//! The errors of set-up and control: they name the object, the value, the limit and the next step. The
+//! request path has `blkmq_core::bio::Status` instead.
 
 use std::io;
 

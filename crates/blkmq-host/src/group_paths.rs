@@ -1,5 +1,5 @@
-//! Decides how groups are named outside the core: by a path such as `/customers/a/vm1`. `control` changes the
-//! groups of a running queue; `blkmq-config` makes the initial groups of queues.
+//! Paths such as `/customers/a/vm1`, the names of groups outside the core. `control` changes the groups
+//! of a running queue; `blkmq-config` makes the initial groups of queues.
 
 use std::collections::BTreeMap;
 

@@ -1,11 +1,11 @@
 //! The engine in the real world: reactors on io_uring, the clock, and the interface of drives. The drives are
 //! in `blkmq-drivers`; `blkmq-config` makes the queues of an engine from a configuration.
 //!
-//! | folder | decides |
+//! | folder | what it has |
 //! |---|---|
 //! | [`engine`] | set-up, changes and the end: it starts reactors, lets a library user's thread [`attach`], is changed and watched through [`control`], and puts disks on disks ([`mapped`]) |
-//! | `reactor` | what one thread does with one place to wait: run the queues, call doors ([`service`]), [`sleep`] or [`mod@wait`] |
-//! | `uring` | how a thread's io_uring is shared among drivers and doors ([`ring`]) |
+//! | `reactor` | one thread with one place to wait: it runs the queues, calls doors ([`service`]), and [`sleep`]s or [`mod@wait`]s |
+//! | `uring` | a thread's io_uring, shared among drivers and doors ([`ring`]) |
 //!
 //! [`device`] is the interface that a drive implements, [`value`] defines how the values of keys are written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

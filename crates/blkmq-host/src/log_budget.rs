@@ -1,7 +1,7 @@
-//! Decides how many lines one source may write to the log: neither a disk that alternately fails and
-//! succeeds, nor a client that connects repeatedly and violates the protocol each time, may fill the log's
-//! disk. Drivers ask before they log single requests, front doors before they log connections; withheld lines
-//! are counted, and the next line states their number.
+//! A limit on the lines that one source may write to the log: neither a disk that alternately fails and
+//! succeeds, nor a client that connects repeatedly and violates the protocol each time, may fill the
+//! log's disk. Drivers ask before they log single requests, front doors before they log connections;
+//! withheld lines are counted, and the next line states their number.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! Decides which number a tenant has: one for each group's path, on whichever queue its disks lie, and never
-//! reused for another path. `engine` calls it when disks are added; front doors share their places and their
+//! The numbers of tenants: one for each group's path, on whichever queue its disks lie, and never reused
+//! for another path. `engine` calls it when disks are added; front doors share their places and their
 //! memory by this number.
 
 use std::collections::BTreeMap;

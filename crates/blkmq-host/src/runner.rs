@@ -1,6 +1,6 @@
-//! Decides how a device makes one of its hardware contexts run from outside the reactors: from a thread of
-//! its own, or because an operator has changed a setting. `engine` gives a device its runner; `device` has
-//! the other calls of a device.
+//! A device's means to make one of its hardware contexts run from outside the reactors: from a thread of
+//! its own, or because an operator has changed a setting. `engine` gives a device its runner; `device`
+//! has the other calls of a device.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Decides how the news spreads that a disk may have a new size: a device reports it, from any thread, and
-//! the thread that resizes disks waits for it. The device reports through its `runner`.
+//! The news that a disk may have a new size: a device reports it, from any thread, and the thread that
+//! resizes disks waits for it. The device reports through its `runner`.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

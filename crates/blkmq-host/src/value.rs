@@ -1,7 +1,7 @@
-//! Decides how the values of a driver's keys are written: sizes, times, numbers, switches and ranges.
-//! The drivers' configurations call it for each `key=value` of a disk string or a table of the configuration
-//! file. It does not use `bytesize` and `humantime`: 64K is 65536 here, as for QEMU and fio, and an error
-//! names the key and its bounds.
+//! Parses the values of a driver's keys: sizes, times, numbers, switches and ranges. The drivers'
+//! configurations call it for each `key=value` of a disk string or a table of the configuration file. It
+//! does not use `bytesize` and `humantime`: 64K is 65536 here, as for QEMU and fio, and an error names
+//! the key and its bounds.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Decides how the processor's time-stamp counter is read, and whether it has a constant rate.
-//! The parent module decides whether to use it.
+//! The processor's time-stamp counter: its value, and whether it has a constant rate. The parent module
+//! decides whether to use it.
 
 /// Reads the counter.
 #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,5 @@
-//! Decides how a library user's own thread does I/O: it attaches, and from then on submits, issues and reaps
-//! by itself. `reactor::core` is its side of the queues; nothing is handed to another thread.
+//! I/O on a library user's own thread: it attaches, and from then on submits, issues and reaps by itself.
+//! `reactor::core` is its side of the queues; nothing is handed to another thread.
 //!
 //! An attached thread may stop calling, so the engine never leaves others' work with it. The clock is read
 //! once per batch, at the first submission after a [`Attached::poll`]. Bios that end while they are issued

@@ -1,4 +1,5 @@
-//! Decides how the queues of an engine are made: the core's queue for each drive, the table of disks, and each thread's handles.
+//! Builds the queues of an engine: the core's queue for each drive, the table of disks, and each thread's
+//! handles.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,5 @@
-//! Decides the configuration of an engine, its queues and their disks. `blkmq-config` fills it in for
-//! configured disks, a library user does so in code; `build` makes the queues from it.
+//! The configuration of an engine, its queues and their disks. `blkmq-config` fills it in for configured
+//! disks, a library user does so in code; `build` makes the queues from it.
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Decides how a running engine is changed and watched: freezing, quiescing, elevator, depth, groups,
-//! statistics. The queue's own operations never block; here the calling thread, which is no reactor, waits
-//! for them.
+//! Control of a running engine: freezing, quiescing, elevator, depth, groups, statistics. The queue's own
+//! operations never block; here the calling thread, which is no reactor, waits for them.
 
 mod devices;
 mod groups;

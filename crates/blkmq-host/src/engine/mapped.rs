@@ -1,5 +1,5 @@
-//! Decides on which disks mapped disks lie, by name: the order in which they are made, that no byte is in two
-//! of them, and what is allocated on them. `engine` calls it when the queues' disks are known;
+//! The mapped disks of an engine, by name: the order in which they are made, the check that no byte is in
+//! two of them, and what is allocated on them. `engine` calls it when the queues' disks are known;
 //! `blkmq_core::mapper` has the rules of one mapped disk.
 //!
 //! Mapped disks are numbered like the disks of one more queue ([`MAPPED`]), so a bio is submitted to them, as

@@ -1,6 +1,5 @@
-//! Decides how an engine starts and shuts down: reactor threads, and the order of a shutdown.
-//! `config` describes it, `build` makes its queues, its threads run `reactor`, `control` changes it while it
-//! runs.
+//! The engine: how it starts its reactor threads, and the order of its shutdown. `config` describes it,
+//! `build` makes its queues, its threads run `reactor`, `control` changes it while it runs.
 
 pub mod attach;
 mod build;

@@ -1,5 +1,5 @@
-//! Decides how one thread runs its side of all queues and how it sleeps: the part that reactors and attached
-//! threads have in common. `reactor` adds services, `attach` a library user.
+//! One thread's side of all queues, and its sleep: the part that reactors and attached threads have in
+//! common. `reactor` adds services, `attach` a library user.
 //!
 //! The thread announces sleep in the wake flag before its last check for work, so that a thread that
 //! publishes work after that check wakes it; see `blkmq_sync::wake_flag`.

@@ -1,5 +1,5 @@
-//! Decides the order in which one thread does its work: events, queues, ended bios, services, kicks, wait.
-//! `reactor::core` sleeps and runs the queues; `engine` starts the threads.
+//! A reactor: one thread that does its work in a fixed order (events, queues, completed bios, services,
+//! kicks, wait). `reactor::core` sleeps and runs the queues; `engine` starts the threads.
 //!
 //! ```text
 //!   orders, services that come and go, ring, shared memory, timers

@@ -1,6 +1,6 @@
-//! Decides how much data one group may move in one turn of a reactor, in bytes and in time. Drives that
-//! complete inline (memory, the page cache) copy a group's data on the reactor's thread, and all others wait
-//! meanwhile. `reactor::core` owns it, `service` asks it.
+//! A limit on the data that one group may move in one turn of a reactor, in bytes and in time. Drives
+//! that complete inline (memory, the page cache) copy a group's data on the reactor's thread, and all
+//! others wait meanwhile. `reactor::core` owns it, `service` asks it.
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::{Instant, Nanos};

@@ -1,6 +1,6 @@
-//! Decides which of a thread's queues run in a turn: the *active* ones, where something is under way, and all
-//! if other threads have published work. So on a host with many idle disks a turn costs only the busy ones.
-//! `reactor::core` owns it.
+//! The queues of one thread that run in a turn: the *active* ones, where something is under way, and all
+//! if other threads have published work. So on a host with many idle disks a turn costs only the busy
+//! ones. `reactor::core` owns it.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Decides the interface between a front door and a reactor: a service is an object on one reactor, which is
+//! The interface between a front door and a reactor: a service is an object on one reactor, which is
 //! called for its events and never blocks. `reactor` calls it; it acts through [`Cx`].
 
 use std::sync::Arc;

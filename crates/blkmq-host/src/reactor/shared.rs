@@ -1,4 +1,4 @@
-//! Decides what the threads of one engine share: queues, disks, wakeups, and each reactor's inbox of orders.
+//! What the threads of one engine share: queues, disks, wakeups, and each reactor's inbox of orders.
 //! `engine` makes it; `reactor::core`, `control` and `attach` hold it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

@@ -1,6 +1,6 @@
-//! Decides the first estimates of the host's sleeping: how late a sleeper wakes, and what a sleep costs.
-//! They are measured once per process, by the first thread that opens its core. Each core then updates its
-//! own copy.
+//! The first estimates of how late a sleeper wakes on this host, and of what a sleep costs. They are
+//! measured once per process, by the first thread that opens its core. Each core then updates its own
+//! copy.
 
 use std::sync::OnceLock;
 

@@ -1,7 +1,6 @@
-//! Decides how a reactor waits for events that cannot be predicted: whether it polls (*looks*) for a while
-//! before it blocks, and for how long.
-//! `reactor::core` asks before each wait and reports the result of a look. For requests in flight it asks
-//! `blkmq_core::poll` first.
+//! The policy for waiting for events that cannot be predicted: whether a reactor polls (*looks*) for a
+//! while before it blocks, and for how long. `reactor::core` asks before each wait and reports the result
+//! of a look. For requests in flight it asks `blkmq_core::poll` first.
 //!
 //! Waking a blocked thread on another, halted core costs about 15 µs of latency and 23 µs of CPU time, and a
 //! peer that takes turns with us must also be woken before it sends. So looking for the sum of both pays if

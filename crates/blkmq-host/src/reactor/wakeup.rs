@@ -1,5 +1,6 @@
-//! Decides how a sleeping reactor is woken: the first thread that has work for it writes to its event once.
-//! `blkmq_sync::wake_flag` announces sleep; `reactor::core` sleeps; threads that publish work call `ring`.
+//! The wake-up of a sleeping reactor: the first thread that has work for it writes to its event once.
+//! `blkmq_sync::wake_flag` announces sleep; `reactor::core` sleeps; threads that publish work call
+//! `ring`.
 //!
 //! If the reactor is awake, a wake-up costs one fence and one load, and at times one write; no system call.
 //! A multishot poll in the reactor's ring watches the event, which is never read: each write is one completion.

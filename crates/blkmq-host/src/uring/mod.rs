@@ -1,3 +1,3 @@
-//! Decides how a thread talks to io_uring: one ring for each, shared by its drivers and doors.
+//! A thread's use of io_uring: one ring for each thread, shared by its drivers and doors.
 
 pub mod ring;

@@ -1,5 +1,5 @@
-//! Decides how one reactor shares its io_uring among drivers and doors: each is a client, and completions go
-//! to their client. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
+//! The io_uring of one reactor, shared among drivers and doors: each is a client, and completions go to
+//! their client. `reactor` and `attach` own the ring, submit and wait; drivers and services push entries
 //! through a [`RingClient`].
 //!
 //! Pushed entries reach the kernel with the next [`RingHandle::submit`] or [`RingHandle::wait`], so that a

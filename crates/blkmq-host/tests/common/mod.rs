@@ -1,4 +1,4 @@
-//! Decides the set-up of the host's tests: an engine on a null drive, and a submitter's loop.
+//! The set-up of the host's tests: an engine on a null drive, and a submitter's loop.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::Arc;

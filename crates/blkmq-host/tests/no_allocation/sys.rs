@@ -1,4 +1,4 @@
-//! Decides how allocations are counted: on their way to the system's allocator.
+//! An allocator that counts allocations on their way to the system's.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

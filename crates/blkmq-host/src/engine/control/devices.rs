@@ -1,5 +1,5 @@
-//! Decides how disks and queues are added and removed while an engine runs, each completely or not at all.
-//! Each reactor is ordered to change its side; the functions say what must be frozen for that.
+//! Adds and removes disks and queues while an engine runs, each completely or not at all. Each reactor is
+//! ordered to change its side; the functions say what must be frozen for that.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,5 +1,5 @@
-//! Decides how the groups of a queue in use are found and changed by their paths. Each change is one atomic
-//! change of the core; only making a group with its ancestors takes several.
+//! Finds and changes the groups of a queue in use by their paths. Each change is one atomic change of the
+//! core; only making a group with its ancestors takes several.
 
 use std::sync::{MutexGuard, PoisonError};
 

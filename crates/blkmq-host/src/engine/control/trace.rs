@@ -1,6 +1,5 @@
-//! Decides how the steps of requests are traced: each reactor records the events of its queues in a
-//! ring of its own. A process that has the memory of the trace reads the rings. Threads of library
-//! users record nothing.
+//! Traces the steps of requests: each reactor records the events of its queues in a ring of its own. A
+//! process that has the memory of the trace reads the rings. Threads of library users record nothing.
 
 mod memory;
 

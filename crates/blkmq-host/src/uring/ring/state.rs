@@ -1,4 +1,5 @@
-//! Decides how entries reach the kernel and completions reach their clients: the state of one thread's ring.
+//! The state of one thread's ring: entries on their way to the kernel, and completions on their way to
+//! their clients.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! Decides who vouches for the memory that an entry of the ring names (the caller that pushes the entry), and
-//! how the kernel is entered to wait. The parent module does the rest of the ring without `unsafe`.
+//! The unsafe calls of the ring: the caller that pushes an entry vouches for the memory that it names,
+//! and the kernel is entered to wait. The parent module does the rest of the ring without `unsafe`.
 
 use std::io;
 

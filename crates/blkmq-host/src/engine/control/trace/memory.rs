@@ -1,6 +1,6 @@
-//! Decides how the memory of a trace is shared: the engine creates it, and a process that gets its
-//! descriptor maps it. The memory holds a ring of [`blkmq_core::trace`] for each reactor, one after the
-//! other. Its size is sealed, so no process can truncate it while another one uses it.
+//! The memory of a trace: the engine creates it, and a process that gets its descriptor maps it. The
+//! memory holds a ring of [`blkmq_core::trace`] for each reactor, one after the other. Its size is
+//! sealed, so no process can truncate it while another one uses it.
 
 mod sys;
 

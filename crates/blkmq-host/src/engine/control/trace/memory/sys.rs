@@ -1,5 +1,5 @@
-//! Decides how memory that another process writes is mapped: as atomics, because a plain reference
-//! would promise that nobody else writes it.
+//! Maps memory that another process writes: as atomics, because a plain reference would promise that
+//! nobody else writes it.
 
 use std::fs::File;
 use std::io;
