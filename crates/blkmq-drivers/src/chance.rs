@@ -1,5 +1,5 @@
-//! Decides chance: a small seeded generator and probabilities that are compared with it, so that
-//! faults and latencies of a drive replay from their seed. Used by `null`.
+//! Chance: a small seeded generator and probabilities that are compared with it, so that faults and
+//! latencies of a drive replay from their seed. Used by `null`.
 
 use blkmq_host::value::{self, ConfigError};
 

@@ -1,10 +1,10 @@
-//! Decides what a driver is to the code that configures disks: its name and keys, the disk that its
-//! keys describe, and the drive that the open disks of one queue become.
-//! [`registry`](crate::registry) lists the drivers; `blkmq-config` parses, opens and joins through
-//! these traits, so it knows no driver by name.
+//! The interface of a driver to the code that configures disks: its name and keys, the disk that its keys
+//! describe, and the drive that the open disks of one queue become. [`registry`](crate::registry) lists
+//! the drivers; `blkmq-config` parses, opens and joins through these traits, so it knows no driver by
+//! name.
 //!
 //! ```text
-//!  key=value ─ Driver::parse ─► DriverConfig ─ open ─► OpenDisk ─ join (all of one queue) ─► blkmq_host::drive::Drive
+//!  key=value ─ Driver::parse ─► DriverConfig ─ open ─► OpenDisk ─ join (all of one queue) ─► Device (blkmq_host)
 //! ```
 
 use std::any::Any;

@@ -1,4 +1,4 @@
-//! Decides how the keys of a disk reach its driver: pairs of texts, from which each is taken once.
+//! The keys of a disk on their way to its driver: pairs of texts, from which each is taken once.
 //! `blkmq-config` fills the list and takes the keys of every disk; the rest is the driver's.
 
 use blkmq_host::value::{self, ConfigError};

@@ -1,4 +1,4 @@
-//! Decides which drivers exist: a folder and a cargo feature for each.
+//! The drivers: a folder and a cargo feature for each.
 //!
 //! | feature | driver |
 //! |---|---|
@@ -11,7 +11,7 @@
 //!
 //! A driver consists of a configuration (keys and values), an open disk, a drive (the state that
 //! its hardware contexts share) and, made on the reactor that owns it, a hardware context: the
-//! `blkmq_core::driver::Driver`. `blkmq_host::device` defines what the engine needs of a drive;
+//! `blkmq_core::driver::HctxDriver`. `blkmq_host::device` defines what the engine needs of a drive;
 //! [`driver`] defines what the configuration of disks needs; [`registry`] lists the drivers.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

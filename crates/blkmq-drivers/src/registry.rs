@@ -1,5 +1,5 @@
-//! Decides which drivers disks can name. A new driver needs its folder, one line here and a page in
-//! `docs/drivers`.
+//! The registry of drivers: those that disks can name. A new driver needs its folder, one line here and a
+//! page in `docs/drivers`.
 //!
 //! Disks that lie on other disks are no drivers: `linear`, `striped` and `multipath` refer to disks
 //! by name, so the code that knows all disks (`blkmq_config::disk`) parses and plans these three.

@@ -1,6 +1,5 @@
-//! Decides how drivers access lent memory: through sinks (the buffers of a read) and sources (those
-//! of a write) that are made from a request that the driver has and cannot outlive the visit.
-//! `null`, `ram` and the store use them.
+//! Access to lent memory: sinks (the buffers of a read) and sources (those of a write) that are made from
+//! a request that the driver has and cannot outlive the visit. `null`, `ram` and the store use them.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;

@@ -1,4 +1,4 @@
-//! Decides how the drivers' tests make requests and check their results. Tests only.
+//! Makes requests for the drivers' tests, and checks their results. Tests only.
 
 use blkmq_core::bio::{Bio, Data, Flags, Lent, Op};
 use blkmq_core::ids::{Cookie, DiskId, ReactorId, Tag};

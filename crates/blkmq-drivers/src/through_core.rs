@@ -1,6 +1,5 @@
-//! Decides what drivers must do behind the whole engine: merged and cut requests keep their data,
-//! and every bio ends once despite faults. Tests only; time is virtual where the driver has no
-//! ring.
+//! Tests of drivers behind the whole engine: merged and cut requests keep their data, and every bio
+//! completes once despite faults. Tests only; time is virtual where the driver has no ring.
 
 use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
 use blkmq_core::ids::{DiskId, GroupId, HctxId};

@@ -1,6 +1,6 @@
-//! Decides which memory replaces client memory that direct I/O cannot use: areas of two sizes,
-//! mapped at set-up, one for each request. `hctx` copies a write into its area before, and a read
-//! out of it after, the transfer.
+//! Bounce buffers for client memory that direct I/O cannot use: areas of two sizes, mapped at set-up, one
+//! for each request. `hctx` copies a write into its area before, and a read out of it after, the
+//! transfer.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Decides how disks in files share a queue: their common limits, and a hardware context for each
+//! The drive of disks in files that share a queue: their common limits, and a hardware context for each
 //! reactor. `open` makes the disks; `hctx` decides what a request becomes.
 
 use std::any::Any;

@@ -1,6 +1,5 @@
-//! Decides what is known of one disk in a file: its size and alignment, the operations that its
-//! filesystem does not support, and its holes. Made by `open`, joined with others by `device`, used
-//! by all hardware contexts at once.
+//! One disk in a file: its size and alignment, the operations that its filesystem does not support, and
+//! its holes. Made by `open`, joined with others by `device`, used by all hardware contexts at once.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Decides the keys of a disk in a file or on a block device: `file=PATH` and others.
+//! The driver of disks in files and on block devices: `file=PATH` and its other keys.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Decides how a disk in a file is refused: what is wrong with which file, and what to do about it.
-//! `open` and `lock` return it; the caller adds the disk's name.
+//! The errors of a disk in a file that is refused: what is wrong with which file, and what to do about
+//! it. `open` and `lock` return it; the caller adds the disk's name.
 
 use std::io;
 use std::path::PathBuf;

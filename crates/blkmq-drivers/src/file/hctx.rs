@@ -1,6 +1,6 @@
-//! Decides how a request becomes an entry of the reactor's ring (or of the one of `polled`), and
-//! which memory the entry names. One hardware context belongs to one reactor; `slot` decides what
-//! follows an entry's completion.
+//! A hardware context of a file drive: it makes each request an entry of the reactor's ring (or of the
+//! one of `polled`), and chooses the memory that the entry names. One hardware context belongs to one
+//! reactor; `slot` decides what follows an entry's completion.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Decides who may use a file at the same time: one writer, or any number of readers. `open` takes
-//! the lock.
+//! The lock that keeps two daemons, or a daemon and QEMU, from one file: one writer, or any number of
+//! readers. `open` takes the lock.
 //!
 //! There are two locks, because two kinds of neighbours check different ones. Scripts and udev use
 //! `flock` (udev leaves a block device alone while it is held), and /proc/locks names its holder.

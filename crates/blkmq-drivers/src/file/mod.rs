@@ -1,6 +1,6 @@
-//! Decides how a disk is kept in a file or on a block device, through the reactor's io_uring.
-//! [`FileDisk::open`] locks and probes one disk, [`FileDevice`] joins those that share a queue, and each reactor has a
-//! hardware context that turns a request into one entry of its ring.
+//! The file driver: disks in files and on block devices, through the reactor's io_uring.
+//! [`FileDisk::open`] locks and probes one disk, [`FileDevice`] joins those that share a queue, and each
+//! reactor has a hardware context that turns a request into one entry of its ring.
 
 mod bounce;
 mod config;

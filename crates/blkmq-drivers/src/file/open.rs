@@ -1,6 +1,5 @@
-//! Decides whether a file can be served as a disk, and how: it is opened or created, locked,
-//! measured, and tried for direct I/O. Every fault of the file becomes an error here that says what
-//! to do.
+//! Opens a file as a disk: it is opened or created, locked, measured, and tried for direct I/O. Every
+//! fault of the file becomes an error here that says what to do.
 
 use std::fs::{File, Metadata};
 use std::io;

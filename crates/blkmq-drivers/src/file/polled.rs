@@ -1,5 +1,5 @@
-//! Decides which requests go through a ring of their own whose completions are found by polling the
-//! device (IOPOLL), and whether a device can be polled at all. `hctx` makes such a ring when
+//! Polled requests: those that go through a ring of their own whose completions are found by polling the
+//! device (IOPOLL), and the test whether a device can be polled at all. `hctx` makes such a ring when
 //! polling is switched on; the reactor's ring takes the rest.
 
 use std::io;

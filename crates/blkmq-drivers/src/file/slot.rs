@@ -1,5 +1,5 @@
-//! Decides the steps that a request takes on a file, and what the result of one step leads to: the next step, the rest of
-//! a short transfer, a retry, or the end. `hctx` turns each step into an entry of the ring.
+//! The steps that a request takes on a file, and what the result of one step leads to: the next step, the
+//! rest of a short transfer, a retry, or completion. `hctx` turns each step into an entry of the ring.
 //!
 //! ```text
 //!  small write ─► Fetch ─► Transfer                (what the blocks have besides, see `locks`)

@@ -1,6 +1,6 @@
-//! Decides when a successful sync may be reported: when the results of all other syncs of the disk
-//! that overlapped it are known, and none has failed. `slot` asks; all hardware contexts of the
-//! drive take part.
+//! The syncs of a disk that overlap: a successful one is reported when the results of all others that
+//! overlapped it are known, and none has failed. `slot` asks; all hardware contexts of the drive take
+//! part.
 //!
 //! Linux reports an error of write-back once for each open file (`errseq_t`). Of two concurrent
 //! syncs the first to check gets the error, and the other succeeds, although the data that it was

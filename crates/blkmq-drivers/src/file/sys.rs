@@ -1,6 +1,6 @@
-//! Decides how the file driver uses the kernel beyond the type system: memory that the kernel
-//! accesses while a request is under way, entries of the ring that name it, and locks of byte
-//! ranges. `slot`, `bounce` and `lock` use it.
+//! The file driver's use of the kernel beyond the type system: memory that the kernel accesses while a
+//! request is under way, entries of the ring that name it, and locks of byte ranges. `slot`, `bounce` and
+//! `lock` use it.
 
 use std::fs::File;
 use std::io;

@@ -1,5 +1,4 @@
-//! Decides where memory comes from that the kernel accesses while a request is under way: from
-//! mappings of its own.
+//! Memory that the kernel accesses while a request is under way, in mappings of its own.
 
 mod sys;
 

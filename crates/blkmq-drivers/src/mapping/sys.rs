@@ -1,5 +1,5 @@
-//! Decides how memory is mapped for I/O past the page cache, and lent to the kernel. `file` keeps
-//! its bounce buffers in it, `multipath` the buffers of its probes.
+//! Maps memory for I/O past the page cache, and lends it to the kernel. `file` keeps its bounce buffers
+//! in it, `multipath` the buffers of its probes.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Decides the keys of a multipath disk.
+//! The settings of a multipath disk, parsed from its keys.
 
 use blkmq_core::mapper::multipath::{Config, Detours, Failback, NoPath, Selector};
 use blkmq_core::time::Nanos;

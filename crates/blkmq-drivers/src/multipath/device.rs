@@ -1,5 +1,5 @@
-//! Decides the parts of a multipath drive, and how it is changed while it runs: by messages with
-//! the paths' names. `blkmq-config` makes it from configured disks, a library user from drives;
+//! A multipath drive: its parts, and the messages with the paths' names that change it while it runs.
+//! `blkmq-config` makes it from configured disks, a library user from drives;
 //! [`MultipathDevice::of_queue`] finds it again.
 
 use std::any::Any;

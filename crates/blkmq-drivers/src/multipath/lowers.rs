@@ -1,7 +1,7 @@
-//! Decides how a drive's worker issues requests by itself: with its own drivers of the paths, for
-//! each hardware context, so that tags do not collide. `worker` calls it on its thread. It exists
-//! for measurements, and is made for drives that complete requests at once, at a reap, or by time;
-//! completions of others are looked for every 50 µs.
+//! A worker's own drivers of the paths, with which it issues requests by itself: a set for each hardware
+//! context, so that tags do not collide. `worker` calls it on its thread. It exists for measurements, and
+//! is made for drives that complete requests at once, at a reap, or by time; completions of others are
+//! looked for every 50 µs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Decides how a drive is reached over several others: each path is a drive of any kind, opened on
-//! every reactor beside the others. `blkmq_core::mapper::multipath` chooses paths and judges their
-//! errors; this module adds the drives, the memory of probes and the clock.
+//! The multipath driver: a drive that is reached over several others. Each path is a drive of any kind,
+//! opened on every reactor beside the others. `blkmq_core::mapper::multipath` chooses paths and judges
+//! their errors; this module adds the drives, the memory of probes and the clock.
 
 mod config;
 mod device;

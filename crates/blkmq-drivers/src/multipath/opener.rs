@@ -1,4 +1,4 @@
-//! Decides how one hardware context of a multipath drive gets drivers of its paths and memory for its probes.
+//! Opens the drivers of the paths of one hardware context, and the memory for its probes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

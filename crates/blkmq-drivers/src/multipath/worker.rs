@@ -1,7 +1,7 @@
-//! Decides how a request takes a detour over a worker thread, as Linux' request-based device mapper
-//! once did: the thread is woken, issues the request (or returns its name), and makes the reactor
-//! that owns the context continue. One thread for a drive, as one kernel worker ran its queues; it
-//! is started at the first detour, and sleeps without a timer while idle.
+//! The worker thread for requests that take a detour, as in Linux' request-based device mapper of old: it
+//! is woken, issues the request (or returns its name), and makes the reactor that owns the context
+//! continue. One thread for a drive, as one kernel worker ran its queues; it is started at the first
+//! detour, and sleeps without a timer while idle.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

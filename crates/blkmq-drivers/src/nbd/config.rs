@@ -1,4 +1,4 @@
-//! Decides the keys of a disk on an NBD server. `disk` turns the result into a disk.
+//! The settings of a disk on an NBD server, parsed from its keys. `disk` turns the result into a disk.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Decides with how few calls requests and replies pass through one connection, and which bytes are
-//! copied.
+//! One connection to an NBD server: it passes requests and replies with few calls, and copies as few
+//! bytes as it can.
 //!
 //! Headers of a batch and the memory of its writes are sent with one `sendmsg`. Replies are
 //! received through a buffer, so that one call brings many of them; where reads are large the call

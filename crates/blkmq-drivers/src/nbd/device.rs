@@ -1,5 +1,5 @@
-//! Decides how an export becomes a drive: the number of hardware contexts, and the connections of
-//! each. `disk` has the export; `hctx` decides what a request becomes.
+//! The drive that an export becomes: the number of hardware contexts, and the connections of each. `disk`
+//! has the export; `hctx` decides what a request becomes.
 
 use std::any::Any;
 use std::io;

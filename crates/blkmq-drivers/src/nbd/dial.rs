@@ -1,5 +1,5 @@
-//! Decides how a connection is made: socket, TLS, handshake, and a time limit for all. Blocks; `disk` calls it at set-up, `reconnect`
-//! on its thread.
+//! Makes a connection: socket, TLS, handshake, and a time limit for all. Blocks; `disk` calls it at
+//! set-up, `reconnect` on its thread.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};

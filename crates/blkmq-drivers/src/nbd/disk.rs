@@ -1,5 +1,5 @@
-//! Decides what a server's export is to the engine: its size, its limits, and what must not change
-//! when a connection is made again. `device` serves it.
+//! A server's export as the engine sees it: its size, its limits, and what must not change when a
+//! connection is made again. `device` serves it.
 
 use std::sync::Mutex;
 

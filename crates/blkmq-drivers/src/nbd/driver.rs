@@ -1,4 +1,4 @@
-//! Decides the keys of a disk on an NBD server: `nbd=URI` and others.
+//! The driver of disks on an NBD server: `nbd=URI` and its other keys.
 
 use std::sync::Arc;
 

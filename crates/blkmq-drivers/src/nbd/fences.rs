@@ -1,7 +1,7 @@
-//! Decides which changes have to wait for the end of a lost session: those that overlap its open
-//! requests, until the server has reported that all of that session has ended. So requests that the
-//! network, or the server, still carries cannot land behind their repetition. Contexts that share a
-//! ledger share the fences, and so do paths to the same storage.
+//! The fences of lost sessions: changes that overlap open requests of a lost session wait until the
+//! server has reported that all of that session has ended. So requests that the network, or the server,
+//! still carries cannot land behind their repetition. Contexts that share a ledger share the fences, and
+//! so do paths to the same storage.
 //!
 //! ```text
 //!  session lost, with changes under way ─► wanted ─► claimed by a context with a connection to the same server: FENCE sent

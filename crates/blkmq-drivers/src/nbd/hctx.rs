@@ -1,5 +1,5 @@
-//! Decides which connection carries a request, and what becomes of the request when that connection
-//! is lost.
+//! A hardware context of an NBD drive: which connection carries a request, and what becomes of the
+//! request when that connection is lost.
 //!
 //! A batch goes through one connection, the least busy, so that it is sent with one call. When a
 //! connection is lost, its open requests end with `Transport` or, within `reconnect` seconds, are

@@ -1,6 +1,6 @@
-//! Decides which writes may be lost with a server: those that were completed and not covered by a
-//! flush when the server, or its memory, is gone. All hardware contexts of a drive share one
-//! ledger; so do paths to the same storage.
+//! The ledger of writes that may be lost with a server: those that were completed and not covered by a
+//! flush when the server, or its memory, is gone. All hardware contexts of a drive share one ledger; so
+//! do paths to the same storage.
 //!
 //! Time is counted in flushes: each flush that is sent begins an *epoch*, and a context records the
 //! epoch in which its latest write ended. A flush that was sent at the end of an epoch and has

@@ -1,5 +1,5 @@
-//! Decides how a disk on an NBD server is reached: over several connections, which are made again
-//! when they are lost.
+//! The NBD driver: a disk on an NBD server, reached over several connections, which are made again when
+//! they are lost.
 //!
 //! [`NbdDisk::open`] connects and learns the export's properties, [`NbdDevice`] divides the
 //! connections among hardware contexts, and each context turns requests into the protocol's.

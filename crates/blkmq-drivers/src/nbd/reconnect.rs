@@ -1,6 +1,5 @@
-//! Decides when connections are made again: at once, then after growing pauses, on one thread for
-//! the whole drive that exists only while a connection is missing. `hctx` asks for connections and
-//! is notified when one is made.
+//! Reconnects: at once, then after growing pauses, on one thread for the whole drive that exists only
+//! while a connection is missing. `hctx` asks for connections and is notified when one is made.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,6 +1,6 @@
-//! Decides what the driver stores of a request under way: what it is, where its memory lies, how
-//! much of its answer has come. `connection` sends and receives with it, `hctx` owns the table: one
-//! row for each tag, one more for a probe, and one for a fence.
+//! The requests under way: what each is, where its memory lies, how much of its answer has come.
+//! `connection` sends and receives with it, `hctx` owns the table: one row for each tag, one more for a
+//! probe, and one for a fence.
 
 use std::iter;
 

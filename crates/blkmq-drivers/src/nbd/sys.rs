@@ -1,6 +1,6 @@
-//! Decides how the nbd driver accesses lent memory: the kernel scatters and gathers it within one
-//! call, or it is copied. No call returns before the kernel is done with the memory, so a
-//! connection can be closed at any time. `connection` and `slots` use it.
+//! The nbd driver's access to lent memory: the kernel scatters and gathers it within one call, or it is
+//! copied. No call returns before the kernel is done with the memory, so a connection can be closed at
+//! any time. `connection` and `slots` use it.
 
 use std::io;
 use std::marker::PhantomData;

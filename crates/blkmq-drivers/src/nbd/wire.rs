@@ -1,5 +1,5 @@
-//! Decides how bytes pass between a connection and its socket: straight to and from lent memory, as they are or as TLS records.
-//! `connection` sends and receives by it.
+//! The transfer of bytes between a connection and its socket: straight to and from lent memory, as they
+//! are or as TLS records. `connection` sends and receives by it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};

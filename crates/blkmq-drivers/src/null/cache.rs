@@ -1,6 +1,5 @@
-//! Decides what a volatile write cache in front of a store holds, and what is lost when the power
-//! fails. A testing instrument: it is exact and holds one lock for a whole request, so it is not
-//! fast.
+//! A volatile write cache in front of a store: what it holds, and what is lost when the power fails. A
+//! testing instrument: it is exact and holds one lock for a whole request, so it is not fast.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

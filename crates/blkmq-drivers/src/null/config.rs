@@ -1,5 +1,5 @@
-//! Decides the keys of a null drive and which settings exclude each other. `device` turns the
-//! result into a drive.
+//! The settings of a null drive, parsed from its keys, and which of them exclude each other. `device`
+//! turns the result into a drive.
 
 use std::ops::Range;
 

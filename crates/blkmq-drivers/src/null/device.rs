@@ -1,5 +1,5 @@
-//! Decides what the hardware contexts of one null drive share, and which limits the drive
-//! announces. `config` has its settings; each reactor gets its `hctx` here.
+//! A null drive: what its hardware contexts share, and the limits that it announces. `config` has its
+//! settings; each reactor gets its `hctx` here.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Decides what a disk of a null drive stores: nothing, or what was written, with or without a
-//! volatile cache. `hctx` moves each request's data through it while the request is issued.
+//! A disk of a null drive: it stores nothing, or what was written, with or without a volatile cache.
+//! `hctx` moves each request's data through it while the request is issued.
 
 use std::io;
 

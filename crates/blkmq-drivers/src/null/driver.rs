@@ -1,4 +1,4 @@
-//! Decides the keys of a disk without a medium: `null=SIZE` and others.
+//! The driver of disks without a medium: `null=SIZE` and its other keys.
 
 use std::sync::Arc;
 

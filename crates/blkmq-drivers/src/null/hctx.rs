@@ -1,6 +1,5 @@
-//! Decides how one hardware context of a null drive completes a request: at once, at the next reap,
-//! by timer, or not at all. `hw_ctx` of the core calls it; `service` decides how long a request
-//! takes.
+//! One hardware context of a null drive: it completes a request at once, at the next reap, by timer, or
+//! not at all. `hw_ctx` of the core calls it; `service` decides how long a request takes.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

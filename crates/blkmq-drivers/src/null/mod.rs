@@ -1,6 +1,6 @@
-//! Decides what a drive without a medium does with requests: the reference load of benches and the
-//! fault injector of tests. A [`NullConfig`] makes a [`NullDevice`], which gives a hardware context
-//! to each reactor; `value` parses its keys.
+//! The null driver: drives without a medium, the reference load of benches and the fault injector of
+//! tests. A [`NullConfig`] makes a [`NullDevice`], which gives a hardware context to each reactor;
+//! `blkmq_host::value` parses the values of its keys.
 
 mod cache;
 mod config;

@@ -1,5 +1,6 @@
-//! Decides how long a null drive takes for a request: its own service time, the wait for a free server, and its turn on
-//! a link of limited bandwidth. `hctx` asks it once for each request that is completed by timer.
+//! The time that a null drive takes for a request: its own service time, the wait for a free server, and
+//! its turn on a link of limited bandwidth. `hctx` asks it once for each request that is completed by
+//! timer.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

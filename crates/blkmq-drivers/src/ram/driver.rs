@@ -1,4 +1,4 @@
-//! Decides the keys of a disk in memory: `ram=SIZE` and others.
+//! The driver of disks in memory: `ram=SIZE` and its other keys.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Decides how a request is executed on memory: at once, by the reactor that issues it.
+//! A hardware context of a ram drive: the reactor that issues a request executes it on memory at once.
 
 use std::sync::Arc;
 

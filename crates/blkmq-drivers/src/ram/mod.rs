@@ -1,6 +1,5 @@
-//! Decides what a drive is whose disks are in this process's memory: sparse, complete at once, lost
-//! with the process. `store` keeps the content; each reactor has a hardware context of its own onto
-//! it.
+//! The ram driver: drives whose disks are in this process's memory, sparse, complete at once, lost with
+//! the process. `store` keeps the content; each reactor has a hardware context of its own onto it.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Decides where librbd is called when it may block: each time on a thread of its own, for which
-//! callers wait only for a limited time. A cluster that hangs blocks that thread, and nobody else.
+//! Calls of librbd that may block: each runs on a thread of its own, for which callers wait only for a
+//! limited time. A cluster that hangs blocks that thread, and nobody else.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;

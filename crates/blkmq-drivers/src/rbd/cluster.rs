@@ -1,5 +1,5 @@
-//! Decides which disks share a connection to a cluster: all with the same connection settings. The
-//! first one connects, and the close of the last image ends the connection.
+//! The connections to clusters: disks with the same connection settings share one. The first one
+//! connects, and the close of the last image ends the connection.
 
 use std::num::NonZero;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

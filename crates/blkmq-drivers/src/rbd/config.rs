@@ -1,4 +1,4 @@
-//! Decides the keys of a disk in a Ceph cluster. `image` turns the result into a disk.
+//! The settings of a disk in a Ceph cluster, parsed from its keys. `image` turns the result into a disk.
 
 use std::time::Duration;
 

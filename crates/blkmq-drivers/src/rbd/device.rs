@@ -1,5 +1,5 @@
-//! Decides how images of a pool share a queue: their common limits, and a hardware context for each
-//! reactor. `image` opens the images; `hctx` decides what a request becomes.
+//! The drive of the images of a pool that share a queue: their common limits, and a hardware context for
+//! each reactor. `image` opens the images; `hctx` decides what a request becomes.
 
 use std::any::Any;
 use std::io;

@@ -1,4 +1,4 @@
-//! Decides the keys of a disk in a Ceph cluster: `rbd=POOL/IMAGE` and others.
+//! The driver of disks in a Ceph cluster: `rbd=POOL/IMAGE` and its other keys.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Decides how a disk in a Ceph cluster is refused: what is wrong with which image, and what to do about it.
-//! The caller adds the disk's name.
+//! The errors of a disk in a Ceph cluster that is refused: what is wrong with which image, and what to do
+//! about it. The caller adds the disk's name.
 
 use std::borrow::Cow;
 use std::io;

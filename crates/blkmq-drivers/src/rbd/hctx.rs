@@ -1,6 +1,6 @@
-//! Decides what becomes of a request for an image: one asynchronous call of librbd, one of whose
-//! threads puts the completion into the mailbox. One hardware context belongs to one reactor; `sys`
-//! makes the calls.
+//! A hardware context of an rbd drive: a request is one asynchronous call of librbd, one of whose threads
+//! puts the completion into the mailbox. One hardware context belongs to one reactor; `sys` makes the
+//! calls.
 
 use std::io;
 use std::sync::Arc;

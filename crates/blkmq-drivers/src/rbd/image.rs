@@ -1,5 +1,5 @@
-//! Decides what an open image is: its size, which may grow while clients use it, its lock, and the
-//! stored ranges. Made here, joined with others by `device`, used by all hardware contexts at once.
+//! An open image: its size, which may grow while clients use it, its lock, and the stored ranges. Made
+//! here, joined with others by `device`, used by all hardware contexts at once.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};

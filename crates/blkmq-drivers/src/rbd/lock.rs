@@ -1,5 +1,5 @@
-//! Decides who may write to an image: only the holder of its exclusive lock, which is kept from the
-//! opening of the disk to its end, and not given to others who ask.
+//! The exclusive lock of an image: only its holder may write. It is kept from the opening of the disk to
+//! its end, and not given to others who ask.
 //!
 //! | holder of the lock | what is done |
 //! |---|---|

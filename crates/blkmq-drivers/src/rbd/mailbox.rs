@@ -1,5 +1,5 @@
-//! Decides how completions come from librbd's threads to the reactor that issued the requests: into
-//! a ring of fixed size, with one event for all that end before the reactor checks.
+//! The mailbox for completions from librbd's threads to the reactor that issued the requests: a ring of
+//! fixed size, with one event for all that complete before the reactor checks.
 //!
 //! No completion is lost: librbd's thread pushes, then sets the flag ([`Mailbox::put`]); the
 //! reactor clears the flag, then checks. A thread that finds the flag set has pushed before a check

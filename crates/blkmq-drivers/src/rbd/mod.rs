@@ -1,5 +1,5 @@
-//! Decides how a disk in a Ceph cluster is reached: an image of a pool, through librbd, which is
-//! loaded when the first one is opened.
+//! The rbd driver: a disk is an image of a pool in a Ceph cluster, used through librbd, which is loaded
+//! when the first one is opened.
 //!
 //! [`RbdDisk::open`] opens an image over the cluster's one connection, and takes its lock;
 //! [`RbdDevice`] joins the images of a pool on a queue. librbd's threads report completions, which

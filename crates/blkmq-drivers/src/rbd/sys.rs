@@ -1,5 +1,5 @@
-//! Decides how librbd and librados are called: which of their functions, found when the first disk
-//! of a cluster is opened, and which memory of this process they may use until when.
+//! Calls of librbd and librados: their functions, found when the first disk of a cluster is opened, and
+//! the memory of this process that they may use, and until when.
 //!
 //! The memory of a request belongs to librbd from [`RawImage::start`] until the request's
 //! completion is in the mailbox. It cannot be taken back before: librbd cannot cancel, so a late

@@ -1,5 +1,5 @@
-//! Decides how a disk's content is kept in memory: sparse, in chunks with a lock each, page by
-//! page. `ram` adds little to it; `null` puts one behind its drive with `memory=on`.
+//! The content of a disk in memory: sparse, in chunks with a lock each, page by page. `ram` adds little
+//! to it; `null` puts one behind its drive with `memory=on`.
 //!
 //! Clients may read and write the same bytes at the same time, from several reactors. On a drive
 //! the outcome is then one of the possible orders; in Rust, unordered access would be a data race.

@@ -1,5 +1,5 @@
-//! Decides how the memory of chunks is mapped and given back to the kernel page by page. The parent
-//! keeps each [`Pages`] behind its chunk's lock, which makes concurrent access sound.
+//! The memory of chunks: it is mapped, and given back to the kernel page by page. The parent keeps each
+//! [`Pages`] behind its chunk's lock, which makes concurrent access sound.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Decides what a store must do: keep what was written, read zeroes elsewhere, and give memory back.
+//! Tests of a store: it keeps what was written, reads zeroes elsewhere, and gives memory back.
 
 use blkmq_core::bio::{Flags, Op};
 

@@ -1,4 +1,4 @@
-//! Decides which memory the tests lend to bios: pages that are aligned for direct I/O.
+//! The memory that the tests lend to bios: pages that are aligned for direct I/O.
 
 use std::ptr::NonNull;
 

@@ -1,4 +1,5 @@
-//! Decides what a hardware context must do on filesystems that run full: small ones of the tests' own, which need root.
+//! Tests of a hardware context on filesystems that run full: small ones of the tests' own, which need
+//! root.
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Decides what a hardware context must do with a device whose queues are polled: `BLKMQ_POLLED_DEVICE`, as in `cargo xtask guest`.
+//! Tests of a hardware context with a device whose queues are polled: `BLKMQ_POLLED_DEVICE`, as in `cargo
+//! xtask guest`.
 
 use blkmq_core::bio::Flags;
 

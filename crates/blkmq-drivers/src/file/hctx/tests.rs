@@ -1,4 +1,4 @@
-//! Decides what a hardware context onto files must do with real files, rings and memory.
+//! Tests of a hardware context onto files, with real files, rings and memory.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

@@ -1,5 +1,4 @@
-//! Decides what a flush must report of writes that a server may have lost: once to each hardware
-//! context.
+//! Tests of what a flush reports of writes that a server may have lost: once to each hardware context.
 
 use std::any::Any;
 

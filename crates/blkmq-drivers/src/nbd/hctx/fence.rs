@@ -1,6 +1,6 @@
-//! Decides when a change waits for a lost session, and over which connection the server is asked to
-//! fence that session. [`fences`](super::super::fences) records which changes wait for which
-//! sessions.
+//! The fences of one hardware context: when a change waits for a lost session, and over which connection
+//! the server is asked to fence that session. [`fences`](super::super::fences) records which changes wait
+//! for which sessions.
 
 use blkmq_core::bio::Status;
 use blkmq_core::driver::TimedOut;

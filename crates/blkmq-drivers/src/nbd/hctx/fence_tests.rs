@@ -1,4 +1,4 @@
-//! Decides what must wait for the end of a lost session, with servers that each test plays itself.
+//! Tests of changes that wait for the end of a lost session, with servers that each test plays itself.
 
 use blkmq_host::device::Device;
 use blkmq_nbd::codec::reply::write_simple;

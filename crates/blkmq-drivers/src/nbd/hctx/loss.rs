@@ -1,5 +1,4 @@
-//! Decides what becomes of requests when a connection is lost, and which requests a new connection
-//! gets.
+//! Handles a lost connection: what becomes of its requests, and which requests a new connection gets.
 
 use blkmq_core::bio::Status;
 use blkmq_core::time::Nanos;

@@ -1,5 +1,5 @@
-//! Decides what the tests of this driver start from: a server that the test itself plays, and the
-//! driver's context beside it.
+//! The set-up of this driver's tests: a server that the test itself plays, and the driver's context
+//! beside it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,4 +1,4 @@
-//! Decides what a hardware context onto an NBD server must do, with a server that each test plays itself.
+//! Tests of a hardware context onto an NBD server, with a server that each test plays itself.
 
 use std::io::Read;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Decides what a hardware context of a null drive must do in each mode and under each fault.
+//! Tests of a hardware context of a null drive in each mode and under each fault.
 
 use blkmq_core::bio::{Flags, Op};
 use blkmq_core::time::Nanos;

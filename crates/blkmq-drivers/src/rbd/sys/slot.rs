@@ -1,5 +1,4 @@
-//! Decides which memory of a request librbd uses while the request is under way, and how it reports
-//! the end.
+//! The memory of a request that librbd uses while the request is under way, and its completion callback.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
