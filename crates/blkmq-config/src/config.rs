@@ -1,6 +1,6 @@
-//! Decides what a daemon is asked to serve: disks, queues, groups and exports, parsed from flags
-//! and from the configuration file into one form. `plan` turns it into drives and queues; nothing
-//! here opens a file but the configuration's own.
+//! The configuration of a daemon: disks, queues, groups and exports, parsed from flags and from the
+//! configuration file into one form. `plan` turns it into drives and queues; nothing here opens a file
+//! but the configuration's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Decides which steps change a running daemon from one configuration to another, and which
-//! differences cannot be made while it runs. `live` executes the steps that concern the engine.
+//! The difference between two configurations: the steps that change a running daemon from one to the
+//! other, and what cannot be changed while it runs. `live` executes the steps that concern the engine.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,6 +1,5 @@
-//! Decides how one disk is described: `name=vm1,file=vm1.raw,size=64M` on the command line, or a
-//! table of the configuration file with the same keys. The driver, which the registry knows, parses
-//! its own keys.
+//! The description of one disk: `name=vm1,file=vm1.raw,size=64M` on the command line, or a table of the
+//! configuration file with the same keys. The driver, which the registry knows, parses its own keys.
 //!
 //! Three kinds of disks have no driver, since they refer to other disks by name: `linear` and
 //! `striped`, which the engine maps (`blkmq_host::mapped`), and `multipath`, whose drive is made of

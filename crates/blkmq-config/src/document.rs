@@ -1,6 +1,5 @@
-//! Decides how a configuration is kept as people write it: the tables of a file, with flags in the
-//! same form, so that a running daemon can be changed by one key and saved again. [`Config`] is its
-//! meaning.
+//! A configuration as people write it: the tables of a file, with flags in the same form, so that a
+//! running daemon can be changed by one key and saved again. [`Config`] is its meaning.
 
 use std::fmt;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Decides the settings of an address at which disks are served: the front door, the disks, the
-//! number of connections, and whether clients use TLS.
+//! The settings of an address at which disks are served: the front door, the disks, the number of
+//! connections, and whether clients use TLS.
 
 use blkmq_tls::Settings;
 

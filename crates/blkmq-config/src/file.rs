@@ -1,5 +1,6 @@
-//! Decides the form of the configuration file: TOML with `[daemon]`, `[queue.NAME]`, `[disk.NAME]`, `[group."/PATH"]` and
-//! `[[export]]`. A disk's keys are those of `--disk`, a group's those of `--group`; see `docs/operate/configuration.md`.
+//! The configuration file: TOML with `[daemon]`, `[queue.NAME]`, `[disk.NAME]`, `[group."/PATH"]` and
+//! `[[export]]`. A disk's keys are those of `--disk`, a group's those of `--group`; see
+//! `docs/operate/configuration.md`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Decides how one group is described: `/customers/a,weight=200,iops=5000` on the command line, or a table of the
-//! configuration file with the same keys; and which tree of groups a queue begins with.
+//! The description of one group: `/customers/a,weight=200,iops=5000` on the command line, or a table of
+//! the configuration file with the same keys; and the tree of groups with which a queue begins.
 
 use anyhow::{Context, Result, bail};
 use blkmq_core::group::{Cap, CapKind, Caps, GroupError, GroupTree, ROOT, WEIGHT_DEFAULT};

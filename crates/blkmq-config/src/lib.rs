@@ -1,20 +1,20 @@
-//! Decides what a disk, a queue, a group and an export are to those who configure an engine: one
-//! vocabulary for the daemon and the fio engine, parsed from flags and from TOML into a [`Config`],
-//! which [`plan()`] turns into the queues of an engine.
+//! The configuration of an engine: disks, queues, groups and exports in one vocabulary for the daemon and
+//! the fio engine. It is parsed from flags and from TOML into a [`Config`], which [`plan()`] turns into
+//! the queues of an engine.
 //!
-//! | part | decides |
+//! | part | what it has |
 //! |---|---|
-//! | [`disk`] | what one disk lies on: a driver of the registry, or other disks |
-//! | [`queue`] | a queue's settings |
-//! | [`group`] | a group's weight, caps and latency target |
-//! | [`export`] | where clients connect |
+//! | [`disk`] | one disk, and what it lies on: a driver of the registry, or other disks |
+//! | [`queue`] | the settings of a queue |
+//! | [`group`] | the weight, caps and latency target of a group |
+//! | [`export`] | the addresses at which clients connect |
 //! | `file` | the configuration file |
 //! | [`Document`] | a configuration as it is written, to be changed by key and saved |
-//! | [`mod@plan`] | which disks share a queue; opens them |
-//! | [`diff`] | what changes from one configuration to another |
-//! | `merge` | what a reload of the file means for a daemon that was changed since |
-//! | [`same`] | whether a disk in another configuration is the one that clients use |
-//! | [`live`] | how disks are added to a running engine, and removed from it |
+//! | [`mod@plan`] | the queues: which disks share one; it opens the disks |
+//! | [`diff`] | the steps from one configuration to another |
+//! | `merge` | the reload of the file by a daemon that was changed since |
+//! | [`same`] | the test whether a disk in another configuration is the one that clients use |
+//! | [`live`] | adding disks to a running engine, and removing them |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

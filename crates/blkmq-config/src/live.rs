@@ -1,6 +1,6 @@
-//! Decides how configured disks are added to a running engine, and removed from it: on which queue,
-//! which is made or removed if necessary, and in which group. Disks are checked and opened as by
-//! [`plan()`](crate::plan()) at the start.
+//! Adds configured disks to a running engine, each in its group and on its queue, and removes them. A
+//! queue is made or removed if necessary. Disks are checked and opened as by [`plan()`](crate::plan()) at
+//! the start.
 
 use std::any::Any;
 

@@ -1,5 +1,5 @@
-//! Decides how the members of a mapped disk are written: `a+b+c`, each with a range if only a part
-//! is meant, as in `a:0:1G+b:512M:1G` (start, length).
+//! Parses the members of a mapped disk: `a+b+c`, each with a range if only a part is meant, as in
+//! `a:0:1G+b:512M:1G` (start, length).
 
 use blkmq_core::mapper::table::MapKind;
 

@@ -1,4 +1,4 @@
-//! Decides what disks, queues, paths and groups can be named.
+//! The names that disks, queues, paths and groups can have.
 
 use anyhow::{Result, bail};
 

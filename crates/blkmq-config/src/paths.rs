@@ -1,6 +1,5 @@
-//! Decides how the paths of a multipath disk are written: `a+b/c:3`, with a slash between priority
-//! groups, the first one preferred, and after a colon how much a path carries relative to the
-//! others.
+//! Parses the paths of a multipath disk: `a+b/c:3`, with a slash between priority groups, the first one
+//! preferred, and after a colon how much a path carries relative to the others.
 
 use anyhow::{Result, bail};
 use blkmq_host::value;

@@ -1,5 +1,5 @@
-//! Decides which disks share a queue: by default those that share a drive's capacity. The drives
-//! are opened here, and the engine is started with the result.
+//! Plans the queues of an engine: disks that share a drive's capacity share a queue by default. The
+//! drives are opened here, and the engine is started with the result.
 //!
 //! A disk that names the device whose capacity it uses (`OpenDisk::device`) shares a queue with
 //! those that name the same one, so one elevator sees all of their tenants: files on one filesystem

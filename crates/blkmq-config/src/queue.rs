@@ -1,5 +1,4 @@
-//! Decides the settings of a queue: its elevator, its depth, and how completions of its requests
-//! are found.
+//! The settings of a queue: its elevator, its depth, and how completions of its requests are found.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Decides how a step from one configuration to another is reported: with the keys that differ, and
-//! their old and new values.
+//! Describes a step from one configuration to another: the keys that differ, and their old and new
+//! values.
 
 use std::collections::BTreeSet;
 

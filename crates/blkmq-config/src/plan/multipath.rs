@@ -1,5 +1,5 @@
-//! Decides which disks are paths of another, and makes the drive of that one. A path has no queue
-//! of its own and is not exported; otherwise it is configured like any disk.
+//! Opens the disks that are paths of a multipath disk, and makes that one's drive of them. A path has no
+//! queue of its own and is not exported; otherwise it is configured like any disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Decides which elevator and which way of polling a queue has, from its settings and those of its
-//! disks, which must agree.
+//! The elevator and the way of polling of a queue, from its settings and those of its disks, which must
+//! agree.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Decides whether disks land on the queues they should, with real files where files are meant.
+//! Tests that disks get the right queues, with real files where files are meant.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

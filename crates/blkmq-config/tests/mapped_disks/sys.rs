@@ -1,4 +1,4 @@
-//! Decides which memory the test lends to bios.
+//! The memory that the test lends to bios.
 
 use std::ptr::NonNull;
 
