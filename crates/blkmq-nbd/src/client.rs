@@ -1,5 +1,5 @@
-//! Decides how a client selects an export: which options it sends, in which order, and which
-//! replies it accepts. The load generator and the NBD driver run it over their own sockets;
+//! The handshake of an NBD client, which selects an export: the options that it sends, in which order,
+//! and the replies that it accepts. The load generator and the NBD driver run it over their own sockets;
 //! [`super::codec`] has the requests and replies.
 //!
 //! ```text

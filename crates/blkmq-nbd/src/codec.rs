@@ -1,5 +1,5 @@
-//! Decides the bytes of each NBD message; nothing here knows when a message may be sent.
-//! [`super::client`] and the server in `blkmq-export` decide the order of messages.
+//! The bytes of each NBD message; nothing here knows when a message may be sent. [`super::client`] and
+//! the server in `blkmq-export` have the order of messages.
 //!
 //! Parsers read from the caller's receive buffer and borrow from it; `None` means that the message is not complete yet.
 //! Writers append to a buffer of the caller. All numbers on the wire are big-endian.

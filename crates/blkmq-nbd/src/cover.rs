@@ -1,5 +1,5 @@
-//! Decides whether the parts of a read's reply fit together: each byte once, and in the end all of
-//! them. [`super::replies`] keeps one for each request.
+//! The parts of a read's reply, checked to fit together: each byte once, and in the end all of them.
+//! [`super::replies`] keeps one for each request.
 
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
-//! Decides the names of this process: as a client, so that its lost sessions can be fenced, and as
-//! a server, so that clients know whether its memory is still there. The names are random; without
-//! a source of randomness there are none.
+//! The names of this process: as a client, so that its lost sessions can be fenced, and as a server, so
+//! that clients know whether its memory is still there. The names are random; without a source of
+//! randomness there are none.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

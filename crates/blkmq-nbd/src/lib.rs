@@ -1,16 +1,16 @@
-//! Decides what travels between an NBD client and server, as bytes; opens no socket itself.
-//! The server's states are in `blkmq-export`; the driver `nbd` and the load generators are clients.
+//! The NBD protocol as bytes, for clients and servers; this crate opens no socket. The server's states
+//! are in `blkmq-export`; the driver `nbd` and the load generators are clients.
 //!
 //! Bytes in, typed values and bytes out, no clock, no thread; the one system call draws the random names of [`identity`].
 //! The protocol followed is the NBD project's `doc/proto.md`, with the extended headers of its `extension-ext-header` branch.
 //!
-//! | part | decides |
+//! | part | what it has |
 //! |---|---|
 //! | [`codec`] | the bytes of every message of both sides |
 //! | [`client`] | the client's negotiation |
 //! | [`identity`] | the names of this process: as a client, and as a server |
-//! | [`replies`] | what replies do to a client's requests; [`cover`]: whether they are complete |
-//! | [`uri`] | how a server and one of its exports are named |
+//! | [`replies`] | the effect of replies on a client's requests; [`cover`]: whether they are complete |
+//! | [`uri`] | the names of a server and of one of its exports |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 

@@ -1,6 +1,6 @@
-//! Decides what a stream of replies does to the requests that wait for them: data is stored, holes
-//! become zeroes, errors are recorded, ends are reported; and when the server has broken the
-//! protocol, so that its connection must be closed.
+//! Applies a stream of replies to the requests that wait for them: data is stored, holes become zeroes,
+//! errors are recorded, completions are reported. It also says when the server has broken the protocol,
+//! so that its connection must be closed.
 //!
 //! The driver `nbd` runs it between its socket and the memory of bios. Data that has not been
 //! received yet can be received past this parser, straight into its memory: [`Replies::pending`]

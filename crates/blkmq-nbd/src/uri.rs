@@ -1,7 +1,6 @@
-//! Decides what an NBD URI names: a server and one of its exports. The form is that of the NBD
-//! project's `doc/uri.md`. `config` parses with it; `dial` connects to the server. The crate `url`
-//! is not used: an export may be called `..`, which `url` removes from a path, and names are bytes,
-//! not text.
+//! An NBD URI: it names a server and one of its exports, in the form of the NBD project's `doc/uri.md`.
+//! `blkmq-drivers` parses a disk's `nbd=` with it, and connects to that server. The crate `url` is not used:
+//! an export may be called `..`, which `url` removes from a path, and names are bytes, not text.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Decides which of the protocol's eight error values reports a failure to a client.
+//! The protocol's eight error values, one of which reports a failure to a client.
 
 use std::fmt;
 

@@ -1,5 +1,4 @@
-//! Decides the meaning of each bit of the flag fields; the sibling modules have the messages that
-//! carry them.
+//! The flag fields, and the meaning of each bit; the sibling modules have the messages that carry them.
 
 macro_rules! flag_field {
     ($(#[$doc:meta])* $name:ident($raw:ty) { $($(#[$bit_doc:meta])* $bit:ident = $at:expr;)* }) => {

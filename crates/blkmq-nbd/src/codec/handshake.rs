@@ -1,5 +1,4 @@
-//! Decides the form of the greeting and of the client's options; `option_reply` has the replies to
-//! options.
+//! The greeting and the client's options; `option_reply` has the replies to options.
 
 use std::fmt;
 

@@ -1,5 +1,4 @@
-//! Decides the form of the server's replies to options, for the server that writes and the client
-//! that decodes them.
+//! The server's replies to options, for the server that writes and the client that decodes them.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! Decides the form of replies of the transmission phase: 16-byte simple ones, and chunks behind 20
-//! (structured) or 32 (extended) bytes. The data of a read is never copied here: a head is written,
-//! the payload follows by reference.
+//! Replies of the transmission phase: 16-byte simple ones, and chunks behind 20 (structured) or 32
+//! (extended) bytes. The data of a read is never copied here: a head is written, the payload follows by
+//! reference.
 
 use super::option_reply::truncate;
 use super::{BadMagic, ChunkFlags, ErrorCode, ExtentState, HeaderStyle, Reader, STRING_BYTES_MAX};

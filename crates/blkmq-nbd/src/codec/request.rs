@@ -1,6 +1,5 @@
-//! Decides how a command of the transmission phase is decoded from 28 (compact) or 32 (extended)
-//! bytes, and written. The hot path of the server: fixed arrays, no allocation, no branch but the
-//! magic's.
+//! A command of the transmission phase: it is decoded from 28 (compact) or 32 (extended) bytes, and
+//! written. The hot path of the server: fixed arrays, no allocation, no branch but the magic's.
 
 use super::{BadMagic, CommandFlags, HeaderStyle};
 
