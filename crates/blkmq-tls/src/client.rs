@@ -1,6 +1,5 @@
-//! Decides how a client proves its identity, and which server it trusts: a server with a
-//! certificate for the dialed name from an authority in the client's file. TLS 1.3 is the only
-//! version.
+//! The client's side of TLS: its certificate, and the server that it trusts, which has a certificate for
+//! the dialed name from an authority in the client's file. TLS 1.3 is the only version.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Decides what PEM files of certificates and keys must hold, and the error for each other content.
+//! Reads PEM files of certificates and keys, with an error for each content that is not allowed.
 
 use std::fs::File;
 use std::io::Read as _;

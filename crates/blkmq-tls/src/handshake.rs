@@ -1,6 +1,6 @@
-//! Decides which received records the library gets during a handshake, and appends its answers to
-//! the outbox. `stream` has received the records. The result of a handshake is `records`, which has
-//! the keys, and the names of the peer.
+//! The handshake: it passes received records to the library, and appends the library's answers to the
+//! outbox. `stream` has received the records. The result of a handshake is `records`, which has the keys,
+//! and the names of the peer.
 
 use rustls::Error;
 use rustls::client::UnbufferedClientConnection;

@@ -1,15 +1,15 @@
-//! Decides how NBD uses TLS: which files hold certificates and keys, which names a certificate
-//! gives a peer, which peer may see which disk, and how bytes become records. The NBD front door
-//! and the NBD driver use this crate. It touches no socket and starts no thread.
+//! TLS for NBD: the files with certificates and keys, the names that a certificate gives a peer, the
+//! disks that a peer may see, and the change of bytes into records. The NBD front door and the NBD driver
+//! use this crate. It touches no socket and starts no thread.
 //!
-//! | part | decides |
+//! | part | what it has |
 //! |---|---|
 //! | [`settings`] | what clients of an address must present, and which of its disks each of them may see |
-//! | [`files`] | what PEM files must hold, and the errors for other contents |
-//! | [`names`] | which names a peer has by its certificate |
+//! | [`files`] | the contents that PEM files must have, and the errors for others |
+//! | [`names`] | the names of a peer by its certificate |
 //! | [`server`], [`client`] | the two sides: their certificates, whom they trust, and TLS 1.3 as the only version |
-//! | [`stream`] | how plain bytes become records and records plain bytes: the buffers, and the limits of one turn |
-//! | `handshake` | which records the library gets until there are keys |
+//! | [`stream`] | the change of plain bytes into records and back: the buffers, and the limits of one turn |
+//! | `handshake` | the records that the library gets until there are keys |
 //! | `records` | how records are opened and sealed with these keys |
 //! | `outbox` | where records wait for the socket |
 

@@ -1,6 +1,6 @@
-//! Decides which names a peer has by its certificate: the DNS names, addresses, mail addresses and
-//! URIs of its subject alternative names, and the common name of its subject. The certificate has
-//! been verified before.
+//! The names of a peer by its certificate: the DNS names, addresses, mail addresses and URIs of its
+//! subject alternative names, and the common name of its subject. The certificate has been verified
+//! before.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! Decides where records wait until a socket takes them: in one buffer, which is reused.
-//! `handshake` and `records` append to it, and `stream` sends it.
+//! The outbox: records wait in one buffer, which is reused, until a socket takes them. `handshake` and
+//! `records` append to it, and `stream` sends it.
 
 /// Records that wait to be sent, in order.
 #[derive(Default)]

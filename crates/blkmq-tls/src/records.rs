@@ -1,6 +1,6 @@
-//! Decides how records are opened and sealed after a handshake, by RFC 8446: records (section 5),
-//! the messages in them besides data (section 4.6), and the end of a connection (section 6). The
-//! library derives the keys and opens records, `ring` seals them, and `stream` has the buffers.
+//! Opens and seals records after a handshake, by RFC 8446: records (section 5), the messages in them
+//! besides data (section 4.6), and the end of a connection (section 6). The library derives the keys and
+//! opens records, `ring` seals them, and `stream` has the buffers.
 //!
 //! A record is opened in the buffer that it was received into. The content of a record to be sent
 //! is copied once, into the outbox, and sealed there.

@@ -1,4 +1,4 @@
-//! Decides how a server proves its identity, and which clients it accepts. TLS 1.3 is the only
+//! The server's side of TLS: its certificate, and the clients that it accepts. TLS 1.3 is the only
 //! version: nothing is renegotiated, and no session is resumed.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Decides what clients of an address must present: whether they use TLS, with which files, and
-//! which of the disks a client may see by the names in its certificate.
+//! The TLS settings of an address: whether clients use TLS, with which files, and which of the disks a
+//! client may see by the names in its certificate.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! Decides how plain bytes become records and records plain bytes. Records are received into one
-//! buffer, where they are opened, and wait in another one until a socket takes them. Both buffers
-//! are bounded. `handshake` has the library's handshake, and `records` the records after it.
+//! A TLS stream: plain bytes become records, and records plain bytes. Records are received into one
+//! buffer, where they are opened, and wait in another one until a socket takes them. Both buffers are
+//! bounded. `handshake` has the library's handshake, and `records` the records after it.
 
 use std::fmt;
 use std::io::{self, IoSlice};
