@@ -1,6 +1,6 @@
-//! Decides how one job's I/O goes through the engine: staged when fio queues it, issued when fio
-//! commits, returned when fio asks for events. `sys` calls it with what it has read from fio's
-//! structures; `shared_engine` has the engine.
+//! One job's I/O through the engine: staged when fio queues it, issued when fio commits, returned when
+//! fio asks for events. `sys` calls it with what it has read from fio's structures; `shared_engine` has
+//! the engine.
 
 use std::ops::Range;
 

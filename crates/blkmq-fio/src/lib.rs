@@ -1,5 +1,5 @@
-//! Decides how fio does I/O through the engine: a shared library that fio loads, in which every job (a thread of fio) attaches
-//! to one engine with all the jobs' disks.
+//! The fio engine: a shared library that fio loads, in which every job (a thread of fio) attaches to one
+//! engine with all the jobs' disks.
 //!
 //! ```text
 //! fio --thread --ioengine=external:target/release/libblkmq_fio.so --disk=null=1T --name=a --rw=randread --iodepth=64

@@ -1,6 +1,6 @@
-//! Decides which engine the jobs share: fio asks for every job's disk before any job starts, so the
-//! first job to start makes an engine from the options of all, and the last to end shuts it down.
-//! `job` attaches to it.
+//! The engine that the jobs share. Fio asks for every job's disk before any job starts, so the first job
+//! to start makes an engine from the options of all, and the last to end shuts it down. `job` attaches to
+//! it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
-//! Decides which parts of fio's binary interface are trusted: the declarations here are those parts
-//! of fio 3.33's structures that an engine needs, and nothing is read from a job before its layout
-//! is found to be as declared. All `unsafe` of this crate is here.
+//! The trusted parts of fio's binary interface: the declarations here are those parts of fio 3.33's
+//! structures that an engine needs, and nothing is read from a job before its layout is found to be as
+//! declared. All `unsafe` of this crate is here.
 //!
 //! The front parts of `io_u` and `fio_file` are the same in every build. Of a job's own structure
 //! only two fields are used, where fio keeps the engine that it called, which must be this one, and
