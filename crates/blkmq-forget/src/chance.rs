@@ -1,5 +1,6 @@
-//! Decides what is drawn: a seed gives the same numbers again (splitmix64, by Steele, Lea and Flood, OOPSLA 2014).
-//! By hand and not by `rand`: five lines, whose stream no upgrade changes; seeds in reports stay good.
+//! A seeded generator: a seed gives the same numbers again (splitmix64, by Steele, Lea and Flood, OOPSLA
+//! 2014). It is written by hand instead of `rand`: five lines, whose stream no upgrade changes, so that
+//! seeds in reports stay valid.
 
 /// A generator of numbers.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! Decides how the load speaks NBD: several requests under way on one connection, replies as they come.
-//! Handshake and codec are the project's; what is proved is what lies behind them.
+//! One NBD connection of the load: several requests under way, replies as they come. Handshake and codec
+//! are the project's own, because the proof is about what lies behind them.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};

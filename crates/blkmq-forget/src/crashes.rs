@@ -1,5 +1,6 @@
-//! Decides what "durable" means for real: the daemon serves an image on a filesystem that forgets, under verified load; it is
-//! killed, the filesystem forgets, the daemon starts again, and everything that was acknowledged as durable has to be there.
+//! Crashes of the daemon on a filesystem that forgets: the daemon serves an image on it under verified
+//! load; it is killed, the filesystem forgets, the daemon starts again, and everything that was
+//! acknowledged as durable has to be there.
 //!
 //! The crashes go round twenty combinations: past the page cache and through it, one connection and four, and with nothing
 //! wrong, a slow drive, a sync that fails once, a full filesystem, a full and slow one with many flushes.

@@ -1,4 +1,4 @@
-//! Decides how the daemon under test is held: started on one disk, ready, killed, and never left behind.
+//! The daemon under test: started on one disk, ready, killed, and never left behind.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek};

@@ -1,6 +1,7 @@
-//! Decides whether the kernel's own filesystems survive crashes of the daemon below them: the disk is a regular file (FUSE) with a loop
-//! device on it, its image lies on the filesystem that forgets. Programs write and sync; the daemon is killed, what was not durable is
-//! forgotten, another daemon starts over the dead mount, and the filesystem must be whole and have what was synced.
+//! Crashes of the daemon below the kernel's own filesystems: the disk is a regular file (FUSE) with a
+//! loop device on it, its image lies on the filesystem that forgets. Programs write and sync; the daemon
+//! is killed, what was not durable is forgotten, another daemon starts over the dead mount, and the
+//! filesystem must be whole and have what was synced.
 //!
 //! ```text
 //!  files, fsync ─ ext4, XFS ─► loop device ─► FUSE ─► blkmq serve ─► image ─► FUSE ─► durable and volatile

@@ -1,5 +1,6 @@
-//! Decides what each sector of a disk may hold, and what it must: all that was sent to it since what is known to be durable.
-//! [`crate::load`] tells it what was sent, answered and read; a crash asks it last.
+//! The history of a disk's sectors: what each may hold, and what it must, from all that was sent to it
+//! since what is known to be durable. [`crate::load`] tells it what was sent, answered and read; a crash
+//! asks it last.
 //!
 //! Of changes of one sector never two are under way, so they have an order, in which they were sent:
 //!

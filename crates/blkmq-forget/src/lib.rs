@@ -1,6 +1,7 @@
-//! Decides what must be there after a crash, and shows that it is: a filesystem that forgets what was not made durable
-//! ([`mount`]), verified load on a daemon that serves an image on it ([`load`]), and crashes of that daemon ([`crashes`]).
-//! [`filesystems`] does it with ext4 and XFS on the disk, [`guest`] with the kernel's own filesystems and devices.
+//! A proof of what must be there after a crash: a filesystem that forgets what was not made durable
+//! ([`mount`]), verified load on a daemon that serves an image on it ([`load`]), and crashes of that
+//! daemon ([`crashes`]). [`filesystems`] does it with ext4 and XFS on the disk, [`guest`] with the
+//! kernel's own filesystems and devices.
 
 pub mod chance;
 pub mod connection;

@@ -1,5 +1,5 @@
-//! Decides what is sent to a disk, and checks what comes back: writes, forced writes, zeroes, discards, flushes and reads at
-//! random, on several connections, each with several requests under way. [`crate::history`] knows what is right.
+//! A verified load on a disk: writes, forced writes, zeroes, discards, flushes and reads at random, on
+//! several connections, each with several requests under way. [`crate::history`] knows what is right.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Decides what the proof's command line means: which daemon, how many crashes, from which seed.
+//! The command line of `blkmq-forget`: which daemon, how many crashes, from which seed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

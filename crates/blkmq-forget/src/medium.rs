@@ -1,4 +1,4 @@
-//! Decides what is left of a file after a power cut: what was made durable, and of the rest what chance keeps.
+//! A file that a power cut changes: what was made durable is left, and of the rest what chance keeps.
 //! [`crate::mount`] lets the kernel write here; nothing in this file knows of FUSE.
 //!
 //! ```text

@@ -1,4 +1,5 @@
-//! Decides how the kernel's requests reach a [`Medium`]: a FUSE filesystem with one file, and the control over it.
+//! A FUSE filesystem with one file, through which the kernel's requests reach a [`Medium`], and the
+//! control over it.
 //!
 //! What was written is volatile until it was made durable by fsync or fdatasync, or by the write itself. What FUSE lets the
 //! filesystem see of the latter was measured on Linux 6.18 (`tests/what_arrives.rs` measures it again): a write with

@@ -1,4 +1,4 @@
-//! Decides where a proof keeps its files and sockets: in a directory of its own, gone at the end.
+//! The directory of a proof, with its files and sockets; it is removed at the end.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Decides what a disk holds at each step of a log that dm-log-writes has kept of it: the log is read
-//! entry by entry, and replayed on an image in memory.
+//! The log that dm-log-writes keeps of a disk: it is read entry by entry, and replayed on an image in
+//! memory, which then holds what the disk held at that step.
 //!
 //! The format is the one of Linux's Documentation/admin-guide/device-mapper/log-writes.rst. All
 //! numbers are little-endian:

@@ -1,5 +1,5 @@
-//! Decides what the guest's command line means: which proof is made, of which daemon.
-//! `cargo xtask guest` calls it.
+//! The command line of the proofs in a guest: which proof is made, of which daemon. `cargo xtask guest`
+//! calls it.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,6 +1,5 @@
-//! Decides how the devices below and above the daemon are made: null_blk's disks in memory, with or
-//! without a cache that a power cut empties, the device mapper's targets on them, and the kernel's
-//! NBD client.
+//! The devices below and above the daemon: null_blk's disks in memory, with or without a cache that a
+//! power cut empties, the device mapper's targets on them, and the kernel's NBD client.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
-//! Decides whether a drive that fails for a while costs only what it must: dm-flakey fails every
-//! write below the file driver, under verified load. Clients are told; a failed flush is not
-//! forgotten; reads go on, and so do writes when the drive is well; what was durable before survives
-//! a power cut behind it all.
+//! A proof that a drive which fails for a while costs only what it must: dm-flakey fails every write
+//! below the file driver, under verified load. Clients receive the errors; a failed flush is not
+//! forgotten; reads go on, and so do writes when the drive is well; what was durable before survives a
+//! power cut behind it all.
 
 use std::fmt;
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Decides what programs do to a filesystem, and what of it must be there after a crash: files,
-//! records and blocks whose fsync, O_DSYNC write or fdatasync has returned. A mark is made behind
-//! each, and what was synced must be there wherever its mark is seen.
+//! A load of programs on a filesystem, and what of it must be there after a crash: files, records and
+//! blocks whose fsync, O_DSYNC write or fdatasync has returned. A mark is made behind each, and what was
+//! synced must be there wherever its mark is seen.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

@@ -1,6 +1,6 @@
-//! Decides whether flushes and forced writes of a real filesystem reach the drive below us, in their
-//! order: everything that reaches it is logged by dm-log-writes, and what is durable at each flush is
-//! looked at.
+//! A proof that flushes and forced writes of a real filesystem reach the drive below the daemon, in their
+//! order: dm-log-writes logs everything that reaches it, and the proof examines what is durable at each
+//! flush.
 //!
 //! ```text
 //!  programs ─ ext4, XFS ─ /dev/nbd0 ─► blkmq serve ─ file driver ─► dm-log-writes ─► null_blk

@@ -1,6 +1,6 @@
-//! Decides what is proved where the kernel has the devices for it: filesystems on a disk of ours
-//! above dm-log-writes ([`log_writes`]), and drives that lose their power or fail for a while, below
-//! the file driver ([`power_cuts`], [`failing`]).
+//! The proofs in a guest, where the kernel has the devices for them: filesystems on a disk of ours above
+//! dm-log-writes ([`log_writes`]), and drives that lose their power or fail for a while, below the file
+//! driver ([`power_cuts`], [`failing`]).
 //!
 //! All of it needs root, configfs, and the modules null_blk, nbd, dm-mod, dm-log-writes and
 //! dm-flakey, and changes the machine it runs on: it is for a guest that is thrown away, as `cargo

@@ -1,6 +1,6 @@
-//! Decides whether what was acknowledged as durable survives a power cut of the drive: verified load
-//! over NBD, then everything that is written is dropped, the daemon is killed, the power comes back,
-//! and the disk is read.
+//! A proof that what was acknowledged as durable survives a power cut of the drive: verified load over
+//! NBD, then everything that is written is dropped, the daemon is killed, the power comes back, and the
+//! disk is read.
 //!
 //! Two drives can lose power. dm-flakey drops all writes from a moment on, below an ext4 or XFS that
 //! has the image file: what the filesystem has not written and committed by then is lost. null_blk

@@ -1,4 +1,4 @@
-//! Decides how the system's programs are run: to their end, with what they say in the error if they fail.
+//! Runs the system's programs to their end; if one fails, the error has its output.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
