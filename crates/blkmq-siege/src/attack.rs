@@ -1,5 +1,5 @@
-//! Decides what attackers do, one kind of attack at a time; a seed decides the details. Each attack
-//! ends by itself at its time and counts what it has done: an attack that did nothing proves
+//! The attacks: what attackers do, one kind of attack at a time, with details drawn from a seed. Each
+//! attack ends by itself at its time and counts what it has done: an attack that did nothing proves
 //! nothing.
 //!
 //! `messages` has attacks with wrong messages, `clients` with misbehaving clients, `descriptors`

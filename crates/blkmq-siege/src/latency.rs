@@ -1,5 +1,5 @@
-//! Decides whether an attack slowed a tenant down: compares its p99 during the attack with its p99
-//! in the quiet window before.
+//! The test whether an attack slowed a tenant down: it compares the tenant's p99 during the attack with
+//! that in the quiet window before.
 //!
 //! One window proves little on a shared machine, where p99 changes by more than the allowance
 //! without any attack. So an attack is judged by the median of its pairs of windows, and the worst

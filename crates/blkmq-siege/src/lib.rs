@@ -1,6 +1,6 @@
-//! Decides what a hostile client may cost others, and checks that it costs them no more: a daemon
-//! under attack ([`attack`]), a tenant on the same daemon that checks every byte ([`tenant`]), and
-//! the resources that the daemon uses and gives back ([`vitals`]).
+//! The siege: it checks what a hostile client may cost others, with a daemon under attack ([`attack`]), a
+//! tenant on the same daemon that checks every byte ([`tenant`]), and the resources that the daemon uses
+//! and gives back ([`vitals`]).
 
 pub mod attack;
 pub mod latency;

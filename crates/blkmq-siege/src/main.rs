@@ -1,4 +1,4 @@
-//! Decides what the siege's command line means: which daemon, for how long, with which seed.
+//! The command line of `blkmq-siege`: which daemon, for how long, with which seed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! Decides what is attacked: a daemon with disks of the tenant and of the attackers, in one of
-//! several settings: an ordinary one, a log that cannot be written, little memory, another clock.
+//! The scene of an attack: a daemon with disks of the tenant and of the attackers, in one of several
+//! settings (an ordinary one, a log that cannot be written, little memory, another clock).
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};

@@ -1,5 +1,5 @@
-//! Decides the course of a siege: which attack on which daemon, in which order, with a quiet window
-//! before each; and what is checked during it, after it, and at the daemon's end.
+//! The course of a siege: which attack on which daemon, in which order, with a quiet window before each;
+//! and what is checked during it, after it, and at the daemon's end.
 
 use std::fmt;
 use std::path::PathBuf;

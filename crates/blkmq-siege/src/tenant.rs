@@ -1,5 +1,5 @@
-//! Decides what the attacked tenant does: steady load on two connections that checks every byte,
-//! and a visitor that connects repeatedly and must be accepted each time.
+//! The attacked tenant: steady load on two connections that checks every byte, and a visitor that
+//! connects repeatedly and must be accepted each time.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! Decides which resources a daemon may use: memory up to what the documents state, and no
-//! descriptor or thread that it does not give back.
+//! The resources that a daemon may use: memory up to what the documents state, and no descriptor or
+//! thread that it does not give back.
 
 use std::fmt;
 use std::fs;

@@ -1,6 +1,6 @@
-//! Decides how hostile clients reach the daemon: a socket that sends any bytes, and whole
-//! conversations as bytes, which attacks cut, change and repeat. Valid messages come from the
-//! project's codec.
+//! The connection of hostile clients to the daemon: a socket that sends any bytes, and whole
+//! conversations as bytes, which attacks cut, change and repeat. Valid messages come from the project's
+//! codec.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

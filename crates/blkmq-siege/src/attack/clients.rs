@@ -1,5 +1,5 @@
-//! Decides how hostile clients behave: they stop within a request, do not read, are too many,
-//! disconnect, and are stopped and killed.
+//! Hostile clients: they stop within a request, do not read, are too many, disconnect, and are stopped
+//! and killed.
 
 use std::io::Read;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Decides which descriptors hostile clients send: unexpected ones whose last close blocks. Each is
-//! a TCP socket that lingers, full of bytes that nobody receives.
+//! Hostile descriptors: unexpected ones whose last close blocks. Each is a TCP socket that lingers, full
+//! of bytes that nobody receives.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, Read, Write};

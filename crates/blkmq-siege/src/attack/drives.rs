@@ -1,5 +1,5 @@
-//! Decides how drives fail: no room, errors, requests that never end, slowness, a truncated image.
-//! Their own clients may get errors or what was written; other clients notice nothing.
+//! Failing drives: no room, errors, requests that never complete, slowness, a truncated image. Their own
+//! clients may get errors or what was written; other clients notice nothing.
 
 use std::cell::Cell;
 use std::fs::File;

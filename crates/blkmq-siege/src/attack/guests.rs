@@ -1,6 +1,6 @@
-//! Decides how virtual machines misbehave: invalid messages of their monitors, rings and
-//! descriptors of any content that change while they are served, shared memory that is truncated,
-//! endless notifications, event counters that are full.
+//! Hostile virtual machines: invalid messages of their monitors, rings and descriptors of any content
+//! that change while they are served, shared memory that is truncated, endless notifications, event
+//! counters that are full.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;

@@ -1,4 +1,4 @@
-//! Decides what is wrong with messages: cut off at every byte, wrong at every byte, too many.
+//! Wrong messages: cut off at every byte, wrong at every byte, too many.
 
 use std::time::Instant;
 
