@@ -1,5 +1,4 @@
-//! Decides how a test reports that it was skipped: aloud, and in a list that outlives the test
-//! runner's capture.
+//! The report of a skipped test: aloud, and in a list that outlives the test runner's capture.
 //!
 //! `cargo xtask test` names the list in [`LIST`], prints it at the end of the run, and with
 //! `--strict` fails for each skip that `.ci/allowed-skips.txt` does not allow. For tests alone.
