@@ -1,5 +1,5 @@
-//! Decides how tests get a Ceph cluster: a monitor and one OSD on the loopback, in a directory of
-//! their own, started and ended by name or around the tests that need one.
+//! A Ceph cluster for tests: a monitor and one OSD on the loopback, in a directory of their own, started
+//! and ended by name or around the tests that need one.
 
 mod cluster;
 mod images;

@@ -1,4 +1,4 @@
-//! Decides which chores exist, with which options, and which file does each.
+//! The chores: which exist, with which options, and which file does each.
 
 use std::path::PathBuf;
 

@@ -1,6 +1,6 @@
-//! Decides which daemons are killed on a filesystem that drops unsynced data (`blkmq-forget`): the
-//! delivered one, which must lose nothing, and mutants, each of which omits one thing that
-//! durability depends on and must be caught.
+//! Kills daemons on a filesystem that drops unsynced data (`blkmq-forget`): the delivered one, which must
+//! lose nothing, and mutants, each of which omits one thing that durability depends on and must be
+//! caught.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

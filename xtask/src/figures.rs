@@ -1,5 +1,4 @@
-//! Decides the content of the tables of figures: it comes only from report files, and nothing is
-//! typed by hand.
+//! The tables of figures: their content comes only from report files, and nothing is typed by hand.
 //!
 //! `docs/benchmarks/figures.toml` names the rows of the table on `docs/benchmarks/measured.md`, and
 //! which of them README has; the reports, JSON as written by

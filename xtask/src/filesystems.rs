@@ -1,6 +1,5 @@
-//! Decides how other projects' filesystem tests are run on disks that are files (FUSE): fsx, and
-//! xfstests on XFS on loop devices. Failed tests are repeated on plain files: if they fail there
-//! too, the fault is not ours.
+//! Runs other projects' filesystem tests on disks that are files (FUSE): fsx, and xfstests on XFS on loop
+//! devices. Failed tests are repeated on plain files: if they fail there too, the fault is not ours.
 //!
 //! Both programs are in a built copy of xfstests, which is not part of this project.
 

@@ -1,5 +1,5 @@
-//! Decides how the fio engine is compared: a job on the null disk and a job with fio's own null
-//! engine, which completes at once, alternate.
+//! Compares the fio engine: a job on the null disk and a job with fio's own null engine, which completes
+//! at once, alternate.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! Decides how the fuzz targets run: searching for new inputs on demand, and replaying the known
-//! ones in every test run.
+//! Runs the fuzz targets: they search for new inputs on demand, and replay the known ones in every test
+//! run.
 //!
 //! `fuzz/` is a workspace of its own, so that its dependencies are not needed to build the project.
 

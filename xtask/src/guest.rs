@@ -1,5 +1,4 @@
-//! Decides how tests are run that need another kernel's devices: in an emulated guest with Debian's
-//! kernel.
+//! Tests that need another kernel's devices, in an emulated guest with Debian's kernel.
 //!
 //! The packages are unpacked below the build directory ([`packages`]); the guest's file system is
 //! made of them and of programs without shared libraries ([`initrd`]); the guest is booted

@@ -1,5 +1,5 @@
-//! Decides whether an I/O still costs the recorded number of instructions. They are counted,
-//! because time is not stable on shared machines.
+//! Checks that an I/O still costs the recorded number of instructions. They are counted, because time is
+//! not stable on shared machines.
 //!
 //! Each table of `bench/instructions.toml` names a way in which `in_process`, an example of
 //! `blkmq-bench`, does its I/Os. It runs twice under callgrind, with few and with many; the

@@ -1,4 +1,4 @@
-//! Decides how deep loom explores the models of `blkmq-sync`.
+//! Runs the loom models of `blkmq-sync`, and sets how deep they are explored.
 
 use anyhow::Result;
 

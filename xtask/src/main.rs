@@ -1,4 +1,4 @@
-//! Decides which chore `cargo xtask NAME` runs; each chore has a file of its own.
+//! `cargo xtask NAME` runs a chore; each chore has a file of its own.
 
 mod ceph;
 mod check;

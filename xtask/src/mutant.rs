@@ -1,4 +1,4 @@
-//! Decides how a daemon with a deliberate defect is built, apart from all other builds.
+//! A daemon with a deliberate defect, built apart from all other builds.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,6 +1,6 @@
-//! Decides what runs on builds of the core with one small change each (`cargo-mutants`): an
-//! operator, a constant, a removed body. A change that no test notices is a survivor;
-//! docs/reliability.md lists the known ones, with the reason.
+//! Tests builds of the core with one small change each (`cargo-mutants`): an operator, a constant, a
+//! removed body. A change that no test notices is a survivor; docs/reliability.md lists the known ones,
+//! with the reason.
 
 use anyhow::{Result, ensure};
 

@@ -1,6 +1,5 @@
-//! Decides how "no path lost, no data lost" is tested in reality: two hosts (network namespaces), a
-//! daemon on each, and disks reached over three links, which are cut and restored at random under
-//! verified load.
+//! Tests "no path lost, no data lost" in reality: two hosts (network namespaces), a daemon on each, and
+//! disks reached over three links, which are cut and restored at random under verified load.
 //!
 //! ```text
 //!  near host                                               far host

@@ -1,4 +1,4 @@
-//! Decides where files are: the root of the project, the build directory, and the tools of the machine.
+//! The places of files: the root of the project, the build directory, and the tools of the machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

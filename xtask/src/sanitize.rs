@@ -1,4 +1,4 @@
-//! Decides what runs under the compiler's sanitizers: the crates with threads or `unsafe`.
+//! Runs the crates with threads or `unsafe` under the compiler's sanitizers.
 //!
 //! The standard library is built with them, from source: ThreadSanitizer does not see the fences of
 //! the delivered library, and reports every `Arc` and every joined thread. Suppressing those

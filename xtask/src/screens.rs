@@ -1,5 +1,5 @@
-//! Decides how the screens of `blkmq top` get into the documents: a daemon with tenants under load,
-//! `blkmq top` in a terminal of tmux, and that terminal's content.
+//! Takes the screens of `blkmq top` for the documents: a daemon with tenants under load, `blkmq top` in a
+//! terminal of tmux, and that terminal's content.
 
 use std::fs;
 use std::path::{Path, PathBuf};

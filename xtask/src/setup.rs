@@ -1,4 +1,4 @@
-//! Decides which programs of the system the tests use, and installs missing ones.
+//! Installs the system's programs that the tests use, where they are missing.
 //!
 //! No error here is fatal: a test whose tool is missing is skipped and reports it.
 

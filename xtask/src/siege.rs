@@ -1,5 +1,5 @@
-//! Decides which daemons are besieged (`blkmq-siege`): the delivered one, whose tenant must not be
-//! disturbed, and mutants, each of which lacks only one of its limits and must be caught.
+//! Besieges daemons (`blkmq-siege`): the delivered one, whose tenant must not be disturbed, and mutants,
+//! each of which lacks only one of its limits and must be caught.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Decides with how many seeds the simulator's scenarios run.
+//! Runs all scenarios of the simulator, with a given number of seeds.
 
 use std::process::Command;
 

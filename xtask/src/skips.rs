@@ -1,5 +1,4 @@
-//! Decides how skipped tests and steps are handled: each is listed, and in a strict run each must
-//! be allowed.
+//! Skipped tests and steps: each is listed, and in a strict run each must be allowed.
 //!
 //! Tests append to the list by `blkmq-skip`, whatever captures their output;
 //! [`steps`](crate::steps) has its own list.

@@ -1,5 +1,5 @@
-//! Decides what a long run repeats: the simulator and the property tests with new seeds each time,
-//! and the real clients against the daemon.
+//! A long run: the simulator and the property tests with new seeds each time, and the real clients
+//! against the daemon, again and again.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

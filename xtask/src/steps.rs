@@ -1,4 +1,4 @@
-//! Decides how the steps of a chore are shown: announced, timed, and a skipped one with its reason.
+//! The steps of a chore as they are shown: announced, timed, and a skipped one with its reason.
 
 use std::path::PathBuf;
 use std::process::Command;

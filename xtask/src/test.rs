@@ -1,5 +1,4 @@
-//! Decides what `cargo xtask test` checks and in which order: cheap and likely to fail first, the
-//! test suite last.
+//! `cargo xtask test`: all checks, first those that are cheap and likely to fail, the test suite last.
 //!
 //! The suite comes last so that its own closing lines are the end of the whole run: the list of
 //! skipped tests precedes the documentation's tests, which cannot skip.

@@ -1,5 +1,4 @@
-//! Decides that a reader finds every document: each page is reached from the index, and no link is
-//! broken.
+//! Checks that a reader finds every document: each page is reached from the index, and no link is broken.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Decides which habits of CONTRIBUTING.md are checked by a machine and not by reviewers.
+//! Checks habits of CONTRIBUTING.md by a machine instead of by reviewers.
 //!
 //! The rules check every file that git tracks or would track, line by line. They tell comments and
 //! string literals apart well enough for this code base; what needs a real parser is left to

@@ -1,6 +1,5 @@
-//! Decides the components of a cluster for tests: one monitor, one OSD, a pool, a user for disks;
-//! where its files are; and how it ends. All of it is in one directory, and listens only on the
-//! loopback.
+//! The components of a cluster for tests: one monitor, one OSD, a pool, a user for disks; its files, and
+//! its end. All of it is in one directory, and listens only on the loopback.
 
 use std::fmt;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Decides how the cost of many images is measured: threads, memory and descriptors of a daemon
-//! that serves images of two clusters, when idle and after each image was written and read.
+//! Measures the cost of many images: threads, memory and descriptors of a daemon that serves images of
+//! two clusters, when idle and after each image was written and read.
 
 use std::fs;
 use std::path::{Path, PathBuf};

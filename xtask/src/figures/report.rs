@@ -1,5 +1,5 @@
-//! Decides what a report file must state before a figure is taken from it: the host, the commit,
-//! the number of rounds, the command.
+//! A report file, and what it must state before a figure is taken from it: the host, the commit, the
+//! number of rounds, the command.
 
 use std::collections::BTreeMap;
 use std::fs;

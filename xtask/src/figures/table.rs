@@ -1,5 +1,4 @@
-//! Decides how figures look in a document: one per cell, with three digits and a unit, losses as
-//! well as wins.
+//! The form of figures in a document: one per cell, with three digits and a unit, losses as well as wins.
 
 use std::collections::BTreeMap;
 

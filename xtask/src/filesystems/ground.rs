@@ -1,5 +1,4 @@
-//! Decides where filesystems are tested: two loop devices, with direct I/O, on two files, and their
-//! mount points.
+//! The test bed of filesystems: two loop devices, with direct I/O, on two files, and their mount points.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Decides how dbench is measured on a device of ublk: in a guest whose kernel has it.
+//! Measures dbench on a device of ublk, in a guest whose kernel has it.
 //!
 //! The guest has more processors than the machine: the kernel gives a device a queue for each of them, and
 //! requests come to as many reactors.

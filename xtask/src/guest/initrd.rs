@@ -1,5 +1,5 @@
-//! Decides the content of the guest's file system: a shell, tools with their libraries, modules
-//! with the modules that they need, the programs under test, and a script that runs them.
+//! The guest's file system: a shell, tools with their libraries, modules with the modules that they need,
+//! the programs under test, and a script that runs them.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,4 @@
-//! Decides the guest's load on its disk while shares and latencies are measured, and how it is
-//! reported.
+//! The guest's load on its disk while shares and latencies are measured, and its report.
 //!
 //! This program runs in the guest; [`weights`](super::weights) starts it there and reads its
 //! output.

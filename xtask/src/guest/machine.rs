@@ -1,5 +1,5 @@
-//! Decides how a guest is booted, and how its output is read. It is emulated, since none of our
-//! machines offers virtualization.
+//! Boots a guest, and reads its output. The guest is emulated, since none of our machines offers
+//! virtualization.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

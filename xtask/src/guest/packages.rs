@@ -1,6 +1,5 @@
-//! Decides where the guest's emulator, kernel and tools come from: Debian 12's packages and its
-//! backports, from the mirror that this machine uses, unpacked below the build directory. Nothing
-//! is installed.
+//! The packages of the guest's emulator, kernel and tools: Debian 12's and its backports, from the mirror
+//! that this machine uses, unpacked below the build directory. Nothing is installed.
 
 use std::ffi::OsString;
 use std::fs;

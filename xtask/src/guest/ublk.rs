@@ -1,6 +1,6 @@
-//! Decides how a disk's ublk device is tested, in a guest whose kernel supports it: with fio and
-//! file systems, while the daemon is killed and started again, stopped, replaced, and run by a
-//! user; and while replacing and recovering it fail.
+//! Tests a disk's ublk device, in a guest whose kernel supports it: with fio and file systems, while the
+//! daemon is killed and started again, stopped, replaced, and run by a user; and while replacing and
+//! recovering it fail.
 
 use std::path::Path;
 use std::time::Duration;

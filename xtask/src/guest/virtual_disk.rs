@@ -1,6 +1,6 @@
-//! Decides how a guest gets its disk from the daemon, by vhost-user-blk: the daemon runs beside the
-//! emulator, is killed and started again while the guest writes and verifies, and the guest may
-//! notice only a pause. Then the disk grows.
+//! Tests a guest's disk from the daemon, by vhost-user-blk: the daemon runs beside the emulator, is
+//! killed and started again while the guest writes and verifies, and the guest may notice only a pause.
+//! Then the disk grows.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,5 +1,5 @@
-//! Decides how two guests share one drive by weight, as seen in the guests: how much each reads
-//! while both flood, and how long the light guest's reads take during the other's flood.
+//! Measures how two guests share one drive by weight, as seen in the guests: how much each reads while
+//! both flood, and how long the light guest's reads take during the other's flood.
 //!
 //! The drive is modelled and so slow that it is the bottleneck, not the emulated processors.
 

@@ -1,4 +1,4 @@
-//! Decides how a `blkmq serve` on one of the hosts is controlled, and how its report is read.
+//! Starts and stops a `blkmq serve` on one of the hosts, and reads its report.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -1,5 +1,5 @@
-//! Decides how random numbers are drawn: a seed gives the same numbers again (splitmix64, by
-//! Steele, Lea and Flood, OOPSLA 2014).
+//! A generator of random numbers: a seed gives the same numbers again (splitmix64, by Steele, Lea and
+//! Flood, OOPSLA 2014).
 
 pub(crate) struct Dice(u64);
 

@@ -1,6 +1,5 @@
-//! Decides what verified load is: each thread writes a part of the disk repeatedly, knows what must
-//! be in each block, and reads it back. A write that failed may have taken effect or not; all other
-//! content is known.
+//! A verified load: each thread writes a part of the disk repeatedly, knows what must be in each block,
+//! and reads it back. A write that failed may have taken effect or not; all other content is known.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Decides how the load uses NBD: a small blocking client on a unix socket that shares no code with
-//! the project.
+//! The NBD client of the load: a small blocking one on a unix socket that shares no code with the
+//! project.
 
 use std::io::{Error, Read, Result, Write};
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,5 @@
-//! Decides the network between the two hosts of a test: two network namespaces, and links that can
-//! be cut in four ways.
+//! The network between the two hosts of a test: two network namespaces, and links that can be cut in four
+//! ways.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

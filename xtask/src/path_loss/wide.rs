@@ -1,5 +1,5 @@
-//! Decides how fio verifies a disk while links are cut: in each pass, it writes the whole disk in
-//! random order and reads it back.
+//! Verifies a disk with fio while links are cut: in each pass, fio writes the whole disk in random order
+//! and reads it back.
 
 use std::path::Path;
 use std::process::Command;
