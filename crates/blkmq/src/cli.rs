@@ -32,21 +32,21 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// See in under a minute what a scheduler does for a tenant with a noisy neighbour
+    /// Show in a minute what a scheduler does for a tenant with a noisy neighbour
     #[cfg(feature = "demo")]
     Demo(DemoArgs),
     /// Serve disks until told to stop
     Serve(Box<ServeArgs>),
-    /// Ask and change a running daemon
+    /// Query and change a running daemon
     Ctl(CtlArgs),
     /// Trace the requests of a running daemon, for blkparse and btt
     Trace(TraceArgs),
-    /// Report what queues and groups of a running daemon do, as iostat -x does
+    /// Report the activity of a running daemon's queues and groups, in the form of iostat -x
     Iostat(IostatArgs),
-    /// Show what queues, groups and disks of a running daemon do, as htop does for processes
+    /// Show the activity of a running daemon's queues, groups and disks, as htop shows processes
     #[cfg(feature = "top")]
     Top(TopArgs),
-    /// Print what a shell reads to complete commands and names: source <(blkmq completions bash)
+    /// Print a script for shell completion of commands and names: source <(blkmq completions bash)
     Completions {
         /// The shell
         shell: Shell,
@@ -62,7 +62,7 @@ pub struct ServeArgs {
     /// Serve a disk; may be given again. KEY=VALUE,… as listed below
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub disk: Vec<String>,
-    /// Bound or weight a group; may be given again. PATH,KEY=VALUE,… as listed below
+    /// Set the weight and limits of a group; may be given again. PATH,KEY=VALUE,… as listed below
     #[arg(long, value_name = "PATH,KEY=VALUE,...")]
     pub group: Vec<String>,
     /// Where disks are served.
@@ -77,32 +77,32 @@ pub struct ServeArgs {
     /// Serve with N threads [default: the number of processors, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
     pub reactors: Option<u16>,
-    /// Wait by blocking (block), looking (poll), sleeping until something is due (hybrid), or what costs least (auto)
-    /// [default: auto]
+    /// Wait by blocking (block), polling (poll), sleeping until a request is due and polling then (hybrid), or in the
+    /// cheapest of these ways (auto) [default: auto]
     #[arg(long, value_name = "HOW")]
     pub wait: Option<Wait>,
-    /// Give the scheduler NAME to all queues for which neither a disk nor the configuration names one [default: bfq
+    /// Use the scheduler NAME for all queues for which neither a disk nor the configuration names one [default: bfq
     /// where groups have weights, else none]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::name)))]
     pub sched: Option<String>,
-    /// Have FUSE go over io_uring (on), by /dev/fuse (off), or as the kernel has it (auto) [default: auto]
+    /// Use io_uring for FUSE (on), /dev/fuse (off), or io_uring if the kernel has it enabled (auto) [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "on", "off"])]
     pub fuse_io_uring: Option<String>,
-    /// Let another daemon take over at the unix socket ADDRESS (unix:PATH): see --take-over
+    /// Allow another daemon to take over at the unix socket ADDRESS (unix:PATH): see --take-over
     #[arg(long, value_name = "ADDRESS")]
     pub upgrade_socket: Option<String>,
-    /// Where to be asked and changed while serving, unix:PATH or none: see `blkmq ctl`
+    /// Listen for queries and changes at ADDRESS, unix:PATH or none: see `blkmq ctl`
     /// [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run, if that directory is there]
     #[arg(long, value_name = "ADDRESS")]
     pub control: Option<String>,
-    /// Let a monitoring system read metrics there: unix:PATH, or a port of the loopback, tcp:127.0.0.1:9464
+    /// Serve metrics at ADDRESS: unix:PATH, or a port of the loopback, tcp:127.0.0.1:9464
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
     /// Take over from the daemon that has this upgrade socket (unix:PATH): its clients notice a short pause
     #[arg(long, value_name = "ADDRESS", conflicts_with = "check")]
     pub take_over: Option<String>,
-    /// Take over disk NAME with its clients although its source or its file is another one, as it is when the disk
-    /// was moved: the data must be the same, byte for byte; may be given again
+    /// Take over disk NAME with its clients although its source or file has changed, as after a move of the image: the
+    /// data must be the same, byte for byte; may be given again
     #[arg(long, value_name = "NAME", requires = "take_over")]
     pub same_data: Vec<String>,
     /// Check the configuration, open the disks, and end
@@ -113,22 +113,22 @@ pub struct ServeArgs {
 /// What is asked of clients at the addresses of `--nbd`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TlsArgs {
-    /// Have clients of --nbd use TLS: require, allow or off [default: off]
+    /// Whether clients of --nbd use TLS: require, allow or off [default: off]
     #[arg(long, value_name = "MODE")]
     pub tls: Option<String>,
-    /// The server's certificate, with what leads to its authority (PEM)
+    /// The server's certificate, then the chain to its authority (PEM)
     #[arg(long, value_name = "FILE")]
     pub tls_certificate: Option<String>,
     /// The certificate's key (PEM)
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<String>,
-    /// The authorities of clients' certificates, which every client must have then (PEM)
+    /// The authorities of clients' certificates (PEM); with this flag, every client needs a certificate
     #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<String>,
-    /// Let in who has NAME in its certificate, to all disks or some: NAME or NAME=DISK+DISK; may be given again
+    /// Admit clients with NAME in their certificate, to all disks (NAME) or some (NAME=DISK+DISK); may be given again
     #[arg(long = "tls-client", value_name = "NAME")]
     pub tls_clients: Vec<String>,
-    /// Let clients of other hosts in without TLS at --nbd tcp:HOST:PORT: on networks of storage alone
+    /// Admit clients of other hosts without TLS at --nbd tcp:HOST:PORT, for networks that only storage uses
     #[arg(long)]
     pub insecure: bool,
 }
@@ -228,59 +228,62 @@ Keys of a disk:
   nbd=URI            another server's disk: nbd://HOST/EXPORT or
                      nbd+unix:///EXPORT?socket=PATH
   rbd=POOL/IMAGE     an image in a Ceph cluster; docs/drivers/rbd.md
-  linear=DISKS       other disks, one behind the other
-  striped=DISKS      other disks, dealt chunks in turn
-  multipath=PATHS    other disks that lead to the same, as in a+b:2/c: b carries
-                     twice as much, c if neither works; docs/mappers/multipath.md
+  linear=DISKS       other disks, one after the other
+  striped=DISKS      other disks, in alternating chunks
+  multipath=PATHS    other disks that are paths to the same one, as in a+b:2/c: b
+                     carries twice as much as a, and c all when both have failed;
+                     docs/mappers/multipath.md
   selector=NAME      of a multipath disk: round-robin, queue-length, service-time,
                      historical-service-time, io-affinity [default: service-time]
   failback=WHEN      of it: immediate, manual or a time [default: immediate]
-  queue_if_no_path=on  of it: hold requests without a path, on or for a time
+  queue_if_no_path=on  of it: hold requests while no path works, always or for a time
                      [default: off, they fail]
   check_interval=T   of it: between probes of a failed path [default: 1s]
-  check_timeout=T    of it: when a probe without answer is given up [default: 5s]
+  check_timeout=T    of it: how long a probe may take [default: 5s]
   chunk=SIZE         of a striped disk, a power of two [default: 64K]
   size=SIZE          least size of the file, which may be larger
-  create=on          make the file with size= if it is not there
-  ro=on              nobody can write
+  create=on          create the file with size= if it is missing
+  ro=on              read-only
   block_size=BYTES   512 to 65536, a power of two [default: the drive's]
-  direct=off         go through the page cache [default: auto]
+  direct=off         use the page cache [default: auto]
   lock=off           serve the file without the lock against a second writer
   queue=NAME         the request queue it is on [default: its drive's]
-  sched=NAME         the elevator of its queue: none, mq-deadline, kyber,
+  sched=NAME         the scheduler of its queue: none, mq-deadline, kyber,
                      bfq [default: --sched]
-  io_poll=on         look for the ends of its queue's requests; files, and null
-                     disks with poll_queues [default: on for those]
-  io_poll_delay=N    µs to sleep for one before looking: -1 none, 0 half of the
-                     mean, auto as predicted, cautious the same, less often
-                     [default: auto]
-  group=/PATH        the group it is accounted to [default: /NAME]
-  hugepages=on       of a ram disk: take memory in huge pages
-  connections=N      of an nbd disk: how many [default: one per thread]
+  io_poll=on         poll for completions of its queue; for files, and for null
+                     disks with poll_queues [default: on for the latter]
+  io_poll_delay=N    µs to sleep before polling for a request: -1 none, 0 half of
+                     the mean, auto as predicted, cautious as predicted but only
+                     where hardly any sleeper is late [default: auto]
+  group=/PATH        the group to which its I/O is accounted [default: /NAME]
+  hugepages=on       of a ram disk: use huge pages
+  connections=N      of an nbd disk: number of connections [default: one per thread]
   reconnect=SECONDS  of an nbd disk: how long requests wait for a lost server
                      [default: 0, they fail]
-  timeout=SECONDS    of an nbd disk: for one answer [default: the queue's]
-  serial=TEXT        what guests find as its serial number, at most 20 bytes
+  timeout=SECONDS    of an nbd disk: how long an answer may take [default: the
+                     queue's timeout]
+  serial=TEXT        the serial number that guests find, at most 20 bytes
                      [default: NAME, or a digest of it]
-  description=TEXT   what it is, for people who list the exports
+  description=TEXT   a text for people who list the exports
 DISKS are names with + between, as in linear=a+b:1G:512M (of b, 512M from 1G on);
-see docs/mappers. What another disk lies on is not served, unless by name.
-A comma in a value is written \\, as in file=a\\,b.raw.
+see docs/mappers. A disk on which another one lies is served only where an export
+names it. A comma in a value is written \\, as in file=a\\,b.raw.
 Keys of a group, after its path:
   weight=N           its share against its siblings, 1 to 1000 [default: 100]
-  bps=SIZE           bytes per second at most; read_bps, write_bps alike
-  iops=N             I/Os per second at most; read_iops, write_iops alike
-  CAP_burst=N        so much more at once after a pause, for each of the six
-  latency_target=T   what nine of ten of its I/Os should take at most
+  bps=SIZE           maximum bytes per second; also read_bps, write_bps
+  iops=N             maximum I/Os per second; also read_iops, write_iops
+  CAP_burst=N        how much more may pass at once after a pause, for each of
+                     these six: bps_burst=N and so on
+  latency_target=T   time that nine of ten of its I/Os should take at most
 Sizes are bytes, or a number with K, M, G or T (powers of 1024).
 
 Files on one filesystem or disk share a queue, because they share a drive, so
-that one elevator sees all tenants of the drive.
+one scheduler sees all tenants of the drive.
 
-For each disk and address one line is printed with what to give to a client,
-then `ready`. SIGTERM or SIGINT: finishes what is under way, exits with 0; a
-second one ends at once. SIGUSR1: the statistics, on standard error. SIGHUP:
-the configuration file is read again, and what differs is changed.
+For each disk and address the daemon prints a line for its clients, then `ready`.
+On SIGTERM or SIGINT it finishes the requests in flight and exits with 0; a second
+signal ends it at once. SIGUSR1 writes the statistics to the log. SIGHUP reads the
+configuration file again and applies the differences.
 
 Examples:
   blkmq serve --disk name=vm1,file=vm1.raw,size=8G,create=on --nbd unix:/run/vm1.sock

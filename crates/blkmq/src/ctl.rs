@@ -30,7 +30,7 @@ pub struct CtlArgs {
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to ask or change
+    /// The query or change
     #[command(subcommand)]
     pub command: CtlCommand,
 }
@@ -38,46 +38,46 @@ pub struct CtlArgs {
 /// What can be asked and changed.
 #[derive(Debug, Subcommand)]
 pub enum CtlCommand {
-    /// What there is, in numbers
+    /// Numbers of disks, queues, connections, and used memory
     Status,
     /// List disks, queues, groups or exports
     List {
-        /// What
+        /// The kind of objects
         what: Listed,
     },
-    /// List them, and again whenever the list differs, until ended
+    /// List them, and again whenever the list changes, until interrupted
     Watch {
-        /// What
+        /// The kind of objects
         what: Listed,
-        /// Seconds between two looks
+        /// Seconds between two checks
         #[arg(default_value = "1", value_parser = between_looks)]
         interval: Duration,
     },
-    /// Everything about one of them
+    /// Show everything about one of them
     Show {
-        /// What
+        /// The kind of objects
         what: Listed,
         /// Its name, path or address
         #[arg(add = ArgValueCompleter::new(Names))]
         name: String,
     },
-    /// Set keys, as the configuration has them: KEY=VALUE, or KEY= for the default
+    /// Set keys of the configuration: KEY=VALUE, or KEY= for the default
     Set(EditArgs),
     /// Add a disk, a group, settings of a queue, or an export
     Add(EditArgs),
-    /// Remove a disk, what is configured of a group or a queue, or an export
+    /// Remove a disk, the settings of a group or a queue, or an export
     Remove {
-        /// Of what kind: disk, group, queue, export
+        /// The kind: disk, group, queue, export
         #[arg(add = kinds())]
         kind: String,
         /// Its name, path or address
         #[arg(add = ArgValueCompleter::new(Names))]
         name: String,
-        /// Only say what would be done
+        /// Only print what would be done
         #[arg(long)]
         dry_run: bool,
     },
-    /// Let a disk grow: to a size, or to what its file or device has by now
+    /// Let a disk grow: to a size, or to the present size of its file or device
     Resize {
         /// The disk
         #[arg(add = ArgValueCompleter::new(Disks))]
@@ -85,47 +85,47 @@ pub enum CtlCommand {
         /// Bytes, or a number with K, M, G or T
         size: Option<String>,
     },
-    /// Print the configuration that describes the daemon as it is
+    /// Print the configuration of the daemon as it is now
     Dump,
-    /// Make the daemon what a configuration file says
+    /// Change the daemon to what a configuration file says
     Apply {
         /// The file
         file: PathBuf,
         /// Also remove disks and exports that the file does not have, with their clients
         #[arg(long)]
         remove: bool,
-        /// Only say what would be done
+        /// Only print what would be done
         #[arg(long)]
         dry_run: bool,
     },
-    /// Have the daemon read files again
+    /// Make the daemon read files again
     Reload {
-        /// Which
+        /// What to read again
         what: Reloaded,
     },
-    /// Have the daemon take no more, end what is under way, and shut down, as by SIGTERM
+    /// Shut the daemon down as by SIGTERM: it takes no more requests and finishes those in flight
     Drain,
-    /// What groups have done since the start: with an interval, again and again
+    /// Show the statistics of groups since the start or, with an interval, of each interval
     Stats {
         /// Seconds between two answers
         interval: Option<f64>,
     },
-    /// Log what a filter lets through, as BLKMQ_LOG has it, such as debug
+    /// Set the level of the log, in the form of BLKMQ_LOG: debug; info,blkmq_export=debug
     Log {
         /// The filter
         filter: String,
     },
-    /// Tell a multipath disk: fail_path PATH, reinstate_path PATH, switch_group NUMBER
+    /// Send a message to a multipath disk: fail_path PATH, reinstate_path PATH, switch_group NUMBER
     Message {
         /// The disk
         #[arg(add = ArgValueCompleter::new(Disks))]
         disk: String,
-        /// What
+        /// The message
         message: String,
         /// The path or the number
         argument: String,
     },
-    /// Call a method as it is: see docs/operate/control.md
+    /// Call a method of the protocol: see docs/operate/control.md
     Call {
         /// The method
         method: String,
@@ -137,7 +137,7 @@ pub enum CtlCommand {
 /// A change of one table.
 #[derive(Debug, Args)]
 pub struct EditArgs {
-    /// Of what kind: disk, group, queue, export, daemon
+    /// The kind: disk, group, queue, export, daemon
     #[arg(add = kinds())]
     pub kind: String,
     /// Its name, path or address; none for daemon, nor for an export that is added: nbd=unix:PATH
@@ -145,7 +145,7 @@ pub struct EditArgs {
     pub name: String,
     /// KEY=VALUE
     pub keys: Vec<String>,
-    /// Only say what would be done
+    /// Only print what would be done
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -37,16 +37,16 @@ pub struct DemoArgs {
     /// Use seven files of 128 MiB in DIR, removed at the end, instead of a modelled drive
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Use this file as the drive: made for it, 897 MiB, and removed at the end. One that is there already is refused
+    /// Use a new file at PATH, of 897 MiB, as the drive, and remove it at the end; an existing file is refused
     #[arg(long, value_name = "PATH", conflicts_with = "dir")]
     pub file: Option<PathBuf>,
     /// What the flooding tenant does
     #[arg(long, value_enum, default_value_t = Flood::Writes)]
     pub flood: Flood,
-    /// Show all schedulers, not none and bfq alone
+    /// Show all schedulers, not only none and bfq
     #[arg(long)]
     pub all: bool,
-    /// How many requests may be with the drive at once, at most, under every rule
+    /// Largest number of requests at the drive at once, under every rule
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub depth: u32,
 }

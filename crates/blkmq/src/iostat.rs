@@ -29,13 +29,13 @@ pub struct IostatArgs {
     /// The daemon's control socket, unix:PATH [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run]
     #[arg(long, value_name = "ADDRESS")]
     pub socket: Option<String>,
-    /// Print a JSON object a line for each report
+    /// Print each report as a JSON object on a line
     #[arg(long)]
     pub json: bool,
-    /// Leave out the first report, which is about the time since the daemon's start
+    /// Leave out the first report, which covers the time since the daemon's start
     #[arg(short = 'y')]
     pub skips_first: bool,
-    /// Leave out what did nothing
+    /// Leave out queues and groups that did nothing
     #[arg(short = 'z')]
     pub skips_idle: bool,
 }

@@ -61,7 +61,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     ask(
         "daemon.status",
-        "what there is, in numbers",
+        "numbers of disks, queues, connections, and used memory",
         |_, params, daemon| {
             none(params)?;
             Ok(report::status(daemon))
@@ -69,7 +69,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "daemon.drain",
-        "take no more, end what is under way, and shut down, as by SIGTERM",
+        "shut down as by SIGTERM: take no more requests, finish those in flight",
         |session, params, _| {
             none(params)?;
             session.drains = true;
@@ -78,7 +78,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     ask(
         "config.get",
-        "the configuration that describes the daemon as it is: {toml, tables}",
+        "the configuration of the daemon as it is now: {toml, tables}",
         |_, params, daemon| {
             none(params)?;
             let document = daemon.running.document();
@@ -88,7 +88,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "config.apply",
-        "make the daemon what a whole configuration says: {toml, remove, dry_run}; with remove false, refuse to remove",
+        "change the daemon to what a whole configuration says: {toml, remove, dry_run}; with remove false, refuse to remove",
         |_, params, daemon| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -171,7 +171,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "tls.reload",
-        "have all addresses read their certificates and keys again, for new clients",
+        "read the certificates and keys of all addresses again, for new clients",
         |_, params, daemon| {
             none(params)?;
             let (done, failed) = daemon.running.refresh();
@@ -188,7 +188,7 @@ pub(super) static METHODS: &[Method] = &[
     }),
     change(
         "disk.resize",
-        "let a disk grow, and its clients know: {disk, size}; without size, to what its file has",
+        "let a disk grow, and notify its clients: {disk, size}; without size, to the size of its file",
         |_, params, daemon| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -211,7 +211,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     ask(
         "group.list",
-        "the groups of each queue, and those that no disk is in, with weights, caps and targets",
+        "the groups of each queue, and groups without disks, with weights, caps and targets",
         |_, params, daemon| {
             none(params)?;
             let configured = daemon.running.document().config()?.groups;
@@ -236,7 +236,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     ask(
         "subscribe",
-        "be told the statistics again and again: {interval_ms, changed}; with changed, only of queues that have",
+        "send the statistics at each interval: {interval_ms, changed}; with changed, only of queues that have changed",
         |session, params, _| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -259,7 +259,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "trace.start",
-        "trace requests from now on until this connection ends: {disks}; the answer comes with a descriptor of the events' memory",
+        "trace requests until this connection ends: {disks}; the answer comes with a descriptor of the events' memory",
         |session, params, daemon| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -281,7 +281,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "trace.names",
-        "which disks and groups the numbers in the events of this connection's trace mean now",
+        "the disks and groups behind the numbers in the events of this connection's trace",
         |session, params, _| {
             none(params)?;
             let recording = session.recording.as_ref();
@@ -292,14 +292,18 @@ pub(super) static METHODS: &[Method] = &[
             )
         },
     ),
-    ask("unsubscribe", "not to be told any more", |session, params, _| {
-        none(params)?;
-        session.subscription = None;
-        Ok(json!({}))
-    }),
+    ask(
+        "unsubscribe",
+        "end the notifications of subscribe",
+        |session, params, _| {
+            none(params)?;
+            session.subscription = None;
+            Ok(json!({}))
+        },
+    ),
     change(
         "log.set",
-        "log what a filter lets through, as BLKMQ_LOG has it: {filter}",
+        "set the level of the log, in the form of BLKMQ_LOG: {filter}",
         |_, params, daemon| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
@@ -313,7 +317,7 @@ pub(super) static METHODS: &[Method] = &[
     ),
     change(
         "multipath.message",
-        "tell a multipath disk: {disk, message, path or group}",
+        "send a message to a multipath disk: {disk, message, path or group}",
         |_, params, daemon| {
             let message: Message = of(params)?;
             message.send(daemon)?;

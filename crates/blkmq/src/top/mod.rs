@@ -45,7 +45,7 @@ pub struct TopArgs {
     /// The daemon's control socket, unix:PATH [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run]
     #[arg(long, value_name = "ADDRESS")]
     pub socket: Option<String>,
-    /// Seconds between two looks, 0.1 to 3600
+    /// Seconds between two updates, 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::iostat::interval)]
     pub interval: Duration,
 }

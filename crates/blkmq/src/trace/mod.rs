@@ -47,7 +47,7 @@ pub struct TraceArgs {
     /// Write PREFIX.blktrace.0 and so on, one file for each reactor; - is the standard output
     #[arg(short, long, value_name = "PREFIX", default_value = "trace")]
     pub out: PathBuf,
-    /// End after so many seconds [default: when interrupted]
+    /// End after N seconds [default: when interrupted]
     #[arg(short, long, value_name = "N", value_parser = seconds)]
     pub seconds: Option<Duration>,
     /// The daemon's control socket, unix:PATH [default: as for ctl]
