@@ -1,4 +1,4 @@
-//! Decides which queue a request belongs to: one for each client, priority and kind (synchronous or not)
+//! The queues of the clients: one for each client, priority and kind (synchronous or not)
 //! within a group.
 //! All queues are made at set-up, one for each possible request, so that each client with a request has a
 //! queue. An idle queue keeps the history of its client until another client needs it, the longest idle

@@ -1,4 +1,4 @@
-//! Decides whether there is competition for the drive: work of two groups, or of two clients of one group,
+//! Competition for the drive: work of two groups, or of two clients of one group,
 //! now or a moment ago. `mod` reports which queues are busy, and passes the result to `depth`.
 
 use crate::ids::GroupId;

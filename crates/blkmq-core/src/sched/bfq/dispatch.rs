@@ -1,4 +1,4 @@
-//! Decides which queue may dispatch next, which of its requests, and what the request costs. `turn` decides
+//! Dispatch: which queue comes next, which of its requests, and what the request costs. `turn` decides
 //! this differently where a turn is more than one request.
 
 use super::super::slots::SlotId;

@@ -1,4 +1,4 @@
-//! Decides which of some entities has the smallest tag: a skew heap (Sleator and Tarjan 1986), linked by
+//! A heap of entities by their tags: a skew heap (Sleator and Tarjan 1986), linked by
 //! numbers through a fixed table, so that any number of heaps share the table without memory of their own.
 //! `wf2q` keeps its entities in it.
 //!

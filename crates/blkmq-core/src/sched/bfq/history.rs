@@ -1,4 +1,4 @@
-//! Decides what a client's past predicts: the size of its next budget, whether its requests lie far apart,
+//! What a client's past predicts: the size of its next budget, whether its requests lie far apart,
 //! how soon the next one comes, and whether a user waits for it.
 //! `turn` and `mod` use it; each queue has one.
 

@@ -1,5 +1,5 @@
-//! Decides how long others are held for a group or client that has no request waiting or in flight: as long
-//! as it may return at once.
+//! Idling: others are held for a group or client that has no request waiting or in flight, as long as it may
+//! return at once.
 //! `mod` reports which members come and go, the gate reports when each reactor has answered.
 //!
 //! ```text

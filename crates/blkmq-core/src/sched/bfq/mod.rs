@@ -1,4 +1,4 @@
-//! Decides the order of requests by the shares of their groups and clients: the bfq elevator.
+//! The bfq elevator: requests in the order of the shares of their groups and clients.
 //! The gate's holder calls it (see `sched`). `wf2q` decides whose turn it is, in virtual time; the rest is policy.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Decides how the requests of one queue are found by position: in a treap (Seidel and Aragon 1996) linked
+//! The requests of one queue by position: a treap (Seidel and Aragon 1996) linked
 //! through the slots' numbers. The thousands of queues of an elevator share its table, and an empty queue
 //! needs no memory. `index` is faster, but only for few and large sets.
 

@@ -1,5 +1,5 @@
-//! Decides for which members others are not held: members that could not have their due even if all others
-//! were held.
+//! Probes: they find the members that could not have their due even if all others were held, for which nobody
+//! is held then.
 //! `mod` asks at each hold and in between, reports dispatches and ends, and obeys a probe; `wf2q` passes over the
 //! members named here, and counts the service of each.
 //!

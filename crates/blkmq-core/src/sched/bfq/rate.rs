@@ -1,4 +1,4 @@
-//! Decides the assumed rate of the drive, from completions: it converts the bound on the lead, and the cost
+//! The rate of the drive, from completions: it converts the bound on the lead, and the cost
 //! of requests that move no data, from time to bytes.
 
 use crate::time::{Instant, Nanos};

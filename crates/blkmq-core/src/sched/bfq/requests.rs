@@ -1,5 +1,5 @@
-//! Decides the order of the requests of one queue (by position, but the oldest first once it has waited for
-//! too long), and which of them are merged.
+//! The requests of one queue in their order (by position, but the oldest first once it has waited for too
+//! long), and their merges.
 //! `clients` keeps one such set for each queue; `order` and `slots` hold the requests.
 
 use super::order::{Gap, Order, Root};

@@ -1,4 +1,4 @@
-//! Decides which tunables bfq has: they have the names and units of Linux. They are read at each decision,
+//! The tunables of bfq: they have the names and units of Linux. They are read at each decision,
 //! so a change has effect at once, also on queued requests.
 
 use crate::sched::elevator::TunableError;

@@ -1,5 +1,5 @@
-//! Decides how long one queue has the drive if a turn is a budget of requests and not a single one: on a
-//! drive that seeks, to serve neighbours together, and with `strict_guarantees`.
+//! The turn of one queue, where a turn is a budget of requests and not a single one: on a drive that seeks, to
+//! serve neighbours together, and with `strict_guarantees`.
 //! `mod` asks it for the next request.
 //!
 //! ```text

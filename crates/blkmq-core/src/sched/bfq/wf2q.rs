@@ -1,4 +1,4 @@
-//! Decides whose turn it is, in virtual time alone: hierarchical B-WF2Q+. It knows entities with weights,
+//! Hierarchical B-WF2Q+: whose turn it is, in virtual time alone. It knows entities with weights,
 //! budgets and their service; no clock, no request, no policy.
 //! `mod` asks it for the next leaf, and reports what was dispatched.
 //!

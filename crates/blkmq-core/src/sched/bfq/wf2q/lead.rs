@@ -1,4 +1,4 @@
-//! Decides how far the members of a group may run ahead of each other.
+//! The bound on how far the members of a group may run ahead of each other.
 //! `wf2q` asks before it makes a member eligible; `idling` decides which members are no longer present.
 //!
 //! A member is served only while its start is at most the *bound* ahead of the *floor*, the start of the

@@ -1,5 +1,5 @@
-//! Decides how `probing` reads the trees for a probe, and how members that are passed over leave the floor:
-//! others are not held for them.
+//! What `probing` reads of the trees and changes in them: members that are passed over leave the floor, so
+//! that others are not held for them.
 
 use super::entity::{COUNTS_ALL, Entity, EntityId, State, effective};
 use super::{CLASS_OF_GROUPS, Wf2q};

@@ -1,4 +1,4 @@
-//! Decides which members of one class of one group wait, are eligible or linger, and which one is next.
+//! The members of one class of one group: those that wait, are eligible or linger, and the next one.
 
 use super::super::heap::{Heap, before};
 use super::entity::{BY_FINISH, BY_START, Entity, State};
