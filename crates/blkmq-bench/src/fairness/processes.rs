@@ -137,7 +137,10 @@ fn wait_until_ready<T>(dir: &Scratch, running: &[ScopedJoinHandle<'_, T>]) {
 }
 
 fn load(load: &Load) -> Vec<String> {
-    let rate = (load.rate > 0).then(|| format!("--rate_iops={}", load.rate));
+    let rate = (load.rate > 0).then(|| match 1_000_000 / load.rate {
+        pause_us if pause_us >= SLEEPS_FROM_US => format!("--thinktime={pause_us}us"),
+        _ => format!("--rate_iops={}", load.rate),
+    });
     let options = [
         format!("--rw={}", load.rw()),
         format!("--bs={}", load.block_bytes),
@@ -257,6 +260,8 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 /// measured.
 const SLACK: Duration = Duration::from_millis(300);
 const STEP_MS: u64 = 10;
+/// fio sleeps for pauses from this length on, and spins for shorter ones: then each such tenant burns a processor.
+const SLEEPS_FROM_US: u32 = 5000;
 
 #[cfg(test)]
 mod tests {
