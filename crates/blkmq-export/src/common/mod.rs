@@ -7,6 +7,7 @@
 //! | `owned_path`, `turn` | whose the path of a socket is; daemons that start at the same moment |
 //! | `place` | which addresses are in each other's way, and what keeps one from being opened |
 //! | `descriptors` | which file descriptors a client may send, and who closes the others |
+//! | `life` | what state a client is in, and what happens to it in each |
 //! | `listener` | which reactor serves a client, and how many clients a turn accepts (`pace`) |
 //! | `dialer` | when this daemon connects to a peer that listens for it |
 //! | `admission` | how many connections there may be: in all, of an address, of a group |
@@ -33,6 +34,7 @@ pub(crate) mod dialer;
 mod extents;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod io_flusher;
+pub(crate) mod life;
 pub(crate) mod listener;
 pub(crate) mod log;
 pub(crate) mod lookup;

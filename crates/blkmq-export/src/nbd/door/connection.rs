@@ -25,7 +25,7 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 use rustix::net::sockopt;
 
-use self::moving::Moving;
+use self::moving::Restored;
 use self::secure::Handshake;
 use super::Door;
 use super::receive::Receive;
@@ -33,6 +33,7 @@ use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
 use super::wire::Wire;
 use crate::common::admission::Ticket;
+use crate::common::life::{Event, Life};
 use crate::common::listener::Client;
 use crate::common::log::Log;
 use crate::common::lookup::Asker;
@@ -61,9 +62,6 @@ pub(super) struct Connection {
     heard: Heard,
     /// The place of the connection among those of its disk, once a disk is selected.
     place: Option<Membership>,
-    /// Earlier sessions have to end before the selection is answered; meanwhile nothing is received
-    /// or sent.
-    is_waiting: bool,
     /// Fences, by their slots, and the sessions that have to end for them.
     fences: Vec<(u32, Fenced)>,
     /// A request that waits for memory for its payload.
@@ -81,7 +79,7 @@ pub(super) struct Connection {
     is_polling: bool,
     /// The connection is called again in the next turn.
     comes_again: bool,
-    closing: Closing,
+    life: Life,
     /// The session takes no more until replies are sent.
     is_busy: bool,
     /// Since when the client has taken none of the waiting bytes; since when the same incomplete
@@ -95,28 +93,13 @@ pub(super) struct Connection {
     started_at: Instant,
     /// Where answers to look-ups arrive; set once a disk is selected.
     asker: Option<Arc<Asker>>,
-    /// How far the hand-over to another daemon is.
-    moving: Moving,
     /// Poll results that arrived while the connection was at rest.
     missed: i32,
-    /// Whether the connection was restored; whether writes may be lost of which the client has not
-    /// been told.
-    is_restored: bool,
-    has_losses: bool,
+    /// What another daemon has saved beside the session, until the connection arrives.
+    restored: Option<Restored>,
     door: Arc<Door>,
     ticket: Ticket,
     member: Member,
-}
-
-/// How far the end of a connection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Closing {
-    /// The connection is open.
-    No,
-    /// Nothing is received any more; requests that were begun are finished, and their replies sent.
-    Finishing,
-    /// The peer is gone or has missed a deadline: nothing is sent any more either.
-    Dead,
 }
 
 impl Connection {
@@ -151,7 +134,6 @@ impl Connection {
             disk_use: None,
             heard: Heard::default(),
             place: None,
-            is_waiting: false,
             fences: Vec::new(),
             starved: None,
             filling: None,
@@ -161,7 +143,7 @@ impl Connection {
             is_blocked: false,
             is_polling: false,
             comes_again: false,
-            closing: Closing::No,
+            life: Life::Arriving,
             is_busy: false,
             unread_since: None,
             half_since: None,
@@ -170,10 +152,8 @@ impl Connection {
             half_messages: 0,
             started_at: Instant::default(),
             asker: None,
-            moving: Moving::No,
             missed: 0,
-            is_restored: false,
-            has_losses: false,
+            restored: None,
             door,
             ticket,
             member,
@@ -206,7 +186,7 @@ impl Connection {
             Err(error) => {
                 self.log()
                     .info(now, format_args!("{} lost: {error}", self.name()));
-                self.closing = Closing::Dead;
+                self.life.apply(Event::Lose);
             }
         }
         any_freed
@@ -225,7 +205,7 @@ impl Connection {
     }
 
     fn may_send(&self) -> bool {
-        self.closing < Closing::Dead && !self.is_blocked && !self.is_waiting && self.moving != Moving::AtRest
+        self.life.sends() && !self.is_blocked
     }
 
     fn log(&self) -> &Log {
@@ -245,14 +225,14 @@ impl Connection {
         self.has_left |= result & LEFT != 0;
         if result >= 0 && result & RESET != 0 {
             self.reset(now);
-        } else if self.is_waiting && self.has_left {
+        } else if self.life.is_queued() && self.has_left {
             // The client left before it was let in.
-            self.closing = Closing::Dead;
+            self.life.apply(Event::Lose);
         }
     }
 
     fn poll(&mut self, cx: &mut Cx<'_>) {
-        if !self.is_polling && self.closing == Closing::No && self.moving == Moving::No {
+        if !self.is_polling && matches!(self.life, Life::Queued | Life::Serving) {
             self.is_polling = true;
             cx.ring_client().push_poll(
                 self.wire.socket().as_raw_fd(),
@@ -270,16 +250,17 @@ impl Service for Connection {
         if self.receive.is_missing() {
             let what = format!("{} closed: the system has no memory for it", self.name());
             self.log().warn(cx.now(), format_args!("{what}"));
-            self.closing = Closing::Dead;
+            self.life.apply(Event::Lose);
             self.member.fail(what);
             return;
         }
         self.ticket.arrive(cx.waker());
         self.transmit.note_heads();
         let phase = self.member.arrive(cx.waker());
-        if self.is_restored {
-            return self.take_place(cx);
+        if let Some(restored) = self.restored.take() {
+            return self.take_place(cx, restored);
         }
+        self.life.apply(Event::Serve);
         self.follow(cx, phase);
         self.poll(cx);
         self.take_in(cx);
@@ -291,7 +272,7 @@ impl Service for Connection {
                 POLL_IN => {
                     self.is_polling = completion.has_more();
                     self.is_readable = true;
-                    if self.moving == Moving::AtRest {
+                    if self.life.is_at_rest() {
                         self.missed |= completion.result;
                     } else {
                         self.polled(completion.result, cx.now());
@@ -322,19 +303,19 @@ impl Service for Connection {
     }
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
-        if self.ticket.is_displaced() && self.closing < Closing::Dead {
+        self.follow(cx, self.member.phase());
+        if self.life.is_at_rest() {
+            return;
+        }
+        if self.ticket.is_displaced() && self.life != Life::Gone {
             let what = format_args!("{} closed: others need its place", self.name());
             self.log().info(cx.now(), what);
-            self.closing = Closing::Dead;
-        }
-        self.follow(cx, self.member.phase());
-        if self.moving == Moving::AtRest {
-            return;
+            self.life.apply(Event::Lose);
         }
         self.end_if_fenced(cx.now());
         self.drain_if_withdrawn(cx);
-        if self.is_waiting {
-            self.is_waiting = self.place.as_mut().is_some_and(Membership::must_wait);
+        if self.life.is_queued() && !self.place.as_mut().is_some_and(Membership::must_wait) {
+            self.life.apply(Event::Serve);
         }
         self.end_fences();
         self.take_answers();
@@ -342,13 +323,13 @@ impl Service for Connection {
     }
 
     fn on_timer(&mut self, cx: &mut Cx<'_>) {
-        if self.closing < Closing::Dead
-            && self.moving != Moving::AtRest
+        if self.life != Life::Gone
+            && !self.life.is_at_rest()
             && let Some(reason) = self.too_late(cx.now())
         {
             self.log()
                 .warn(cx.now(), format_args!("{} closed: {reason}", self.name()));
-            self.closing = Closing::Dead;
+            self.life.apply(Event::Lose);
         }
     }
 
@@ -368,10 +349,10 @@ impl Service for Connection {
                 self.take_in(cx);
             }
         }
-        if self.moving == Moving::Stopping {
+        if self.life.is_to_be_saved() {
             self.save_if_at_rest(cx);
         }
-        if self.closing > Closing::No && self.moving != Moving::AtRest {
+        if self.life.is_ending() {
             self.wind_up(cx);
         }
         self.wire.begin_turn();
@@ -381,22 +362,17 @@ impl Service for Connection {
     }
 
     fn busy(&self) -> bool {
-        self.disk.is_some() && self.closing == Closing::No
+        self.disk.is_some() && self.life.is_open()
     }
 
     fn drain(&mut self, cx: &mut Cx<'_>) {
         self.session.shut_down();
         self.draining_since = Some(cx.now());
-        let how = if self.is_waiting {
-            Closing::Dead
-        } else {
-            Closing::Finishing
-        };
-        self.close(cx, how);
+        self.life.apply(Event::Finish);
     }
 
     fn is_finished(&self) -> bool {
-        self.closing > Closing::No && self.is_at_end() && self.moving != Moving::AtRest
+        self.life.is_ending() && self.is_at_end()
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::service::Cx;
 
-use super::{Closing, Connection};
+use super::Connection;
+use crate::common::life::Life;
 
 impl Connection {
     /// Enforces the deadlines: of the handshake, the unread reply and the incomplete message.
@@ -14,7 +15,7 @@ impl Connection {
         self.watch_half_message(cx.now());
         let deadlines = self.deadlines().into_iter().flatten().map(|(at, _)| at);
         match deadlines.min() {
-            Some(at) if self.closing < Closing::Dead => cx.set_timer(at),
+            Some(at) if self.life != Life::Gone => cx.set_timer(at),
             _ => cx.clear_timer(),
         }
     }
@@ -23,7 +24,7 @@ impl Connection {
     /// holds the client back.
     pub(super) fn watch_half_message(&mut self, now: Instant) {
         let is_half = self.filling.is_some() || !self.receive.waiting().is_empty();
-        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked || self.is_waiting;
+        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked || self.life.is_queued();
         if !is_half || held_back {
             self.half_since = None;
         } else if self.half_since.is_none() || self.half_messages != self.messages {

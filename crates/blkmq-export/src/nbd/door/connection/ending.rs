@@ -7,7 +7,8 @@ use blkmq_core::time::Instant;
 use blkmq_host::disk::Use;
 use blkmq_host::service::{Cx, Service};
 
-use super::{CANCEL, Closing, Connection, POLL_IN, POLL_OUT};
+use super::{CANCEL, Connection, POLL_IN, POLL_OUT};
+use crate::common::life::{Event, Life};
 use crate::common::predecessors::Membership;
 
 impl Connection {
@@ -15,7 +16,7 @@ impl Connection {
     /// over another connection, and overwritten since. No more of it is begun.
     #[cold]
     pub(super) fn reset(&mut self, now: Instant) {
-        if self.closing == Closing::No {
+        if self.life.is_open() {
             self.handle_recv(Err(io::ErrorKind::ConnectionReset.into()), now);
         }
     }
@@ -23,25 +24,21 @@ impl Connection {
     /// The client has fenced this connection over another one: nothing more is begun.
     #[cold]
     pub(super) fn end_if_fenced(&mut self, now: Instant) {
-        if self.closing < Closing::Dead && self.place.as_ref().is_some_and(Membership::is_fenced) {
+        if self.life != Life::Gone && self.place.as_ref().is_some_and(Membership::is_fenced) {
             let what = format_args!("{} ended: its client has given it up", self.name());
             self.log().info(now, what);
-            self.closing = Closing::Dead;
+            self.life.apply(Event::Lose);
         }
     }
 
     /// The disk is to be removed: open requests are finished.
     #[cold]
     pub(super) fn drain_if_withdrawn(&mut self, cx: &mut Cx<'_>) {
-        if self.closing == Closing::No && self.disk_use.as_ref().is_some_and(Use::is_to_end) {
+        if self.life.is_open() && self.disk_use.as_ref().is_some_and(Use::is_to_end) {
             let what = format_args!("{} closed: the disk is removed", self.name());
             self.log().info(cx.now(), what);
             self.drain(cx);
         }
-    }
-
-    pub(super) fn close(&mut self, _cx: &mut Cx<'_>, how: Closing) {
-        self.closing = self.closing.max(how);
     }
 
     /// Discards the replies of a dead connection, and a write that will never be whole.
@@ -87,7 +84,7 @@ impl Connection {
     /// Frees what is not needed any more: replies to a dead client, requests that were not begun,
     /// and at last the socket.
     pub(super) fn wind_up(&mut self, cx: &mut Cx<'_>) {
-        if self.closing == Closing::Dead {
+        if self.life == Life::Gone {
             self.forget();
             self.cancel();
             if let Some(asker) = &self.asker {
@@ -113,7 +110,7 @@ impl Connection {
 
     /// Returns whether all open requests are finished and their replies sent, or cannot be sent.
     pub(super) fn is_at_end(&self) -> bool {
-        let is_sent = !self.has_unsent() || self.closing == Closing::Dead && self.transmit.is_empty();
+        let is_sent = !self.has_unsent() || self.life == Life::Gone && self.transmit.is_empty();
         self.slots.len() == 0 && is_sent && self.refused.is_empty()
     }
 }

@@ -10,8 +10,8 @@ use blkmq_host::service::Cx;
 
 use super::super::slots::Slots;
 use super::super::wire::Received;
-use super::moving::Moving;
-use super::{AGAIN, Closing, Connection};
+use super::{AGAIN, Connection};
+use crate::common::life::{self, Life};
 use crate::common::lookup::Asker;
 use crate::common::losses::Heard;
 use crate::common::memory::Account;
@@ -22,24 +22,16 @@ use crate::nbd::session::Event;
 impl Connection {
     /// Receives and judges until the socket is drained or a limit holds the client back.
     pub(super) fn take_in(&mut self, cx: &mut Cx<'_>) {
-        if self.handshake.is_some() && self.closing == Closing::No && self.moving == Moving::No {
+        if self.handshake.is_some() && self.life == Life::Serving {
             self.shake_hands(cx);
         }
-        while self.closing == Closing::No
-            && self.handshake.is_none()
-            && self.refused.is_empty()
-            && !self.is_waiting
-            && self.moving == Moving::No
-        {
+        while self.takes() {
             let held_back = if self.filling.is_some() {
                 false
             } else {
                 self.judge(cx)
             };
-            if held_back || self.closing != Closing::No || !self.refused.is_empty() {
-                return;
-            }
-            if !self.is_readable || self.is_waiting || self.handshake.is_some() {
+            if held_back || !self.takes() || !self.is_readable {
                 return;
             }
             let received = match self.filling {
@@ -51,6 +43,11 @@ impl Connection {
             }
             self.handle_recv(received, cx.now());
         }
+    }
+
+    /// Returns whether messages are taken now.
+    fn takes(&self) -> bool {
+        self.life == Life::Serving && self.handshake.is_none() && self.refused.is_empty()
     }
 
     /// Ends this turn for the benefit of others; the connection continues in the next turn.
@@ -92,15 +89,15 @@ impl Connection {
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => {
                     self.say_missed_tls(cx.now());
-                    self.close(cx, Closing::Finishing);
+                    self.life.apply(life::Event::Finish);
                 }
                 Event::Close(reason) => {
                     self.log()
                         .warn(cx.now(), format_args!("{} closed: {reason}", self.name()));
-                    self.close(cx, Closing::Finishing);
+                    self.life.apply(life::Event::Finish);
                 }
             }
-            if self.closing != Closing::No || !self.refused.is_empty() || self.is_waiting {
+            if !self.takes() {
                 return false;
             }
         }
@@ -110,19 +107,19 @@ impl Connection {
         let Some(disk) = cx.disk_of_number(number) else {
             let what = format_args!("{} closed: the disk that it selects is removed", self.name());
             self.log().info(cx.now(), what);
-            self.closing = Closing::Dead;
+            self.life.apply(life::Event::Lose);
             return;
         };
         if let Err(refusal) = self.ticket.select(disk.tenant) {
             let what = format_args!("{} to {} refused: {refusal}", self.name(), disk.name);
             self.log().warn(cx.now(), what);
-            self.closing = Closing::Dead;
+            self.life.apply(life::Event::Lose);
             return;
         }
         if let Err(refusal) = self.enter(cx, disk) {
             let what = format_args!("{} refused: {refusal}", self.name());
             self.log().warn(cx.now(), what);
-            self.closing = Closing::Dead;
+            self.life.apply(life::Event::Lose);
         }
     }
 
@@ -151,7 +148,9 @@ impl Connection {
         if disk.read_only {
             place.wait_for_nobody();
         }
-        self.is_waiting = place.must_wait();
+        if place.must_wait() {
+            self.life.apply(life::Event::Queue);
+        }
         self.place = Some(place);
         self.disk = Some(disk);
         Ok(())
@@ -223,12 +222,12 @@ impl Connection {
                     self.log().info(now, what);
                 }
                 self.is_readable = false;
-                self.closing = self.closing.max(Closing::Finishing);
+                self.life.apply(life::Event::Finish);
             }
             Err(error) => {
                 self.log()
                     .info(now, format_args!("{} lost: {error}", self.name()));
-                self.closing = Closing::Dead;
+                self.life.apply(life::Event::Lose);
             }
         }
     }

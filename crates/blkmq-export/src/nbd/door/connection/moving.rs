@@ -13,22 +13,21 @@ use blkmq_host::service::Cx;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 
 use super::super::Door;
-use super::{Closing, Connection, SELECTED};
+use super::{Connection, SELECTED};
+use crate::common::life::Event;
 use crate::common::listener::Client;
 use crate::handover::codec::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::handover::{Phase, Saved};
 use crate::nbd::saved::SavedConnection;
 use crate::nbd::session::{Op, Request, Session};
 
-/// How far the hand-over of a connection to another daemon, or from one, is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moving {
-    /// None is under way.
-    No,
-    /// The connection takes no more, and lets open requests end.
-    Stopping,
-    /// The connection has been saved, or is restored and not served yet: nothing is taken or sent.
-    AtRest,
+/// What another daemon has saved of a connection beside its session and its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Restored {
+    /// Nothing more is taken from the client.
+    is_closing: bool,
+    /// Writes may have been lost without the client having been told.
+    has_losses: bool,
 }
 
 impl Connection {
@@ -43,17 +42,16 @@ impl Connection {
         connection.session = session;
         connection.transmit.restore(saved.unsent);
         connection.receive.restore(saved.input);
-        connection.is_restored = true;
-        connection.has_losses = saved.has_losses;
-        if saved.is_closing {
-            connection.closing = Closing::Finishing;
-        }
+        connection.restored = Some(Restored {
+            is_closing: saved.is_closing,
+            has_losses: saved.has_losses,
+        });
         connection
     }
 
     /// Continues where another daemon stopped: takes the place among the connections of the disk,
     /// and is served when all have theirs.
-    pub(super) fn take_place(&mut self, cx: &Cx<'_>) {
+    pub(super) fn take_place(&mut self, cx: &Cx<'_>, restored: Restored) {
         let export = self.session.export().map(|export| export.id.0);
         if let Some(number) = export {
             let Some(disk) = cx.disk_of_number(number) else {
@@ -67,36 +65,35 @@ impl Connection {
             if let Some(place) = &mut self.place {
                 place.wait_for_nobody();
             }
-            self.is_waiting = false;
-            if std::mem::take(&mut self.has_losses)
+            if restored.has_losses
                 && let Some(disk) = &self.disk
             {
                 self.heard.miss(disk);
             }
         }
-        self.moving = Moving::AtRest;
+        self.life.apply(Event::Settle);
+        if restored.is_closing {
+            self.life.apply(Event::Finish);
+        }
         self.member.settle(None);
     }
 
     /// Records whether the connection is to be handed over, is not any more, or has been.
     pub(super) fn follow(&mut self, cx: &mut Cx<'_>, phase: Phase) {
-        match (phase, self.moving) {
-            (Phase::Suspended, Moving::No) => self.moving = Moving::Stopping,
-            (Phase::Suspended, Moving::AtRest) if !self.member.has_settled() => {
-                self.moving = Moving::Stopping
-            }
-            (Phase::Serving, Moving::Stopping | Moving::AtRest) => self.go_on(cx),
-            (Phase::Gone, _) => {
-                self.moving = Moving::No;
-                self.closing = Closing::Dead;
-            }
-            _ => {}
+        let before = self.life;
+        self.life.apply(match phase {
+            Phase::Serving => Event::Resume,
+            Phase::Suspended if before.is_at_rest() && self.member.has_settled() => return,
+            Phase::Suspended => Event::Suspend,
+            Phase::Gone => Event::Leave,
+        });
+        if phase == Phase::Serving && self.life != before {
+            self.go_on(cx);
         }
     }
 
     /// Continues unchanged: what polls reported meanwhile is handled now.
     fn go_on(&mut self, cx: &mut Cx<'_>) {
-        self.moving = Moving::No;
         (self.unread_since, self.half_since) = (None, None);
         self.started_at = cx.now();
         let missed = std::mem::take(&mut self.missed);
@@ -108,11 +105,11 @@ impl Connection {
     pub(super) fn save_if_at_rest(&mut self, cx: &Cx<'_>) {
         let slots = usize::from(self.filling.is_some()) + self.transmit.data_pieces();
         let has_ended = self.slots.len() == slots && self.refused.is_empty() && cx.outstanding() == 0;
-        let is_sent = !self.has_unsent() || self.is_blocked || self.is_waiting;
-        if self.closing == Closing::Dead || !has_ended || !is_sent {
+        let is_sent = !self.has_unsent() || self.is_blocked || self.life.is_queued();
+        if !has_ended || !is_sent {
             return;
         }
-        self.moving = Moving::AtRest;
+        self.life.apply(Event::Settle);
         if self.has_secrets() {
             // No other process has the keys of TLS: the client connects again, to the daemon that
             // continues.
@@ -140,7 +137,7 @@ impl Connection {
             .is_some_and(|disk| self.heard.misses_some(disk));
         SavedConnection {
             session: self.session.save(),
-            is_closing: self.closing > Closing::No,
+            is_closing: !self.life.is_open(),
             has_losses,
             input: self.unbegun_input(),
             unsent: self.transmit.unsent(&self.slots),

@@ -7,8 +7,9 @@ use blkmq_nbd::codec::ErrorCode;
 use blkmq_nbd::codec::reply::Extent;
 
 use super::super::request::{bio, buffer_bytes, error_of, extent};
-use super::{Closing, Connection, SELECTED};
+use super::{Connection, SELECTED};
 use crate::common::buffers::NoMemory;
+use crate::common::life::{Event, Life};
 use crate::common::lookup::{Answer, Question};
 use crate::nbd::session::{Op, Request};
 
@@ -51,7 +52,7 @@ impl Connection {
             NoMemory::OfTheSystem(error) => {
                 let what = format_args!("{} closed: no memory for a request: {error}", self.name());
                 self.log().warn(cx.now(), what);
-                self.closing = Closing::Dead;
+                self.life.apply(Event::Lose);
             }
         }
     }
@@ -133,7 +134,7 @@ impl Connection {
         let slot = self.slots.get(index);
         slot.take_back(&bio);
         let request = slot.request;
-        if bio.status.is_ok() && self.closing < Closing::Dead {
+        if bio.status.is_ok() && self.life != Life::Gone {
             if self.session.replies().has_holes() {
                 slot.look_for_zeroes();
             }

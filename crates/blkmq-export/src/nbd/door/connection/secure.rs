@@ -13,7 +13,8 @@ use blkmq_tls::Stream;
 
 use super::super::handshakes::{Desk, Done};
 use super::super::wire::{self, Received};
-use super::{Closing, Connection};
+use super::Connection;
+use crate::common::life::Event;
 
 /// A handshake under way.
 #[derive(Debug)]
@@ -126,7 +127,7 @@ impl Connection {
         let what = format_args!("{} closed: TLS handshake failed: {why}", self.name());
         self.log().warn(cx.now(), what);
         self.handshake = None;
-        self.closing = Closing::Dead;
+        self.life.apply(Event::Lose);
     }
 
     /// Says whether it is TLS, or about to be: only this process can go on with it then.
