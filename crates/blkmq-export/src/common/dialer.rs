@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::Common;
-use super::listener::{Client, Connect, OpenAddress, Opening};
+use super::listener::{Admitted, Connect, OpenAddress, Opening};
 use super::log::Log;
 use crate::handover::{Member, Phase};
 
@@ -149,7 +149,7 @@ impl Dialer {
             cx.set_timer(cx.now() + PAUSE_MAX);
             return;
         };
-        let connection = (self.connect)(Client {
+        let connection = (self.connect)(Admitted {
             socket,
             is_tcp: false,
             ticket,

@@ -2,23 +2,23 @@
 //! transitions, for all front doors. `client` moves along it, a protocol reads it.
 //!
 //! ```text
-//!                   Queue              Finish                    Lose
-//!            Queued ◄──── Serving ────────────► Quiescing(End) ───────► Gone
-//!   Arriving   │   Serve  ▲ ▲ │
-//!      │       └──────────┘ │ │ Suspend
-//!      │ Serve              │ ▼
-//!      └────────────────────┤ Quiescing(Handover) ── Settle ──► Saved ── Leave ──► Gone
-//!                           │        │ Resume                    │ Resume
-//!                           └────────┴───────────────────────────┘
+//!             Serve             Finish                    Lose
+//!  Arriving ───────► Serving ──────────► Quiescing(End) ───────► Gone
+//!               Queue │ ▲ │                                        ▲
+//!                     ▼ │ │ Suspend                    Settle      │ Leave
+//!              Queued ──┘ └────────► Quiescing(Handover) ───────► Saved
+//!                 Serve   ▲                 │ Resume               │ Resume
+//!                         └─────────────────┴──────────────────────┘
 //! ```
 //!
 //! The drawing shows the way of most clients; [`Life::after`] is the table. A hand-over that fails
-//! leaves a client as it was, so the two states of a hand-over remember it.
+//! leaves a client as it was, so the two states of a hand-over remember that. A client that another
+//! daemon has saved begins as it was saved.
 
 /// The state of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// The client has no place among the others yet: nothing is taken from it or sent to it.
+    /// The client is not on its reactor yet: nothing is taken from it or sent to it.
     Arriving,
     /// The client has selected a disk, and earlier sessions of that disk have to end before the
     /// answer: nothing is taken or sent.
@@ -84,7 +84,6 @@ impl Life {
             (_, Leave) => Gone,
 
             (Arriving, Event::Serve) => Serving,
-            (Arriving, Settle) => Saved(Resume::Serving),
             (Arriving, Finish | Lose) => Gone,
 
             (Queued, Event::Serve) => Serving,
@@ -249,17 +248,17 @@ mod tests {
 
     const TABLE: &str = "
                   Serve             Queue             Finish            Lose              Suspend           Settle            Resume            Leave
-Arriving          Serving           .                 Gone              Gone              .                 Saved(Serving)    .                 Gone
+Arriving          Serving           .                 Gone              Gone              .                 .                 .                 Gone
 Serving           .                 Queued            Ending            Gone              Handover(Serving) .                 .                 Gone
 Gone              .                 .                 .                 .                 .                 .                 .                 .
-Saved(Serving)    .                 .                 Saved(Ending)     Saved(Gone)       Handover(Serving) .                 Serving           Gone
 Queued            Serving           .                 Gone              Gone              Handover(Queued)  .                 .                 Gone
 Ending            .                 .                 .                 Gone              Handover(Ending)  .                 .                 Gone
 Handover(Serving) .                 .                 Handover(Ending)  Gone              .                 Saved(Serving)    Serving           Gone
-Saved(Ending)     .                 .                 .                 Saved(Gone)       Handover(Ending)  .                 Ending            Gone
-Saved(Gone)       .                 .                 .                 .                 Gone              .                 Gone              Gone
 Handover(Queued)  Handover(Serving) .                 Gone              Gone              .                 Saved(Queued)     Queued            Gone
 Handover(Ending)  .                 .                 .                 Gone              .                 Saved(Ending)     Ending            Gone
+Saved(Serving)    .                 .                 Saved(Ending)     Saved(Gone)       Handover(Serving) .                 Serving           Gone
 Saved(Queued)     .                 .                 Saved(Gone)       Saved(Gone)       Handover(Queued)  .                 Queued            Gone
+Saved(Ending)     .                 .                 .                 Saved(Gone)       Handover(Ending)  .                 Ending            Gone
+Saved(Gone)       .                 .                 .                 .                 Gone              .                 Gone              Gone
 ";
 }

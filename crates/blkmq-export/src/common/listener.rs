@@ -29,10 +29,10 @@ use super::socket::Socket;
 use crate::handover::{Member, Phase, Saved};
 
 /// Makes the connection of a client that was admitted.
-pub(crate) type Connect = Box<dyn Fn(Client) -> ServiceFactory + Send>;
+pub(crate) type Connect = Box<dyn Fn(Admitted) -> ServiceFactory + Send>;
 
 /// A client that was admitted.
-pub(crate) struct Client {
+pub(crate) struct Admitted {
     pub(crate) socket: OwnedFd,
     pub(crate) is_tcp: bool,
     /// The client's entry in the counts of connections, as long as it is kept.
@@ -277,7 +277,7 @@ impl Listener {
         let is_tcp = matches!(self.socket, Some(Socket::Tcp(_)));
         let reactor = ReactorId((self.next % cx.reactors()) as u16);
         self.next += 1;
-        let connection = (self.connect)(Client {
+        let connection = (self.connect)(Admitted {
             socket: fd,
             is_tcp,
             ticket,

@@ -7,28 +7,29 @@ use blkmq_host::disk::Disk;
 
 /// The losses that one client has been told of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Heard(u64);
+pub(crate) struct Heard(Option<u64>);
 
 impl Heard {
     /// A client that begins with a disk. It may have written before, over another connection, so it
     /// will be told of losses that nobody has been told of.
     pub(crate) fn new(disk: &Disk) -> Self {
-        Self(disk.losses().told)
+        Self(Some(disk.losses().told))
     }
 
-    /// Records that writes may be lost without the client's knowledge: another daemon reported it.
-    pub(crate) fn miss(&mut self, disk: &Disk) {
-        self.0 = disk.losses().count.wrapping_sub(1);
+    /// A client of another daemon, which reported that writes may be lost without the client's
+    /// knowledge.
+    pub(crate) fn nothing() -> Self {
+        Self(None)
     }
 
     /// Returns whether writes may be lost of which the client has not been told.
     pub(crate) fn misses_some(self, disk: &Disk) -> bool {
-        self.0 != disk.losses().count
+        self.0 != Some(disk.losses().count)
     }
 
     /// Returns the status of a flush for this client, from the status of the flush that it shared.
     pub(crate) fn end_flush(&mut self, disk: &Disk, status: Status) -> Status {
-        let count = disk.losses().count;
+        let count = Some(disk.losses().count);
         if std::mem::replace(&mut self.0, count) == count {
             return status;
         }

@@ -1,13 +1,13 @@
-//! Decides what all front doors share: admission of clients, memory for payload, look-ups of
+//! What all front doors share: the life of a client, admission of clients, memory for payload, look-ups of
 //! allocation, and the number of lines that an address writes to the log.
 //!
 //! | part | decides |
 //! |---|---|
+//! | `client`, `life` | what every client does whatever its protocol, and in which states |
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
 //! | `owned_path`, `turn` | whose the path of a socket is; daemons that start at the same moment |
 //! | `place` | which addresses are in each other's way, and what keeps one from being opened |
 //! | `descriptors` | which file descriptors a client may send, and who closes the others |
-//! | `life` | what state a client is in, and what happens to it in each |
 //! | `listener` | which reactor serves a client, and how many clients a turn accepts (`pace`) |
 //! | `dialer` | when this daemon connects to a peer that listens for it |
 //! | `admission` | how many connections there may be: in all, of an address, of a group |
@@ -19,12 +19,13 @@
 //! | `losses` | which client is told of writes that may be lost |
 //! | `command_ring`, `io_flusher`, `resident`, `touched` | how the kernel sends requests to doors of this host, and that nobody waits for memory then |
 //! | `worker` | which thread does for reactors what may block |
-//! | `log`, `peer` | what is logged of clients, and how they are named |
+//! | `log`, `peer`, `readiness` | what is logged of clients, how they are named, and what their sockets are ready for |
 
 pub(crate) mod address;
 pub(crate) mod admission;
 pub(crate) mod arena;
 pub(crate) mod buffers;
+pub(crate) mod client;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod command_ring;
 mod credentials;
@@ -47,6 +48,7 @@ pub(crate) mod peer;
 pub(crate) mod place;
 mod pool;
 pub(crate) mod predecessors;
+pub(crate) mod readiness;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 mod resident;
 pub(crate) mod socket;

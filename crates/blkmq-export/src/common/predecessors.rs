@@ -75,8 +75,6 @@ pub(crate) enum Refusal {
     NameTaken,
     /// The system cannot watch one more connection.
     Unwatched(io::Error),
-    /// The disk is about to be removed.
-    Removed,
 }
 
 /// One connection, as others see it.
@@ -287,7 +285,6 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NameTaken => f.write_str("another session has its name"),
-            Self::Removed => f.write_str("the disk is removed"),
             Self::Unwatched(error) => write!(f, "the system cannot watch one more connection: {error}"),
         }
     }

@@ -86,7 +86,7 @@ impl FileSystem {
         filesystem.since = saved.since;
         filesystem.opened = AtomicU64::new(saved.opened);
         if saved.has_losses {
-            lock(&filesystem.heard).miss(&filesystem.disk);
+            *lock(&filesystem.heard) = Heard::nothing();
         }
         filesystem
     }

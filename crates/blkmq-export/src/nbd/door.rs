@@ -1,6 +1,5 @@
-//! Decides how the NBD session is connected to sockets: a listener that spreads connections over
-//! the reactors, and a table of exports made from the engine's disks. `connection` decides what a
-//! connection does.
+//! The NBD session on sockets: a listener that spreads connections over the reactors, and a table of
+//! exports made from the engine's disks. `connection` is what one client has of it.
 //!
 //! ```text
 //!  listener ─► connection (on a reactor):  socket ─► receive ─► Session ─► slots ─► bio ─► queue
@@ -26,12 +25,11 @@ use blkmq_host::service::ServiceFactory;
 use blkmq_nbd::identity;
 use blkmq_tls::{FileError, Server, Settings};
 
-use self::connection::Connection;
 use self::handshakes::Handshakes;
 use super::export::{Export, ExportId, ExportTable, Features};
 use super::limits::Limits;
 use super::session::Session;
-use crate::common::listener::{Client, Listener, OpenAddress};
+use crate::common::listener::{Admitted, Listener, OpenAddress};
 use crate::common::log::Log;
 use crate::common::predecessors;
 use crate::common::{AddressLimits, Common, Socket};
@@ -141,9 +139,9 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
     let added = handover.add_door(log.door(), &socket, restorer(&door, address, socket.is_tcp()));
     added.map_err(ServeError::Socket)?;
     let served = Arc::clone(&door);
-    let connect = move |client| -> ServiceFactory {
+    let connect = move |admitted| -> ServiceFactory {
         let door = Arc::clone(&door);
-        Box::new(move || Box::new(Connection::new(client, door)))
+        Box::new(move || Box::new(connection::client(admitted, door)))
     };
     let listener =
         Listener::new(socket, common, address, &log, Box::new(connect)).map_err(ServeError::Socket)?;
@@ -261,7 +259,7 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
             .pop()
             .filter(|_| fds.is_empty())
             .ok_or("one descriptor is needed")?;
-        let client = Client {
+        let admitted = Admitted {
             socket,
             is_tcp,
             ticket: door
@@ -272,7 +270,7 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
             member: Member::new(&door.common.handover),
         };
         if body.is_empty() {
-            return Ok(Box::new(move || Box::new(Connection::new(client, door))));
+            return Ok(Box::new(move || Box::new(connection::client(admitted, door))));
         }
         let saved = SavedConnection::parse(body)?;
         // Made here, so that a mismatch is known at once.
@@ -281,7 +279,7 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
         let mut session = Session::restore(&saved.session, exports, door.limits.clone())?;
         session.offer_tls(offered.tls.mode);
         Ok(Box::new(move || {
-            Box::new(Connection::restored(client, door, session, saved))
+            Box::new(connection::restored(admitted, door, session, saved))
         }))
     })
 }

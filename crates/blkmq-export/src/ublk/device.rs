@@ -150,7 +150,7 @@ impl Device {
 
     /// Records that writes may be lost without the users' knowledge: another daemon reported it.
     pub(super) fn note_losses(&self) {
-        lock(&self.heard).miss(&self.disk);
+        *lock(&self.heard) = Heard::nothing();
     }
 
     pub(super) fn is_ours(&self) -> bool {

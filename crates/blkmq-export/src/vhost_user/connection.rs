@@ -26,7 +26,7 @@ use super::queue::Queue;
 use crate::common::admission::Ticket;
 use crate::common::descriptors;
 use crate::common::dialer::{Dialed, Held};
-use crate::common::listener::Client;
+use crate::common::listener::Admitted;
 use crate::common::log::Log;
 use crate::common::peer::peer;
 use crate::common::predecessors::{Disks, Membership};
@@ -85,7 +85,7 @@ pub(super) struct Shared {
 }
 
 impl Connection {
-    pub(super) fn new(client: Client, disk: Disk, shared: Shared) -> Self {
+    pub(super) fn new(client: Admitted, disk: Disk, shared: Shared) -> Self {
         let Shared {
             disks,
             log,

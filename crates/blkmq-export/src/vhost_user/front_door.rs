@@ -18,7 +18,7 @@ use super::connection::{Connection, Shared};
 use super::saved::SavedFrontEnd;
 use super::{signal, unmap};
 use crate::common::dialer::Dialer;
-use crate::common::listener::{Client, Connect, Listener, OpenAddress};
+use crate::common::listener::{Admitted, Connect, Listener, OpenAddress};
 use crate::common::log::Log;
 use crate::common::{self, AddressError, AddressLimits, Common, OpenError, Socket};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
@@ -266,7 +266,7 @@ fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) ->
         if fds.is_empty() {
             return Err("a descriptor is needed".into());
         }
-        let client = Client {
+        let client = Admitted {
             socket: fds.remove(0),
             is_tcp: false,
             ticket: common

@@ -13,7 +13,7 @@ use super::super::descriptors::Descriptors;
 use super::super::device::{Device, Touched};
 use super::super::saved::SavedFrontEnd;
 use super::{Connection, Shared};
-use crate::common::listener::Client;
+use crate::common::listener::Admitted;
 use crate::handover::codec::FDS_MAX;
 use crate::handover::{Phase, Saved};
 
@@ -34,7 +34,7 @@ type Refusal = Box<dyn std::error::Error + Send + Sync>;
 impl Connection {
     /// Continues a front end that another daemon has saved.
     pub(in super::super) fn restored(
-        client: Client,
+        client: Admitted,
         device: Device,
         shared: Shared,
         saved: SavedFrontEnd,

@@ -1,46 +1,64 @@
-//! Decides which client is too late: with the selection of an export, with taking a reply, with the
-//! rest of a request, or with the end.
+//! When a client is too late: with the selection of an export, with taking a reply, with the rest of
+//! a request, or with the end. `Client` asks after each batch, and when the time has come.
 
 use std::time::Duration;
 
 use blkmq_core::time::{Instant, Nanos};
-use blkmq_host::service::Cx;
 
-use super::Connection;
-use crate::common::life::Life;
+use super::{Connection, NbdClient};
+use crate::nbd::limits::Limits;
 
-impl Connection {
-    /// Enforces the deadlines: of the handshake, the unread reply and the incomplete message.
-    pub(super) fn watch_time(&mut self, cx: &mut Cx<'_>) {
-        self.watch_half_message(cx.now());
-        let deadlines = self.deadlines().into_iter().flatten().map(|(at, _)| at);
-        match deadlines.min() {
-            Some(at) if self.life != Life::Gone => cx.set_timer(at),
-            _ => cx.clear_timer(),
-        }
+/// Since when a client has kept the server waiting.
+#[derive(Debug, Default)]
+pub(super) struct Deadlines {
+    /// It arrived, or continued.
+    pub(super) started_at: Instant,
+    /// It has taken none of the waiting bytes.
+    pub(super) unread_since: Option<Instant>,
+    /// The same incomplete message has waited.
+    half: Option<Half>,
+    /// The engine shuts down.
+    pub(super) draining_since: Option<Instant>,
+    /// Messages that were taken whole.
+    pub(super) messages: u64,
+}
+
+/// An incomplete message.
+#[derive(Clone, Copy, Debug)]
+struct Half {
+    since: Instant,
+    /// Messages before it.
+    messages: u64,
+}
+
+impl Deadlines {
+    /// All times begin anew.
+    pub(super) fn restart(&mut self, now: Instant) {
+        (self.unread_since, self.half) = (None, None);
+        self.started_at = now;
     }
 
-    /// Records since when an incomplete message waits for its rest. Not while the server itself
-    /// holds the client back.
-    pub(super) fn watch_half_message(&mut self, now: Instant) {
-        let is_half = self.filling.is_some() || !self.receive.waiting().is_empty();
-        let held_back = self.is_busy || !self.refused.is_empty() || self.is_blocked || self.life.is_queued();
-        if !is_half || held_back {
-            self.half_since = None;
-        } else if self.half_since.is_none() || self.half_messages != self.messages {
-            self.half_since = Some(now);
-            self.half_messages = self.messages;
-        }
+    /// Records whether the rest of a message is waited for.
+    fn watch_half_message(&mut self, now: Instant, is_half: bool) {
+        let messages = self.messages;
+        self.half = match self.half {
+            _ if !is_half => None,
+            Some(half) if half.messages == messages => Some(half),
+            _ => Some(Half { since: now, messages }),
+        };
     }
 
-    /// The deadlines that run, each with the message for the log when it has passed.
-    pub(super) fn deadlines(&self) -> [Option<(Instant, &'static str)>; 4] {
-        let limits = &self.door.limits;
+    /// The deadline that comes first, with the message for the log when it has passed.
+    fn first(
+        &self,
+        limits: &Limits,
+        is_negotiating: bool,
+        is_blocked: bool,
+    ) -> Option<(Instant, &'static str)> {
         let of = |since: Option<Instant>, limit, reason| since.map(|since| (after(since, limit), reason));
-        let negotiating = self.session.is_negotiating().then_some(self.started_at);
-        [
+        let deadlines = [
             of(
-                negotiating,
+                is_negotiating.then_some(self.started_at),
                 limits.handshake_deadline,
                 "no export was selected in time (handshake_deadline)",
             ),
@@ -50,21 +68,39 @@ impl Connection {
                 "replies were not read in time (unread_reply_deadline)",
             ),
             of(
-                self.half_since,
+                self.half.map(|half| half.since),
                 limits.half_request_deadline,
                 "the rest of a request did not come in time (half_request_deadline)",
             ),
             of(
-                self.draining_since.filter(|_| self.is_blocked),
+                self.draining_since.filter(|_| is_blocked),
                 DRAIN_GRACE,
                 "replies were not read in time before the shutdown",
             ),
-        ]
+        ];
+        deadlines.into_iter().flatten().min_by_key(|(at, _)| *at)
     }
+}
 
-    pub(super) fn too_late(&self, now: Instant) -> Option<&'static str> {
-        let past = self.deadlines().into_iter().flatten().find(|(at, _)| *at <= now);
-        past.map(|(_, reason)| reason)
+impl NbdClient {
+    /// The next deadline. That of an incomplete message does not run while the server itself holds
+    /// the client back.
+    pub(super) fn next_deadline(&mut self, now: Instant) -> Option<(Instant, &'static str)> {
+        let held_back = !self.refused.is_empty() || self.life.is_queued();
+        let Connection {
+            deadlines,
+            intake,
+            receive,
+            readiness,
+            session,
+            door,
+            ..
+        } = &mut self.protocol;
+        let is_blocked = readiness.is_blocked();
+        let is_half = intake.is_payload() || !receive.waiting().is_empty();
+        let held_back = held_back || intake.is_held_back() || is_blocked;
+        deadlines.watch_half_message(now, is_half && !held_back);
+        deadlines.first(&door.limits, session.is_negotiating(), is_blocked)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Decides how much a connection receives in one turn, and what the bytes become: the selection of
-//! an export, requests, payload, the end. `requests` handles the decoded requests.
+//! How much a connection receives in one turn, and what the bytes become: the selection of an export,
+//! requests, payload, the end. `requests` handles the decoded requests.
 
 use std::io;
 use std::sync::Arc;
@@ -10,33 +10,67 @@ use blkmq_host::service::Cx;
 
 use super::super::slots::Slots;
 use super::super::wire::Received;
-use super::{AGAIN, Connection};
+use super::{Connection, NbdClient};
 use crate::common::life::{self, Life};
 use crate::common::lookup::Asker;
 use crate::common::losses::Heard;
 use crate::common::memory::Account;
-use crate::common::predecessors::Refusal;
 use crate::common::predecessors::SessionName;
-use crate::nbd::session::Event;
+use crate::common::readiness::Presence;
+use crate::nbd::session::{Event, Request};
 
-impl Connection {
-    /// Receives and judges until the socket is drained or a limit holds the client back.
-    pub(super) fn take_in(&mut self, cx: &mut Cx<'_>) {
-        if self.handshake.is_some() && self.life == Life::Serving {
+/// What comes next from the client.
+#[derive(Debug)]
+pub(super) enum Intake {
+    /// A message.
+    Message,
+    /// A message, when replies have been sent.
+    Held,
+    /// A request that waits for memory for its payload.
+    Starved(Request),
+    /// The rest of a write's payload: the write's slot, and how many bytes have arrived.
+    Payload { slot: u32, filled: usize },
+}
+
+/// What the next message needs before it can be decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    Nothing,
+    /// Bytes from the client.
+    Bytes,
+    /// Memory, or that replies are sent, or something else that the client's bytes do not bring.
+    Room,
+}
+
+impl Intake {
+    /// Returns whether the payload of a write is being received.
+    pub(super) fn is_payload(&self) -> bool {
+        matches!(self, Self::Payload { .. })
+    }
+
+    /// Returns whether the server takes nothing more for now.
+    pub(super) fn is_held_back(&self) -> bool {
+        matches!(self, Self::Held | Self::Starved(_))
+    }
+}
+
+impl NbdClient {
+    /// Receives and decodes until the socket is drained or a limit holds the client back.
+    pub(super) fn receive_requests(&mut self, cx: &mut Cx<'_>) {
+        if self.protocol.handshake.is_some() && self.life == Life::Serving {
             self.shake_hands(cx);
         }
         while self.takes() {
-            let held_back = if self.filling.is_some() {
-                false
-            } else {
-                self.judge(cx)
+            let needs = match self.protocol.intake {
+                Intake::Payload { .. } => Needs::Bytes,
+                _ => self.decode(cx),
             };
-            if held_back || !self.takes() || !self.is_readable {
+            if needs == Needs::Room || !self.takes() || !self.protocol.readiness.is_readable {
                 return;
             }
-            let received = match self.filling {
-                Some((slot, filled)) => self.fill_payload(cx, slot, filled),
-                None => self.receive.fill(&mut self.wire),
+            let received = match self.protocol.intake {
+                Intake::Payload { slot, filled } => self.fill_payload(cx, slot, filled),
+                _ => self.protocol.receive.fill(&mut self.protocol.wire),
             };
             if matches!(received, Ok(Received::Enough)) {
                 return self.come_again(cx);
@@ -47,186 +81,185 @@ impl Connection {
 
     /// Returns whether messages are taken now.
     fn takes(&self) -> bool {
-        self.life == Life::Serving && self.handshake.is_none() && self.refused.is_empty()
+        self.life == Life::Serving && self.protocol.handshake.is_none() && self.refused.is_empty()
     }
 
-    /// Ends this turn for the benefit of others; the connection continues in the next turn.
-    pub(super) fn come_again(&mut self, cx: &mut Cx<'_>) {
-        if !std::mem::replace(&mut self.comes_again, true) {
-            cx.ring_client().push_nop(AGAIN);
+    /// Decodes what was received, and begins the requests in it, as far as they need nothing.
+    fn decode(&mut self, cx: &mut Cx<'_>) -> Needs {
+        if let Intake::Starved(request) = std::mem::replace(&mut self.protocol.intake, Intake::Message) {
+            let needs = self.begin(cx, request);
+            if needs != Needs::Nothing {
+                return needs;
+            }
         }
-    }
-
-    /// Judges what was received. Returns whether the session can take no more until replies are
-    /// sent.
-    pub(super) fn judge(&mut self, cx: &mut Cx<'_>) -> bool {
-        self.is_busy = false;
-        if let Some(request) = self.starved.take()
-            && (!self.begin(cx, request) || !self.refused.is_empty())
-        {
-            return self.starved.is_some();
-        }
-        loop {
-            let step = self
-                .session
-                .receive(self.receive.waiting(), &mut self.transmit.heads);
-            self.transmit.note_heads();
-            self.receive.consume(step.consumed);
-            self.messages += u64::from(step.consumed > 0);
+        while self.takes() {
+            let Connection {
+                session,
+                receive,
+                transmit,
+                deadlines,
+                ..
+            } = &mut self.protocol;
+            let step = session.receive(receive.waiting(), &mut transmit.heads);
+            transmit.note_heads();
+            receive.consume(step.consumed);
+            deadlines.messages += u64::from(step.consumed > 0);
             match step.event {
-                Event::NeedMore => return false,
+                Event::NeedMore => return Needs::Bytes,
                 Event::Busy => {
-                    self.is_busy = true;
-                    return true;
+                    self.protocol.intake = Intake::Held;
+                    return Needs::Room;
                 }
                 Event::Request(request) | Event::Write(request) => {
-                    if !self.begin(cx, request) {
-                        return self.starved.is_some();
+                    let needs = self.begin(cx, request);
+                    if needs != Needs::Nothing {
+                        return needs;
                     }
                 }
-                Event::StartTls => return self.start_tls(cx),
-                Event::Selected(export) => self.select(cx, export.id.0),
+                Event::StartTls => self.start_tls(cx),
+                Event::Selected(export) => self.select_export(cx, export.id.0),
                 Event::Refused(refused) => tracing::debug!("nbd: {refused:?}"),
                 Event::Disconnect => {
                     self.say_missed_tls(cx.now());
                     self.life.apply(life::Event::Finish);
                 }
                 Event::Close(reason) => {
-                    self.log()
-                        .warn(cx.now(), format_args!("{} closed: {reason}", self.name()));
+                    self.warn(cx.now(), format_args!("closed: {reason}"));
                     self.life.apply(life::Event::Finish);
                 }
             }
-            if !self.takes() {
-                return false;
-            }
         }
+        Needs::Room
     }
 
-    pub(super) fn select(&mut self, cx: &Cx<'_>, number: u32) {
+    fn select_export(&mut self, cx: &Cx<'_>, number: u32) {
         let Some(disk) = cx.disk_of_number(number) else {
-            let what = format_args!("{} closed: the disk that it selects is removed", self.name());
-            self.log().info(cx.now(), what);
-            self.life.apply(life::Event::Lose);
-            return;
+            self.info(
+                cx.now(),
+                format_args!("closed: the disk that it selects is removed"),
+            );
+            return self.life.apply(life::Event::Lose);
         };
-        if let Err(refusal) = self.ticket.select(disk.tenant) {
-            let what = format_args!("{} to {} refused: {refusal}", self.name(), disk.name);
-            self.log().warn(cx.now(), what);
-            self.life.apply(life::Event::Lose);
-            return;
-        }
-        if let Err(refusal) = self.enter(cx, disk) {
-            let what = format_args!("{} refused: {refusal}", self.name());
-            self.log().warn(cx.now(), what);
+        let name = disk.name.clone();
+        if let Err(refusal) = self.select_disk(cx, disk) {
+            self.warn(cx.now(), format_args!("to {name} refused: {refusal}"));
             self.life.apply(life::Event::Lose);
         }
     }
 
-    /// Takes the place of the connection among those of a disk.
+    /// Selects a disk, with what its requests need.
     ///
     /// # Errors
-    /// The place is refused.
-    pub(super) fn enter(&mut self, cx: &Cx<'_>, disk: Disk) -> Result<(), Refusal> {
-        self.disk_use = disk.users.enter(cx.waker());
-        if self.disk_use.is_none() {
-            return Err(Refusal::Removed);
-        }
-        self.member.select(&disk.name);
-        let memory = Arc::clone(&self.door.common.memory);
-        let account = Account::new(memory, disk.tenant, cx.waker());
-        self.slots.set_account(account, disk.limits.leaves_buffers);
-        self.heard = Heard::new(&disk);
-        self.asker = Some(Arc::new(Asker::new(cx.waker())));
-        let disks = &self.door.shared.disks;
-        let name = self.session.name().map(|name| SessionName {
+    /// Why the client may not have it.
+    pub(super) fn select_disk(&mut self, cx: &Cx<'_>, disk: Disk) -> Result<(), String> {
+        self.select(cx, &disk)?;
+        let Connection {
+            door,
+            slots,
+            session,
+            wire,
+            ..
+        } = &mut self.protocol;
+        let account = Account::new(Arc::clone(&door.common.memory), disk.tenant, cx.waker());
+        slots.set_account(account, disk.limits.leaves_buffers);
+        let name = session.name().map(|name| SessionName {
             client: name.client,
             number: name.number,
         });
-        let mut place = disks.enter(disk.number, self.wire.socket(), name, &cx.waker())?;
-        // A client that could write nothing leaves nothing to wait for.
-        if disk.read_only {
-            place.wait_for_nobody();
-        }
-        if place.must_wait() {
-            self.life.apply(life::Event::Queue);
-        }
-        self.place = Some(place);
+        let (door, socket) = (Arc::clone(door), Arc::clone(wire.socket()));
+        self.enter(cx, &disk, &door.shared.disks, (&socket, name))
+            .map_err(|refusal| refusal.to_string())?;
+        self.protocol.heard.get_or_insert_with(|| Heard::new(&disk));
+        self.protocol.asker = Some(Arc::new(Asker::new(cx.waker())));
         self.disk = Some(disk);
         Ok(())
     }
 
-    /// Takes the received part of a write's payload. Returns whether the payload is whole, and so
-    /// submitted.
-    pub(super) fn take_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> bool {
-        let Self { slots, receive, .. } = self;
-        let mut all = filled;
+    /// Takes the received part of a write's payload, and submits the write if that is all of it.
+    pub(super) fn take_payload(&mut self, cx: &mut Cx<'_>, slot: u32) -> Needs {
+        let Connection { slots, receive, .. } = &mut self.protocol;
+        let mut filled = 0;
         loop {
-            let rest = rest_of_payload(slots, slot, all);
-            let bytes = receive.move_into(rest);
-            all += bytes;
-            if bytes == 0 {
-                break;
+            let rest = rest_of_payload(slots, slot, filled);
+            match receive.move_into(rest) {
+                0 => break,
+                bytes => filled += bytes,
             }
         }
-        self.payload_came(cx, slot, filled, all - filled)
+        self.payload_came(cx, (slot, 0), filled)
     }
 
     /// Receives the rest of a write's payload straight into its buffer.
-    pub(super) fn fill_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> io::Result<Received> {
-        let rest = rest_of_payload(&mut self.slots, slot, filled);
-        let received = self.receive.receive_into(&mut self.wire, rest)?;
+    fn fill_payload(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize) -> io::Result<Received> {
+        let Connection {
+            slots, receive, wire, ..
+        } = &mut self.protocol;
+        let rest = rest_of_payload(slots, slot, filled);
+        let received = receive.receive_into(wire, rest)?;
         if let Received::Full(bytes) | Received::Drained(bytes) = received {
-            self.payload_came(cx, slot, filled, bytes);
+            self.payload_came(cx, (slot, filled), bytes);
         }
         Ok(received)
     }
 
-    pub(super) fn payload_came(&mut self, cx: &mut Cx<'_>, slot: u32, filled: usize, bytes: usize) -> bool {
-        self.session.payload_taken(bytes as u64);
-        let request = self.slots.get(slot).request;
+    /// More of a write's payload has come.
+    fn payload_came(&mut self, cx: &mut Cx<'_>, (slot, filled): (u32, usize), bytes: usize) -> Needs {
+        let connection = &mut self.protocol;
+        connection.session.payload_taken(bytes as u64);
         let filled = filled + bytes;
-        let is_whole = filled as u64 == request.length;
-        self.filling = (!is_whole).then_some((slot, filled));
-        if is_whole {
-            self.messages += 1;
-            self.submit(cx, slot);
+        if filled as u64 != connection.slots.get(slot).request.length {
+            connection.intake = Intake::Payload { slot, filled };
+            return Needs::Bytes;
         }
-        is_whole
+        connection.intake = Intake::Message;
+        connection.deadlines.messages += 1;
+        self.submit_request(cx, slot);
+        Needs::Nothing
     }
 
     /// Logs at the end of a connection that its client never started the TLS that it needs here.
     fn say_missed_tls(&self, now: Instant) {
-        if self.session.has_missed_tls() {
-            let what = format_args!("{} closed: it needs TLS here, and did not start it", self.name());
-            self.log().warn(now, what);
+        if self.protocol.session.has_missed_tls() {
+            self.warn(
+                now,
+                format_args!("closed: it needs TLS here, and did not start it"),
+            );
         }
     }
 
     /// Handles what the socket reported.
     pub(super) fn handle_recv(&mut self, received: io::Result<Received>, now: Instant) {
+        let Connection {
+            readiness,
+            receive,
+            intake,
+            ..
+        } = &mut self.protocol;
         match received {
             Ok(Received::Full(_) | Received::Enough) => {}
             // A poll reports what comes later; but an end that came together with these bytes has
             // already been reported.
-            Ok(Received::Drained(_)) => self.is_readable = self.has_left,
-            Ok(Received::Nothing) => self.is_readable = false,
+            Ok(Received::Drained(_)) => {
+                readiness.is_readable = readiness.presence() != Presence::Present;
+            }
+            Ok(Received::Nothing) => readiness.is_readable = false,
             Ok(Received::End) => {
+                readiness.is_readable = false;
+                let is_between = receive.waiting().is_empty() && !intake.is_payload();
                 self.say_missed_tls(now);
-                let is_between = self.receive.waiting().is_empty() && self.filling.is_none();
                 if !is_between {
                     if cfg!(blkmq_mutant = "descriptor_leak") {
-                        std::mem::forget(Arc::clone(self.wire.socket()));
+                        std::mem::forget(Arc::clone(self.protocol.wire.socket()));
                     }
-                    let what = format_args!("{}: the client left in the middle of a message", self.name());
-                    self.log().info(now, what);
+                    self.info(
+                        now,
+                        format_args!("ended: the client left in the middle of a message"),
+                    );
                 }
-                self.is_readable = false;
                 self.life.apply(life::Event::Finish);
             }
             Err(error) => {
-                self.log()
-                    .info(now, format_args!("{} lost: {error}", self.name()));
+                self.info(now, format_args!("lost: {error}"));
                 self.life.apply(life::Event::Lose);
             }
         }

@@ -1,7 +1,5 @@
-//! Decides how a connection is handed over to another daemon. It stops taking requests, lets those
-//! in flight end, and saves the state that its successor needs; then it continues unchanged, or
-//! closes its socket silently. The code that restores a connection saved by another daemon is here
-//! too.
+//! What another daemon needs to continue a connection, and how a connection that another daemon has
+//! saved is restored. `Client` has the steps of a hand-over.
 //!
 //! A request that has not arrived whole, or waits for memory, is handed over as the bytes in which
 //! it came, in front of those that were not decoded. So a successor need not know of requests: it
@@ -13,151 +11,100 @@ use blkmq_host::service::Cx;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 
 use super::super::Door;
-use super::{Connection, SELECTED};
-use crate::common::life::Event;
-use crate::common::listener::Client;
+use super::intake::Intake;
+use super::{Connection, NbdClient, SELECTED};
+use crate::common::life::{Life, Resume};
+use crate::common::listener::Admitted;
+use crate::common::losses::Heard;
+use crate::handover::Saved;
 use crate::handover::codec::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
-use crate::handover::{Phase, Saved};
 use crate::nbd::saved::SavedConnection;
 use crate::nbd::session::{Op, Request, Session};
 
-/// What another daemon has saved of a connection beside its session and its bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Restored {
-    /// Nothing more is taken from the client.
-    is_closing: bool,
-    /// Writes may have been lost without the client having been told.
-    has_losses: bool,
+/// Makes the client that continues a connection saved by another daemon.
+pub(in super::super) fn restored(
+    admitted: Admitted,
+    door: Arc<Door>,
+    session: Session,
+    saved: SavedConnection,
+) -> NbdClient {
+    let mut client = super::client(admitted, door);
+    client.life = Life::Saved(match saved.is_closing {
+        true => Resume::Ending,
+        false => Resume::Serving,
+    });
+    let connection = &mut client.protocol;
+    connection.session = session;
+    connection.transmit.restore(saved.unsent);
+    connection.receive.restore(saved.input);
+    connection.heard = saved.has_losses.then(Heard::nothing);
+    client
+}
+
+impl NbdClient {
+    /// Selects the disk of a session that has one: another daemon has begun it.
+    ///
+    /// # Errors
+    /// Why the client may not have it.
+    pub(super) fn reselect(&mut self, cx: &Cx<'_>) -> Result<(), String> {
+        let Some(export) = self.protocol.session.export() else {
+            return Ok(());
+        };
+        let disk = cx.disk_of_number(export.id.0).ok_or("its disk is removed")?;
+        self.select_disk(cx, disk)
+    }
+
+    /// What another daemon needs to continue the connection. No other process has the keys of TLS:
+    /// such a client connects again, to the daemon that continues.
+    ///
+    /// # Errors
+    /// More bytes are on their way than can be handed over.
+    pub(super) fn save(&mut self) -> Result<Option<Saved>, String> {
+        let has_losses = match (&self.disk, self.protocol.heard) {
+            (Some(disk), Some(heard)) => heard.misses_some(disk),
+            _ => false,
+        };
+        let is_closing = !self.life.is_open();
+        let connection = &mut self.protocol;
+        if connection.has_secrets() {
+            return Ok(None);
+        }
+        let saved = SavedConnection {
+            session: connection.session.save(),
+            is_closing,
+            has_losses,
+            input: connection.unbegun_input(),
+            unsent: connection.transmit.unsent(&connection.slots),
+        };
+        let bytes = saved.input.len() + saved.unsent.len();
+        if bytes > BODY_BYTES_MAX - 2 * TEXT_BYTES_MAX {
+            return Err(format!("{bytes} bytes are on their way"));
+        }
+        Ok(Some(Saved {
+            door: connection.door.log.door(),
+            address: connection.door.address.clone(),
+            body: saved.bytes(),
+            fds: vec![Arc::clone(connection.wire.socket())],
+        }))
+    }
 }
 
 impl Connection {
-    /// Continues a connection that another daemon has saved.
-    pub(in super::super) fn restored(
-        client: Client,
-        door: Arc<Door>,
-        session: Session,
-        saved: SavedConnection,
-    ) -> Self {
-        let mut connection = Self::new(client, door);
-        connection.session = session;
-        connection.transmit.restore(saved.unsent);
-        connection.receive.restore(saved.input);
-        connection.restored = Some(Restored {
-            is_closing: saved.is_closing,
-            has_losses: saved.has_losses,
-        });
-        connection
-    }
-
-    /// Continues where another daemon stopped: takes the place among the connections of the disk,
-    /// and is served when all have theirs.
-    pub(super) fn take_place(&mut self, cx: &Cx<'_>, restored: Restored) {
-        let export = self.session.export().map(|export| export.id.0);
-        if let Some(number) = export {
-            let Some(disk) = cx.disk_of_number(number) else {
-                return self.member.fail(format!("{}: its disk is removed", self.name()));
-            };
-            self.ticket.reselect(disk.tenant);
-            if let Err(refusal) = self.enter(cx, disk) {
-                return self.member.fail(format!("{}: {refusal}", self.name()));
-            }
-            // All requests of other connections ended before they were handed over.
-            if let Some(place) = &mut self.place {
-                place.wait_for_nobody();
-            }
-            if restored.has_losses
-                && let Some(disk) = &self.disk
-            {
-                self.heard.miss(disk);
-            }
-        }
-        self.life.apply(Event::Settle);
-        if restored.is_closing {
-            self.life.apply(Event::Finish);
-        }
-        self.member.settle(None);
-    }
-
-    /// Records whether the connection is to be handed over, is not any more, or has been.
-    pub(super) fn follow(&mut self, cx: &mut Cx<'_>, phase: Phase) {
-        let before = self.life;
-        self.life.apply(match phase {
-            Phase::Serving => Event::Resume,
-            Phase::Suspended if before.is_at_rest() && self.member.has_settled() => return,
-            Phase::Suspended => Event::Suspend,
-            Phase::Gone => Event::Leave,
-        });
-        if phase == Phase::Serving && self.life != before {
-            self.go_on(cx);
-        }
-    }
-
-    /// Continues unchanged: what polls reported meanwhile is handled now.
-    fn go_on(&mut self, cx: &mut Cx<'_>) {
-        (self.unread_since, self.half_since) = (None, None);
-        self.started_at = cx.now();
-        let missed = std::mem::take(&mut self.missed);
-        self.polled(missed, cx.now());
-        self.poll(cx);
-    }
-
-    /// Saves the connection, if all open requests have ended and nothing more can be sent now.
-    pub(super) fn save_if_at_rest(&mut self, cx: &Cx<'_>) {
-        let slots = usize::from(self.filling.is_some()) + self.transmit.data_pieces();
-        let has_ended = self.slots.len() == slots && self.refused.is_empty() && cx.outstanding() == 0;
-        let is_sent = !self.has_unsent() || self.is_blocked || self.life.is_queued();
-        if !has_ended || !is_sent {
-            return;
-        }
-        self.life.apply(Event::Settle);
-        if self.has_secrets() {
-            // No other process has the keys of TLS: the client connects again, to the daemon that
-            // continues.
-            return self.member.settle(None);
-        }
-        let saved = self.save();
-        if saved.input.len() + saved.unsent.len() > BODY_BYTES_MAX - 2 * TEXT_BYTES_MAX {
-            let bytes = saved.input.len() + saved.unsent.len();
-            return self
-                .member
-                .fail(format!("{}: {bytes} bytes are on their way", self.name()));
-        }
-        self.member.settle(Some(Saved {
-            door: self.door.log.door(),
-            address: self.door.address.clone(),
-            body: saved.bytes(),
-            fds: vec![Arc::clone(self.wire.socket())],
-        }));
-    }
-
-    fn save(&mut self) -> SavedConnection {
-        let has_losses = self
-            .disk
-            .as_ref()
-            .is_some_and(|disk| self.heard.misses_some(disk));
-        SavedConnection {
-            session: self.session.save(),
-            is_closing: !self.life.is_open(),
-            has_losses,
-            input: self.unbegun_input(),
-            unsent: self.transmit.unsent(&self.slots),
-        }
-    }
-
     /// The client's bytes, from the first request on that has not arrived whole.
     fn unbegun_input(&mut self) -> Vec<u8> {
         let mut input = Vec::new();
         let style = self.session.style();
-        if let Some(request) = &self.starved {
-            header(request).write(style, &mut input);
-        }
-        if let Some((slot, filled)) = self.filling {
-            let slot = self.slots.get(slot);
-            header(&slot.request).write(style, &mut input);
-            let payload = slot.payload.as_ref().expect(SELECTED);
-            payload
-                .slices(0..filled)
-                .for_each(|piece| input.extend_from_slice(piece));
+        match &self.intake {
+            Intake::Message | Intake::Held => {}
+            Intake::Starved(request) => header(request).write(style, &mut input),
+            Intake::Payload { slot, filled } => {
+                let slot = self.slots.get(*slot);
+                header(&slot.request).write(style, &mut input);
+                let payload = slot.payload.as_ref().expect(SELECTED);
+                payload
+                    .slices(0..*filled)
+                    .for_each(|piece| input.extend_from_slice(piece));
+            }
         }
         self.receive.append_waiting_to(&mut input);
         input

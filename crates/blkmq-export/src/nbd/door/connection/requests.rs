@@ -1,5 +1,5 @@
-//! Decides what becomes of a request: submit, look-up, wait, and at last the reply. `intake` passes
-//! requests here.
+//! What becomes of a request: submit, look-up, wait, and at last the reply. `intake` passes requests
+//! here.
 
 use blkmq_core::bio::{Bio, Status};
 use blkmq_host::service::Cx;
@@ -7,79 +7,144 @@ use blkmq_nbd::codec::ErrorCode;
 use blkmq_nbd::codec::reply::Extent;
 
 use super::super::request::{bio, buffer_bytes, error_of, extent};
-use super::{Connection, SELECTED};
+use super::intake::{Intake, Needs};
+use super::{Connection, NbdClient, SELECTED};
 use crate::common::buffers::NoMemory;
 use crate::common::life::{Event, Life};
 use crate::common::lookup::{Answer, Question};
 use crate::nbd::session::{Op, Request};
 
-impl Connection {
-    /// Begins a request. Returns whether the next message can be judged: not while memory or
-    /// payload is missing.
-    pub(super) fn begin(&mut self, cx: &mut Cx<'_>, request: Request) -> bool {
-        match request.op {
-            Op::Cache => self.session.replies().ok(&request, &mut self.transmit.heads),
-            _ => {
-                let disk = self.disk.as_ref().expect(SELECTED);
-                let slot = match self.slots.begin(request, buffer_bytes(&request, disk)) {
-                    Ok(slot) => slot,
-                    Err(lack) => {
-                        self.starve(cx, request, lack);
-                        return false;
-                    }
-                };
-                match request.op {
-                    Op::Write => return self.take_payload(cx, slot, 0),
-                    Op::Fence => self.fence(slot, request.offset),
-                    _ => self.submit(cx, slot),
-                }
-                return true;
-            }
+impl NbdClient {
+    /// Begins a request. Returns what the next message needs.
+    pub(super) fn begin(&mut self, cx: &mut Cx<'_>, request: Request) -> Needs {
+        let connection = &mut self.protocol;
+        if request.op == Op::Cache {
+            connection
+                .session
+                .replies()
+                .ok(&request, &mut connection.transmit.heads);
+            connection.transmit.note_heads();
+            return Needs::Nothing;
         }
-        self.transmit.note_heads();
-        true
+        let disk = self.disk.as_ref().expect(SELECTED);
+        let slot = match connection.slots.begin(request, buffer_bytes(&request, disk)) {
+            Ok(slot) => slot,
+            Err(lack) => {
+                self.starve(cx, request, lack);
+                return Needs::Room;
+            }
+        };
+        match request.op {
+            Op::Write => return self.take_payload(cx, slot),
+            Op::Fence => self.fence(slot, request.offset),
+            _ => self.submit_request(cx, slot),
+        }
+        Needs::Nothing
     }
 
     /// There is no memory for a request now: either others have it, and the request waits for its
     /// turn, or the system has none.
     #[cold]
-    pub(super) fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: NoMemory) {
+    fn starve(&mut self, cx: &Cx<'_>, request: Request, lack: NoMemory) {
         match lack {
-            NoMemory::Now => {
-                self.starved = Some(request);
-                self.is_busy = true;
-            }
+            NoMemory::Now => self.protocol.intake = Intake::Starved(request),
             NoMemory::OfTheSystem(error) => {
-                let what = format_args!("{} closed: no memory for a request: {error}", self.name());
-                self.log().warn(cx.now(), what);
+                self.warn(cx.now(), format_args!("closed: no memory for a request: {error}"));
                 self.life.apply(Event::Lose);
             }
         }
     }
 
-    pub(super) fn submit(&mut self, cx: &mut Cx<'_>, index: u32) {
+    pub(super) fn submit_request(&mut self, cx: &mut Cx<'_>, index: u32) {
         let disk = self.disk.as_ref().expect(SELECTED);
         let queue = disk.queue;
-        let slot = self.slots.get(index);
+        let slot = self.protocol.slots.get(index);
         let mut bio = bio(&slot.request, disk, index);
         slot.lend_to(&mut bio);
-        if let Err(bio) = cx.submit(queue, bio) {
-            self.refused.push_back(bio);
-        }
+        self.submit(cx, queue, bio);
     }
 
     /// The client has given up another session of its own: that session is ended, and its end is
     /// waited for.
     #[cold]
-    pub(super) fn fence(&mut self, slot: u32, number: u64) {
-        let place = self.place.as_ref().expect(SELECTED);
-        match place.fence(number) {
-            Some(fenced) => self.fences.push((slot, fenced)),
-            None => self.end_fence(slot),
+    fn fence(&mut self, slot: u32, number: u64) {
+        let session = self.session.as_ref().expect(SELECTED);
+        match session.fence(number) {
+            Some(fenced) => self.protocol.fences.push((slot, fenced)),
+            None => self.protocol.end_fence(slot),
         }
     }
 
-    pub(super) fn end_fence(&mut self, slot: u32) {
+    /// Asks for the block status. The request has paid before: its group has read a block, in its
+    /// turn and within its caps.
+    fn look_up(&mut self, slot: u32, request: &Request) {
+        let disk = self.disk.as_ref().expect(SELECTED);
+        let asker = self.protocol.asker.as_ref().expect(SELECTED);
+        let max = self
+            .protocol
+            .session
+            .replies()
+            .extents_max(request)
+            .min(EXTENTS_MAX);
+        let range = (request.offset, request.length);
+        let question = Question::new(disk, slot, range, max, asker);
+        self.protocol.door.common.lookups.ask(question);
+    }
+
+    /// A bio has ended: replies to its request, unless more of it is to be read, written or looked
+    /// up.
+    pub(super) fn complete_bio(&mut self, cx: &mut Cx<'_>, mut bio: Bio) {
+        let index = bio.cookie as u32;
+        let Connection {
+            slots,
+            session,
+            transmit,
+            heard,
+            ..
+        } = &mut self.protocol;
+        let slot = slots.get(index);
+        slot.take_back(&bio);
+        let request = slot.request;
+        if bio.status.is_ok() && self.life != Life::Gone {
+            if session.replies().has_holes() {
+                slot.look_for_zeroes();
+            }
+            if slot.is_unfinished() {
+                return self.submit_request(cx, index);
+            }
+        }
+        let reads_as_zeroes = slot.is_zero;
+        if let (Op::Flush, Some(disk), Some(heard)) = (request.op, &self.disk, heard) {
+            bio.status = heard.end_flush(disk, bio.status);
+        }
+        if request.op == Op::BlockStatus && bio.status != Status::Shutdown {
+            // Whether the block could be read has no bearing on what is allocated.
+            return self.look_up(index, &request);
+        }
+        let (replies, heads) = (session.replies(), &mut transmit.heads);
+        if !bio.status.is_ok() {
+            slots.end(index);
+            let (code, message) = error_of(bio.status, &request);
+            replies.error(&request, code, message, heads);
+            transmit.note_heads();
+        } else if request.op == Op::Read && replies.has_holes() && reads_as_zeroes {
+            slots.end(index);
+            replies.hole(&request, heads);
+            transmit.note_heads();
+        } else if request.op == Op::Read {
+            replies.read(&request, heads);
+            transmit.note_heads();
+            transmit.push_data(index, request.length as usize);
+        } else {
+            slots.end(index);
+            replies.ok(&request, heads);
+            transmit.note_heads();
+        }
+    }
+}
+
+impl Connection {
+    fn end_fence(&mut self, slot: u32) {
         let request = self.slots.end(slot);
         self.session.replies().ok(&request, &mut self.transmit.heads);
         self.transmit.note_heads();
@@ -94,17 +159,6 @@ impl Connection {
         for (slot, _) in ended {
             self.end_fence(slot);
         }
-    }
-
-    /// Asks for the block status. The request has paid before: its group has read a block, in its
-    /// turn and within its caps.
-    pub(super) fn look_up(&mut self, slot: u32, request: &Request) {
-        let disk = self.disk.as_ref().expect(SELECTED);
-        let asker = self.asker.as_ref().expect(SELECTED);
-        let max = self.session.replies().extents_max(request).min(EXTENTS_MAX);
-        let range = (request.offset, request.length);
-        let question = Question::new(disk, slot, range, max, asker);
-        self.door.common.lookups.ask(question);
     }
 
     /// Replies with the answers that have arrived.
@@ -123,50 +177,6 @@ impl Connection {
                     replies.error(&request, ErrorCode::Io, &message, heads);
                 }
             }
-            self.transmit.note_heads();
-        }
-    }
-
-    /// A bio has ended: replies to its request, unless more of it is to be read, written or looked
-    /// up.
-    pub(super) fn ended(&mut self, cx: &mut Cx<'_>, mut bio: Bio) {
-        let index = bio.cookie as u32;
-        let slot = self.slots.get(index);
-        slot.take_back(&bio);
-        let request = slot.request;
-        if bio.status.is_ok() && self.life != Life::Gone {
-            if self.session.replies().has_holes() {
-                slot.look_for_zeroes();
-            }
-            if slot.is_unfinished() {
-                return self.submit(cx, index);
-            }
-        }
-        let reads_as_zeroes = slot.is_zero;
-        if let (Op::Flush, Some(disk)) = (request.op, &self.disk) {
-            bio.status = self.heard.end_flush(disk, bio.status);
-        }
-        if request.op == Op::BlockStatus && bio.status != Status::Shutdown {
-            // Whether the block could be read has no bearing on what is allocated.
-            return self.look_up(index, &request);
-        }
-        let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
-        if !bio.status.is_ok() {
-            self.slots.end(index);
-            let (code, message) = error_of(bio.status, &request);
-            replies.error(&request, code, message, heads);
-            self.transmit.note_heads();
-        } else if request.op == Op::Read && replies.has_holes() && reads_as_zeroes {
-            self.slots.end(index);
-            replies.hole(&request, heads);
-            self.transmit.note_heads();
-        } else if request.op == Op::Read {
-            replies.read(&request, heads);
-            self.transmit.note_heads();
-            self.transmit.push_data(index, request.length as usize);
-        } else {
-            self.slots.end(index);
-            replies.ok(&request, heads);
             self.transmit.note_heads();
         }
     }

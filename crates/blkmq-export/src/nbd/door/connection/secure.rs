@@ -1,4 +1,4 @@
-//! Decides how TLS begins on a connection: the answer to `STARTTLS` leaves, records go to and fro while `handshakes` does the arithmetic,
+//! How TLS begins on a connection: the answer to `STARTTLS` leaves, records go to and fro while `handshakes` does the arithmetic,
 //! and the session goes on with what the client may see by its certificate.
 //!
 //! ```text
@@ -13,7 +13,8 @@ use blkmq_tls::Stream;
 
 use super::super::handshakes::{Desk, Done};
 use super::super::wire::{self, Received};
-use super::Connection;
+use super::{Connection, NbdClient};
+use crate::common::client::Protocol;
 use crate::common::life::Event;
 
 /// A handshake under way.
@@ -27,40 +28,39 @@ pub(super) enum Handshake {
     Away(Arc<Desk>),
 }
 
-impl Connection {
-    /// `STARTTLS` is granted, unless bytes are there already that did not come by TLS. Says that nothing more is taken now.
+impl NbdClient {
+    /// `STARTTLS` is granted, unless bytes are there already that did not come by TLS.
     #[cold]
-    pub(super) fn start_tls(&mut self, cx: &mut Cx<'_>) -> bool {
-        if self.receive.is_empty() {
-            self.handshake = Some(Handshake::Answering);
+    pub(super) fn start_tls(&mut self, cx: &mut Cx<'_>) {
+        if self.protocol.receive.is_empty() {
+            self.protocol.handshake = Some(Handshake::Answering);
         } else {
             self.fail_handshake(cx, "bytes behind STARTTLS, before it was answered");
         }
-        true
     }
 
     /// Takes the handshake on as far as it goes now.
     #[cold]
     pub(super) fn shake_hands(&mut self, cx: &mut Cx<'_>) {
-        match self.handshake.take() {
-            Some(Handshake::Answering) if self.transmit.is_empty() => self.begin_handshake(cx),
+        match self.protocol.handshake.take() {
+            Some(Handshake::Answering) if self.protocol.transmit.is_empty() => self.begin_handshake(cx),
             Some(Handshake::Away(desk)) => match desk.take() {
                 Some(done) => self.step_done(cx, done, desk),
-                None => self.handshake = Some(Handshake::Away(desk)),
+                None => self.protocol.handshake = Some(Handshake::Away(desk)),
             },
-            other => self.handshake = other,
+            other => self.protocol.handshake = other,
         }
-        if let Some(Handshake::Here(..)) = self.handshake {
+        if let Some(Handshake::Here(..)) = self.protocol.handshake {
             self.exchange(cx);
         }
     }
 
     fn begin_handshake(&mut self, cx: &mut Cx<'_>) {
-        let server = self.door.offered().server.clone();
+        let server = self.protocol.door.offered().server.clone();
         match server.and_then(|server| server.accept()) {
             Some(stream) => {
                 let desk = Arc::new(Desk::new(cx.waker()));
-                self.handshake = Some(Handshake::Here(Box::new(stream), desk));
+                self.protocol.handshake = Some(Handshake::Here(Box::new(stream), desk));
             }
             None => self.fail_handshake(cx, "there is no TLS here any more"),
         }
@@ -70,25 +70,24 @@ impl Connection {
     fn step_done(&mut self, cx: &mut Cx<'_>, done: Done, desk: Arc<Desk>) {
         let Done { mut stream, outcome } = done;
         match outcome {
-            Ok(None) => self.handshake = Some(Handshake::Here(stream, desk)),
+            Ok(None) => self.protocol.handshake = Some(Handshake::Here(stream, desk)),
             Ok(Some(names)) => {
-                let offered = self.door.offered();
+                let offered = self.protocol.door.offered();
                 let seen = offered.exports.only(|disk| offered.tls.may_see(&names, disk));
-                tracing::debug!("nbd: {} uses TLS, names {names:?}", self.name());
+                tracing::debug!("nbd: {} uses TLS, names {names:?}", Connection::name(self));
                 if seen.iter().next().is_none() {
                     let what = format_args!(
-                        "{} sees no disk: tls_clients has none of the names of its certificate, {names:?}",
-                        self.name()
+                        "sees no disk: tls_clients has none of the names of its certificate, {names:?}"
                     );
-                    self.log().warn(cx.now(), what);
+                    self.warn(cx.now(), what);
                 }
-                self.session.secure(Arc::new(seen));
-                self.wire.secure(stream);
-                self.is_readable = true;
+                self.protocol.session.secure(Arc::new(seen));
+                self.protocol.wire.secure(stream);
+                self.protocol.readiness.is_readable = true;
             }
             Err(why) => {
                 // What the client is told, if it can be told at once.
-                let _ = wire::flush(&mut stream, self.wire.socket().as_fd());
+                let _ = wire::flush(&mut stream, self.protocol.wire.socket().as_fd());
                 self.fail_handshake(cx, &why);
             }
         }
@@ -96,27 +95,27 @@ impl Connection {
 
     /// Sends what waits and receives what is there; a step follows if something came.
     fn exchange(&mut self, cx: &mut Cx<'_>) {
-        let Some(Handshake::Here(mut stream, desk)) = self.handshake.take() else {
+        let Some(Handshake::Here(mut stream, desk)) = self.protocol.handshake.take() else {
             return;
         };
-        match wire::flush(&mut stream, self.wire.socket().as_fd()) {
-            Ok(out) if out.is_blocked && !self.is_blocked => self.wait_for_room(cx),
+        match wire::flush(&mut stream, self.protocol.wire.socket().as_fd()) {
+            Ok(out) if out.is_blocked => self.protocol.wait_for_room(cx),
             Ok(_) => {}
             Err(errno) => return self.fail_handshake(cx, &errno.to_string()),
         }
-        let received = match self.is_readable {
-            true => wire::receive(self.wire.socket().as_fd(), stream.room()),
+        let received = match self.protocol.readiness.is_readable {
+            true => wire::receive(self.protocol.wire.socket().as_fd(), stream.room()),
             false => Ok(Received::Nothing),
         };
         match received {
             Ok(Received::Full(bytes) | Received::Drained(bytes)) => {
                 stream.received(bytes);
-                self.door.shared.handshakes.take_on(stream, &desk);
-                self.handshake = Some(Handshake::Away(desk));
+                self.protocol.door.shared.handshakes.take_on(stream, &desk);
+                self.protocol.handshake = Some(Handshake::Away(desk));
             }
             Ok(Received::Nothing | Received::Enough) => {
-                self.is_readable = false;
-                self.handshake = Some(Handshake::Here(stream, desk));
+                self.protocol.readiness.is_readable = false;
+                self.protocol.handshake = Some(Handshake::Here(stream, desk));
             }
             Ok(Received::End) => self.fail_handshake(cx, "the client has left"),
             Err(error) => self.fail_handshake(cx, &error.to_string()),
@@ -124,12 +123,13 @@ impl Connection {
     }
 
     fn fail_handshake(&mut self, cx: &mut Cx<'_>, why: &str) {
-        let what = format_args!("{} closed: TLS handshake failed: {why}", self.name());
-        self.log().warn(cx.now(), what);
-        self.handshake = None;
+        self.warn(cx.now(), format_args!("closed: TLS handshake failed: {why}"));
+        self.protocol.handshake = None;
         self.life.apply(Event::Lose);
     }
+}
 
+impl Connection {
     /// Says whether it is TLS, or about to be: only this process can go on with it then.
     pub(super) fn has_secrets(&self) -> bool {
         self.handshake.is_some() || self.wire.is_secure()

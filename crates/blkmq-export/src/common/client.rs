@@ -1,0 +1,333 @@
+//! A client on its reactor, whatever its protocol: it arrives, is admitted, selects a disk, waits for
+//! room, is handed over to another daemon or continued from one, and ends. A front door implements
+//! [`Protocol`], which decodes, encodes and saves; `life` has the states and their transitions.
+//!
+//! ```text
+//!  reactor ─► Client: start, wake, room, timer, drain ─► Protocol: take_requests, complete, save, ...
+//!                     │                                       │
+//!                     └──────────────► Life ◄─────────────────┘
+//! ```
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use blkmq_core::bio::Bio;
+use blkmq_core::time::Instant;
+use blkmq_host::disk::{Disk, QueueId, Use};
+use blkmq_host::ring::Completion;
+use blkmq_host::service::{Cx, Service};
+
+use super::admission::Ticket;
+use super::life::{Event, Life};
+use super::log::Log;
+use super::predecessors::{Disks, Membership, Refusal, SessionName};
+use crate::handover::{Member, Phase, Saved};
+
+/// A client. Its protocol's own functions have access to all of it.
+pub(crate) struct Client<P> {
+    pub(crate) life: Life,
+    /// Its entry in the counts of connections.
+    pub(crate) ticket: Ticket,
+    /// Its registration for the hand-over.
+    member: Member,
+    /// The disk that it has selected, with what every bio needs of it.
+    pub(crate) disk: Option<Disk>,
+    /// Its registration as a user of the disk.
+    disk_use: Option<Use>,
+    /// Its session among those of the disk.
+    pub(crate) session: Option<Membership>,
+    /// Bios for which the queue had no room.
+    pub(crate) refused: VecDeque<Bio>,
+    /// It is called again in the next turn.
+    comes_again: bool,
+    pub(crate) protocol: P,
+}
+
+/// What a front door does for one client. Each function is called on the client's reactor, and never
+/// blocks.
+pub(crate) trait Protocol: Sized {
+    /// The log of the client's address.
+    fn log(&self) -> &Log;
+
+    /// The name of the client for a message.
+    fn name(client: &Client<Self>) -> String;
+
+    /// The client is on its reactor; one that another daemon has saved selects its disk again.
+    ///
+    /// # Errors
+    /// Why it cannot be served here.
+    fn start(client: &mut Client<Self>, cx: &mut Cx<'_>) -> Result<(), String>;
+
+    /// An entry that the protocol has pushed has completed.
+    fn on_ring(client: &mut Client<Self>, cx: &mut Cx<'_>, completion: &Completion);
+
+    /// Takes requests while the client is served and this turn has not taken enough.
+    fn take_requests(client: &mut Client<Self>, cx: &mut Cx<'_>);
+
+    /// A bio of the client has ended.
+    fn complete(client: &mut Client<Self>, cx: &mut Cx<'_>, bio: Bio);
+
+    /// Somebody has woken the client; not while it is at rest.
+    fn wake(client: &mut Client<Self>, cx: &mut Cx<'_>);
+
+    /// A batch of calls is over: replies are sent.
+    fn end_of_batch(client: &mut Client<Self>, cx: &mut Cx<'_>);
+
+    /// Returns whether all requests that were begun are answered, as far as the client takes replies.
+    fn is_idle(&self, life: Life) -> bool;
+
+    /// Saves the client, which is idle; `None` if no other process can continue it.
+    ///
+    /// # Errors
+    /// Why it cannot be handed over.
+    fn save(client: &mut Client<Self>) -> Result<Option<Saved>, String>;
+
+    /// The client continues after a hand-over that failed, or on this daemon, which has taken over.
+    fn resume(client: &mut Client<Self>, cx: &mut Cx<'_>);
+
+    /// The daemon or the disk ends; the client's life is told afterwards.
+    fn shut_down(client: &mut Client<Self>, cx: &mut Cx<'_>);
+
+    /// The client ends: frees what it does not need any more. Called after each batch until then.
+    fn wind_up(client: &mut Client<Self>, cx: &mut Cx<'_>);
+
+    /// Returns whether nothing of a client that ends is under way.
+    fn has_ended(&self, life: Life) -> bool;
+
+    /// The next time at which the client is too late with something, and what the log says then.
+    fn deadline(client: &mut Client<Self>, now: Instant) -> Option<(Instant, &'static str)>;
+}
+
+impl<P: Protocol> Client<P> {
+    pub(crate) fn new(ticket: Ticket, member: Member, protocol: P) -> Self {
+        Self {
+            life: Life::Arriving,
+            ticket,
+            member,
+            disk: None,
+            disk_use: None,
+            session: None,
+            refused: VecDeque::new(),
+            comes_again: false,
+            protocol,
+        }
+    }
+
+    /// Makes it a user of a disk.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) fn select(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<(), String> {
+        if self.life.is_at_rest() {
+            self.ticket.reselect(disk.tenant);
+        } else {
+            let selected = self.ticket.select(disk.tenant);
+            selected.map_err(|refusal| refusal.to_string())?;
+        }
+        self.disk_use = disk.users.enter(cx.waker());
+        if self.disk_use.is_none() {
+            return Err("the disk is removed".to_owned());
+        }
+        self.member.select(&disk.name);
+        Ok(())
+    }
+
+    /// Enters the sessions of the disk, and says in [`Life`] whether earlier ones have to end first.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub(crate) fn enter(
+        &mut self,
+        cx: &Cx<'_>,
+        disk: &Disk,
+        sessions: &Arc<Disks>,
+        (socket, name): (&Arc<OwnedFd>, Option<SessionName>),
+    ) -> Result<(), Refusal> {
+        let mut session = sessions.enter(disk.number, socket, name, &cx.waker())?;
+        // All requests of other clients ended before they were handed over; and a client that could
+        // write nothing leaves nothing to wait for.
+        if self.life.is_at_rest() || disk.read_only {
+            session.wait_for_nobody();
+        }
+        if session.must_wait() {
+            self.life.apply(Event::Queue);
+        }
+        self.session = Some(session);
+        Ok(())
+    }
+
+    /// Submits a bio, now or as soon as there is room.
+    #[inline]
+    pub(crate) fn submit(&mut self, cx: &mut Cx<'_>, queue: QueueId, bio: Bio) {
+        if let Err(bio) = cx.submit(queue, bio) {
+            self.refused.push_back(bio);
+        }
+    }
+
+    /// Ends this turn for the benefit of others; the client goes on in the next turn.
+    pub(crate) fn come_again(&mut self, cx: &Cx<'_>) {
+        if !std::mem::replace(&mut self.comes_again, true) {
+            cx.ring_client().push_nop(AGAIN);
+        }
+    }
+
+    /// Writes a warning about the client.
+    #[cold]
+    pub(crate) fn warn(&self, now: Instant, what: fmt::Arguments<'_>) {
+        let what = format_args!("{} {what}", P::name(self));
+        self.protocol.log().warn(now, what);
+    }
+
+    /// Writes an event of the client that is no defect.
+    #[cold]
+    pub(crate) fn info(&self, now: Instant, what: fmt::Arguments<'_>) {
+        let what = format_args!("{} {what}", P::name(self));
+        self.protocol.log().info(now, what);
+    }
+
+    /// Follows the phase of a hand-over.
+    fn follow(&mut self, cx: &mut Cx<'_>) {
+        let before = self.life;
+        let phase = self.member.phase();
+        self.life.apply(match phase {
+            Phase::Serving => Event::Resume,
+            Phase::Suspended if before.is_at_rest() && self.member.has_settled() => return,
+            Phase::Suspended => Event::Suspend,
+            Phase::Gone => Event::Leave,
+        });
+        if phase == Phase::Serving && self.life != before {
+            P::resume(self, cx);
+        }
+    }
+
+    /// Hands the client over if nothing of it is under way.
+    fn save_if_idle(&mut self, cx: &Cx<'_>) {
+        if !self.refused.is_empty() || cx.outstanding() > 0 || !self.protocol.is_idle(self.life) {
+            return;
+        }
+        self.life.apply(Event::Settle);
+        match P::save(self) {
+            Ok(saved) => self.member.settle(saved),
+            Err(why) => self.member.fail(format!("{}: {why}", P::name(self))),
+        }
+    }
+
+    /// Takes note of what others have decided about the client.
+    fn look_around(&mut self, cx: &mut Cx<'_>) {
+        if self.life != Life::Gone && self.ticket.is_displaced() {
+            self.info(cx.now(), format_args!("closed: others need its place"));
+            self.life.apply(Event::Lose);
+        }
+        if self.life != Life::Gone && self.session.as_ref().is_some_and(Membership::is_fenced) {
+            self.info(cx.now(), format_args!("ended: its client has given it up"));
+            self.life.apply(Event::Lose);
+        }
+        if self.life.is_open() && self.disk_use.as_ref().is_some_and(Use::is_to_end) {
+            self.info(cx.now(), format_args!("closed: the disk is removed"));
+            self.drain(cx);
+        }
+        if self.life.is_queued() && !self.session.as_mut().is_some_and(Membership::must_wait) {
+            self.life.apply(Event::Serve);
+        }
+    }
+}
+
+impl<P: Protocol> Service for Client<P> {
+    fn start(&mut self, cx: &mut Cx<'_>) {
+        self.ticket.arrive(cx.waker());
+        self.member.arrive(cx.waker());
+        if let Err(why) = P::start(self, cx) {
+            self.warn(cx.now(), format_args!("closed: {why}"));
+            self.member.fail(format!("{}: {why}", P::name(self)));
+            return self.life.apply(Event::Lose);
+        }
+        if self.life.is_at_rest() {
+            return self.member.settle(None);
+        }
+        self.life.apply(Event::Serve);
+        self.follow(cx);
+        P::take_requests(self, cx);
+    }
+
+    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
+        for completion in completed {
+            match completion.user {
+                AGAIN => self.comes_again = false,
+                _ => P::on_ring(self, cx, completion),
+            }
+        }
+        P::take_requests(self, cx);
+    }
+
+    fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
+        P::complete(self, cx, bio);
+    }
+
+    fn on_room(&mut self, cx: &mut Cx<'_>) {
+        let queue = self.disk.as_ref().expect("a bio was refused").queue;
+        while let Some(bio) = self.refused.pop_front() {
+            if let Err(bio) = cx.submit(queue, bio) {
+                self.refused.push_front(bio);
+                return;
+            }
+        }
+        P::take_requests(self, cx);
+    }
+
+    fn on_wake(&mut self, cx: &mut Cx<'_>) {
+        self.follow(cx);
+        if self.life.is_at_rest() {
+            return;
+        }
+        self.look_around(cx);
+        P::wake(self, cx);
+        P::take_requests(self, cx);
+    }
+
+    fn on_timer(&mut self, cx: &mut Cx<'_>) {
+        if self.life == Life::Gone || self.life.is_at_rest() {
+            return;
+        }
+        if let Some((at, reason)) = P::deadline(self, cx.now())
+            && at <= cx.now()
+        {
+            self.warn(cx.now(), format_args!("closed: {reason}"));
+            self.life.apply(Event::Lose);
+        }
+    }
+
+    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
+        P::end_of_batch(self, cx);
+        if self.life.is_to_be_saved() {
+            self.save_if_idle(cx);
+        }
+        if self.life.is_ending() {
+            if let Some(session) = &self.session {
+                session.leave();
+            }
+            P::wind_up(self, cx);
+        }
+        match P::deadline(self, cx.now()) {
+            Some((at, _)) if self.life != Life::Gone => cx.set_timer(at),
+            _ => cx.clear_timer(),
+        }
+    }
+
+    fn busy(&self) -> bool {
+        self.disk.is_some() && self.life.is_open()
+    }
+
+    fn drain(&mut self, cx: &mut Cx<'_>) {
+        P::shut_down(self, cx);
+        self.life.apply(Event::Finish);
+    }
+
+    fn is_finished(&self) -> bool {
+        self.life.is_ending() && self.refused.is_empty() && self.protocol.has_ended(self.life)
+    }
+}
+
+/// The number of the entry with which a client comes again: those of protocols are smaller.
+const AGAIN: u64 = u32::MAX as u64;
