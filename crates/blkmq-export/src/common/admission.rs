@@ -133,6 +133,8 @@ pub(crate) struct Ticket {
     /// The connection has to make room: set before its waker is used.
     is_displaced: Arc<AtomicBool>,
     group: Option<Tenant>,
+    /// Its address serves nobody when the connection has ended.
+    is_the_address: bool,
 }
 
 /// Why a client that was accepted is not served.
@@ -308,6 +310,7 @@ impl Connections {
             has_arrived: false,
             is_displaced: Arc::default(),
             group: None,
+            is_the_address: false,
         }
     }
 
@@ -462,10 +465,11 @@ impl Ticket {
         self.count_selected(&mut connections.lock(), group);
     }
 
-    /// Records that the mount or device that this connection served is gone: its address stays, and
-    /// serves nobody.
-    pub(crate) fn end_address(&self) {
-        self.connections.lock().addresses[self.address as usize].is_gone = true;
+    /// The ticket of a mount or device: when that is gone, its address stays, and serves nobody.
+    #[cfg(any(feature = "fuse", feature = "ublk", test))]
+    pub(crate) fn of_address(mut self) -> Self {
+        self.is_the_address = true;
+        self
     }
 
     fn count_selected(&mut self, state: &mut State, group: Tenant) {
@@ -483,6 +487,7 @@ impl Drop for Ticket {
         state.open -= 1;
         let of = &mut state.addresses[self.address as usize];
         of.open -= 1;
+        of.is_gone |= self.is_the_address;
         of.leaving -= u32::from(self.is_displaced());
         of.arriving -= u32::from(!self.has_arrived);
         if let Some(group) = self.group

@@ -20,7 +20,7 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
 use super::admission::Ticket;
-use super::life::{Event, Life};
+use super::life::{Event, Life, Resume};
 use super::log::Log;
 use super::predecessors::{Disks, Membership, Refusal, SessionName};
 use crate::handover::{Member, Phase, Saved};
@@ -28,16 +28,18 @@ use crate::handover::{Member, Phase, Saved};
 /// A client. Its protocol's own functions have access to all of it.
 pub(crate) struct Client<P> {
     pub(crate) life: Life,
-    /// Its entry in the counts of connections.
-    pub(crate) ticket: Ticket,
-    /// Its registration for the hand-over.
-    member: Member,
+    /// Its entry in the counts of connections, unless it is a part of a client that has one.
+    ticket: Option<Ticket>,
+    /// Its registration for the hand-over, unless it is a part of a client that has one.
+    member: Option<Member>,
     /// The disk that it has selected, with what every bio needs of it.
     pub(crate) disk: Option<Disk>,
     /// Its registration as a user of the disk.
     disk_use: Option<Use>,
     /// Its session among those of the disk.
     pub(crate) session: Option<Membership>,
+    /// The size that it was told of last, where it is told.
+    pub(crate) told_size: u64,
     /// Bios for which the queue had no room.
     pub(crate) refused: VecDeque<Bio>,
     /// It is called again in the next turn.
@@ -48,6 +50,9 @@ pub(crate) struct Client<P> {
 /// What a front door does for one client. Each function is called on the client's reactor, and never
 /// blocks.
 pub(crate) trait Protocol: Sized {
+    /// A reactor polls for the client's next request for a while before it sleeps.
+    const POLLS: bool = true;
+
     /// The log of the client's address.
     fn log(&self) -> &Log;
 
@@ -72,8 +77,11 @@ pub(crate) trait Protocol: Sized {
     /// Somebody has woken the client; not while it is at rest.
     fn wake(client: &mut Client<Self>, cx: &mut Cx<'_>);
 
+    /// The disk has another size than the client was told.
+    fn tell_size(_client: &mut Client<Self>) {}
+
     /// A batch of calls is over: replies are sent.
-    fn end_of_batch(client: &mut Client<Self>, cx: &mut Cx<'_>);
+    fn end_of_batch(_client: &mut Client<Self>, _cx: &mut Cx<'_>) {}
 
     /// Returns whether all requests that were begun are answered, as far as the client takes replies.
     fn is_idle(&self, life: Life) -> bool;
@@ -87,8 +95,11 @@ pub(crate) trait Protocol: Sized {
     /// The client continues after a hand-over that failed, or on this daemon, which has taken over.
     fn resume(client: &mut Client<Self>, cx: &mut Cx<'_>);
 
-    /// The daemon or the disk ends; the client's life is told afterwards.
-    fn shut_down(client: &mut Client<Self>, cx: &mut Cx<'_>);
+    /// Another daemon serves the client, or the one that has it goes on.
+    fn leave(_client: &mut Client<Self>) {}
+
+    /// The client is to end: now, or when what it is has been taken from those who use it.
+    fn shut_down(client: &mut Client<Self>, cx: &mut Cx<'_>, why: Shutdown);
 
     /// The client ends: frees what it does not need any more. Called after each batch until then.
     fn wind_up(client: &mut Client<Self>, cx: &mut Cx<'_>);
@@ -97,18 +108,38 @@ pub(crate) trait Protocol: Sized {
     fn has_ended(&self, life: Life) -> bool;
 
     /// The next time at which the client is too late with something, and what the log says then.
-    fn deadline(client: &mut Client<Self>, now: Instant) -> Option<(Instant, &'static str)>;
+    fn deadline(_client: &mut Client<Self>, _now: Instant) -> Option<(Instant, &'static str)> {
+        None
+    }
+}
+
+/// Why a client is to end although it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shutdown {
+    /// The daemon ends.
+    Daemon,
+    /// The disk is removed.
+    Disk,
 }
 
 impl<P: Protocol> Client<P> {
     pub(crate) fn new(ticket: Ticket, member: Member, protocol: P) -> Self {
         Self {
+            ticket: Some(ticket),
+            ..Self::part(Some(member), protocol)
+        }
+    }
+
+    /// Makes a part of a client that has more than one: another part counts as the connection.
+    pub(crate) fn part(member: Option<Member>, protocol: P) -> Self {
+        Self {
             life: Life::Arriving,
-            ticket,
+            ticket: None,
             member,
             disk: None,
             disk_use: None,
             session: None,
+            told_size: 0,
             refused: VecDeque::new(),
             comes_again: false,
             protocol,
@@ -120,18 +151,37 @@ impl<P: Protocol> Client<P> {
     /// # Errors
     /// Why it may not.
     pub(crate) fn select(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<(), String> {
-        if self.life.is_at_rest() {
-            self.ticket.reselect(disk.tenant);
-        } else {
-            let selected = self.ticket.select(disk.tenant);
-            selected.map_err(|refusal| refusal.to_string())?;
-        }
-        self.disk_use = disk.users.enter(cx.waker());
+        self.disk_use = match &mut self.ticket {
+            None => disk.users.enter_as_part(cx.waker()),
+            Some(ticket) => {
+                if self.life.is_at_rest() {
+                    ticket.reselect(disk.tenant);
+                } else {
+                    self.told_size = disk.current_size();
+                    let selected = ticket.select(disk.tenant);
+                    selected.map_err(|refusal| refusal.to_string())?;
+                }
+                disk.users.enter(cx.waker())
+            }
+        };
         if self.disk_use.is_none() {
             return Err("the disk is removed".to_owned());
         }
-        self.member.select(&disk.name);
+        self.member.iter().for_each(|member| member.select(&disk.name));
         Ok(())
+    }
+
+    /// Has a client that was made by a daemon that takes over wait until that daemon serves: nobody
+    /// else can continue it.
+    #[cfg(any(feature = "fuse", feature = "ublk"))]
+    pub(crate) fn rest_if_suspended(&mut self) {
+        if self.phase() != Phase::Serving && self.life == Life::Arriving {
+            self.life = Life::Saved(Resume::Serving);
+        }
+    }
+
+    fn phase(&self) -> Phase {
+        self.member.as_ref().map_or(Phase::Serving, Member::phase)
     }
 
     /// Enters the sessions of the disk, and says in [`Life`] whether earlier ones have to end first.
@@ -190,15 +240,19 @@ impl<P: Protocol> Client<P> {
     /// Follows the phase of a hand-over.
     fn follow(&mut self, cx: &mut Cx<'_>) {
         let before = self.life;
-        let phase = self.member.phase();
+        let Some(member) = &self.member else { return };
+        let phase = member.phase();
         self.life.apply(match phase {
             Phase::Serving => Event::Resume,
-            Phase::Suspended if before.is_at_rest() && self.member.has_settled() => return,
+            Phase::Suspended if before.is_at_rest() && member.has_settled() => return,
             Phase::Suspended => Event::Suspend,
             Phase::Gone => Event::Leave,
         });
-        if phase == Phase::Serving && self.life != before {
-            P::resume(self, cx);
+        match phase {
+            _ if self.life == before => {}
+            Phase::Serving => P::resume(self, cx),
+            Phase::Suspended => {}
+            Phase::Gone => P::leave(self),
         }
     }
 
@@ -208,15 +262,22 @@ impl<P: Protocol> Client<P> {
             return;
         }
         self.life.apply(Event::Settle);
-        match P::save(self) {
-            Ok(saved) => self.member.settle(saved),
-            Err(why) => self.member.fail(format!("{}: {why}", P::name(self))),
+        let saved = P::save(self);
+        self.report(saved);
+    }
+
+    /// Reports for the hand-over that the client is at rest, or why it cannot be.
+    fn report(&self, saved: Result<Option<Saved>, String>) {
+        let Some(member) = &self.member else { return };
+        match saved {
+            Ok(saved) => member.settle(saved),
+            Err(why) => member.fail(format!("{}: {why}", P::name(self))),
         }
     }
 
     /// Takes note of what others have decided about the client.
     fn look_around(&mut self, cx: &mut Cx<'_>) {
-        if self.life != Life::Gone && self.ticket.is_displaced() {
+        if self.life != Life::Gone && self.ticket.as_ref().is_some_and(Ticket::is_displaced) {
             self.info(cx.now(), format_args!("closed: others need its place"));
             self.life.apply(Event::Lose);
         }
@@ -225,26 +286,37 @@ impl<P: Protocol> Client<P> {
             self.life.apply(Event::Lose);
         }
         if self.life.is_open() && self.disk_use.as_ref().is_some_and(Use::is_to_end) {
-            self.info(cx.now(), format_args!("closed: the disk is removed"));
-            self.drain(cx);
+            P::shut_down(self, cx, Shutdown::Disk);
         }
         if self.life.is_queued() && !self.session.as_mut().is_some_and(Membership::must_wait) {
             self.life.apply(Event::Serve);
+        }
+        if self.life == Life::Serving
+            && let Some(disk) = &self.disk
+        {
+            let size = disk.current_size();
+            if std::mem::replace(&mut self.told_size, size) != size {
+                P::tell_size(self);
+            }
         }
     }
 }
 
 impl<P: Protocol> Service for Client<P> {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        self.ticket.arrive(cx.waker());
-        self.member.arrive(cx.waker());
+        self.ticket
+            .iter_mut()
+            .for_each(|ticket| ticket.arrive(cx.waker()));
+        if let Some(member) = &self.member {
+            member.arrive(cx.waker());
+        }
         if let Err(why) = P::start(self, cx) {
             self.warn(cx.now(), format_args!("closed: {why}"));
-            self.member.fail(format!("{}: {why}", P::name(self)));
+            self.report(Err(why));
             return self.life.apply(Event::Lose);
         }
         if self.life.is_at_rest() {
-            return self.member.settle(None);
+            return self.report(Ok(None));
         }
         self.life.apply(Event::Serve);
         self.follow(cx);
@@ -316,12 +388,14 @@ impl<P: Protocol> Service for Client<P> {
     }
 
     fn busy(&self) -> bool {
-        self.disk.is_some() && self.life.is_open()
+        P::POLLS && self.disk.is_some() && self.life.is_open()
     }
 
     fn drain(&mut self, cx: &mut Cx<'_>) {
-        P::shut_down(self, cx);
-        self.life.apply(Event::Finish);
+        if self.phase() == Phase::Gone {
+            return self.follow(cx);
+        }
+        P::shut_down(self, cx, Shutdown::Daemon);
     }
 
     fn is_finished(&self) -> bool {

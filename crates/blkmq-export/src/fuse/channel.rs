@@ -1,31 +1,34 @@
-//! Decides the life of a mount's channel to the kernel on its reactor: requests are read while there are some, become bios, and are answered
-//! when these have ended.
+//! A mount's channel to the kernel, as a protocol of `Client`: requests are read while there are some,
+//! become bios, and are answered when these have ended.
 //!
 //! The descriptor never blocks, and is read and written directly: a request of the kernel's is a call of its own either way, and
 //! a poll that is armed only while there is nothing to do keeps whoever asks from waking a reactor that is at it.
-
-mod moving;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Data};
-use blkmq_host::disk::{Disk, Use};
 use blkmq_host::ring::Completion;
-use blkmq_host::service::{Cx, Service};
+use blkmq_host::service::Cx;
 use rustix::io::Errno;
 
-use self::moving::Moving;
 use super::filesystem::FileSystem;
 use super::front_door::DOOR;
 use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, attributes_changed};
 use super::requests::{Requests, Transport};
 use super::ring::{self, RingMemory};
+use super::saved::SavedMount;
 use super::slots::{Memory, Slots, Work};
-use crate::common::admission::{Refusal, Ticket};
+use crate::common::admission::Ticket;
+use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::io_flusher::become_io_flusher;
-use crate::handover::{Member, Phase};
+use crate::common::life::{Event, Life, Resume};
+use crate::common::log::Log;
+use crate::handover::{Member, Saved};
+
+/// The kernel, as the client of a mount.
+pub(super) type MountClient = Client<Channel>;
 
 /// A way to the mount.
 pub(super) struct Channel {
@@ -33,13 +36,9 @@ pub(super) struct Channel {
     requests: Requests<Device>,
     /// What rings are made of, if the kernel agrees to them.
     rings: Option<RingMemory>,
-    home: Home,
     is_polling: bool,
-    comes_again: bool,
     /// Every slot is in use, and there may be requests.
     is_short: bool,
-    is_stopping: bool,
-    moving: Moving,
     /// What another daemon has to know of it is there to be taken.
     is_saved: bool,
 }
@@ -53,93 +52,65 @@ pub(super) struct Device {
     front: Box<[u8; FIXED_BYTES_MAX]>,
 }
 
-/// Its places among others.
-pub(super) struct Home {
-    pub(super) ticket: Ticket,
-    pub(super) member: Member,
-    /// Its place among the users of the disk.
-    disk_use: Option<Use>,
-    /// The size that the kernel was told of last.
-    told_size: u64,
-    /// Another daemon has handed it over.
-    is_restored: bool,
-}
-
 /// A request, with the slot whose buffer has its data.
 type Received = (u16, Result<Request, Malformed>);
 
-impl Home {
-    pub(super) fn new(ticket: Ticket, member: Member) -> Self {
-        Self {
-            ticket,
-            member,
-            disk_use: None,
-            told_size: 0,
-            is_restored: false,
-        }
-    }
-
-    /// Takes its places. Returns how it is to begin.
-    ///
-    /// # Errors
-    /// If its group may have no more.
-    fn begin(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<Phase, Refusal> {
-        self.disk_use = disk.users.enter(cx.waker());
-        self.ticket.arrive(cx.waker());
-        self.member.select(&disk.name);
-        let phase = self.member.arrive(cx.waker());
-        match self.is_restored {
-            true => self.ticket.reselect(disk.tenant),
-            false => self.ticket.select(disk.tenant)?,
-        }
-        Ok(phase)
-    }
+/// Makes the client of a mount, with memory that was got before. The kernel asks through rings, if
+/// there are some and it agrees.
+pub(super) fn client(
+    filesystem: Arc<FileSystem>,
+    device: OwnedFd,
+    (memory, rings): (Memory, Option<RingMemory>),
+    (ticket, member): (Ticket, Member),
+) -> MountClient {
+    let device = Device {
+        filesystem: Arc::clone(&filesystem),
+        device: Arc::new(device),
+        slots: Slots::new(memory),
+        front: Box::new([0; FIXED_BYTES_MAX]),
+    };
+    let mut requests = Requests::new(Arc::clone(&filesystem), device);
+    requests.wants_ring = rings.is_some();
+    let channel = Channel {
+        requests,
+        filesystem,
+        rings,
+        is_polling: false,
+        is_short: false,
+        is_saved: false,
+    };
+    Client::new(ticket.of_address(), member, channel)
 }
 
-impl Channel {
-    /// Makes it, with memory that was got before.
-    pub(super) fn new(filesystem: Arc<FileSystem>, device: OwnedFd, memory: Memory, mut home: Home) -> Self {
-        home.told_size = filesystem.disk.current_size();
-        let device = Device {
-            filesystem: Arc::clone(&filesystem),
-            device: Arc::new(device),
-            slots: Slots::new(memory),
-            front: Box::new([0; FIXED_BYTES_MAX]),
-        };
-        Self {
-            requests: Requests::new(Arc::clone(&filesystem), device),
-            filesystem,
-            rings: None,
-            home,
-            is_polling: false,
-            comes_again: false,
-            is_short: false,
-            is_stopping: false,
-            moving: Moving::No,
-            is_saved: false,
-        }
-    }
+/// Makes the client that continues a mount saved by another daemon.
+pub(super) fn restored(
+    filesystem: Arc<FileSystem>,
+    device: OwnedFd,
+    memory: Memory,
+    places: (Ticket, Member),
+    saved: &SavedMount,
+) -> MountClient {
+    let mut client = client(filesystem, device, (memory, None), places);
+    client.life = Life::Saved(Resume::Serving);
+    client.told_size = saved.size;
+    client.protocol.requests.agreed = saved.agreed;
+    client
+}
 
-    /// Has the kernel ask through rings, if it agrees.
-    pub(super) fn with_rings(mut self, rings: Option<RingMemory>) -> Self {
-        self.requests.wants_ring = rings.is_some();
-        self.rings = rings;
-        self
-    }
-
+impl MountClient {
     /// Takes requests, some at a time.
-    fn take(&mut self, cx: &mut Cx<'_>) {
+    fn read_requests(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..REQUESTS_MAX {
-            if self.is_stopping || self.moving != Moving::No || self.requests.has_refused() {
+            if self.life != Life::Serving || !self.refused.is_empty() {
                 return;
             }
-            match self.requests.transport.read() {
+            match self.protocol.requests.transport.read() {
                 Ok(Some((slot, request))) => self.begin(cx, slot, request),
                 Ok(None) => {
-                    self.is_short = true;
+                    self.protocol.is_short = true;
                     return;
                 }
-                Err(Errno::AGAIN) => return self.rest(cx),
+                Err(Errno::AGAIN) => return self.protocol.rest(cx),
                 // A request that was taken back while it was read.
                 Err(Errno::INTR | Errno::NOENT) => {}
                 // The second one where a request was taken in the moment of the unmount.
@@ -151,9 +122,34 @@ impl Channel {
     }
 
     fn begin(&mut self, cx: &mut Cx<'_>, slot: u16, request: Result<Request, Malformed>) {
-        if let Err(broken) = self.requests.begin(cx, slot, request) {
-            return self.break_off(cx, &broken);
+        let channel = &mut self.protocol;
+        let queue = channel.filesystem.disk.queue;
+        match channel.requests.begin(slot, request) {
+            Ok(Some(bio)) => self.submit(cx, queue, bio),
+            Ok(None) => channel.make_rings(cx),
+            Err(broken) => self.break_off(cx, &broken),
         }
+    }
+
+    /// The filesystem is gone: somebody has unmounted it.
+    #[cold]
+    fn lose(&mut self) {
+        self.life.apply(Event::Finish);
+        self.protocol.filesystem.lose();
+    }
+
+    /// What comes from the kernel cannot be understood.
+    #[cold]
+    fn break_off(&mut self, cx: &mut Cx<'_>, why: &dyn std::fmt::Display) {
+        self.warn(cx.now(), format_args!("not served any more: {why}"));
+        self.life.apply(Event::Finish);
+        self.protocol.filesystem.unmount_and_end();
+    }
+}
+
+impl Channel {
+    /// Has the reactors serve rings, once the kernel has agreed to them.
+    fn make_rings(&mut self, cx: &mut Cx<'_>) {
         if self.requests.agreed.is_some_and(|agreed| agreed.is_ring)
             && let Some(rings) = self.rings.take()
         {
@@ -171,48 +167,6 @@ impl Channel {
 
     fn device(&self) -> &Arc<OwnedFd> {
         &self.requests.transport.device
-    }
-
-    /// The filesystem is gone: somebody has unmounted it.
-    #[cold]
-    fn lose(&mut self) {
-        self.is_stopping = true;
-        self.filesystem.lose();
-    }
-
-    /// What comes from the kernel cannot be understood.
-    #[cold]
-    fn break_off(&mut self, cx: &mut Cx<'_>, why: &dyn std::fmt::Display) {
-        let what = format_args!("{}: not served any more: {why}", self.filesystem.name);
-        self.filesystem.log.warn(cx.now(), what);
-        self.is_stopping = true;
-        self.filesystem.unmount_and_end();
-    }
-
-    fn come_again(&mut self, cx: &Cx<'_>) {
-        if !std::mem::replace(&mut self.comes_again, true) {
-            cx.ring_client().push_nop(AGAIN);
-        }
-    }
-
-    /// Takes note of what has changed around it: the end of the mount, the disk's removal or growth, another daemon.
-    fn look_around(&mut self) {
-        self.is_stopping |= self.filesystem.is_over();
-        if self.home.disk_use.as_ref().is_none_or(Use::is_to_end) {
-            self.is_stopping = true;
-            self.filesystem.unmount_and_end();
-        }
-        self.follow();
-        let size = self.filesystem.disk.current_size();
-        // Who is handed over says what it has told, and no more.
-        if self.moving == Moving::No && std::mem::replace(&mut self.home.told_size, size) != size {
-            // The kernel finds out by itself, a second later.
-            let _ = rustix::io::write(self.device(), &attributes_changed());
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.requests.are_idle()
     }
 }
 
@@ -294,81 +248,109 @@ impl Transport for Device {
     }
 }
 
-impl Service for Channel {
-    fn start(&mut self, cx: &mut Cx<'_>) {
-        self.requests.start(cx);
+impl Protocol for Channel {
+    fn log(&self) -> &Log {
+        &self.filesystem.log
+    }
+
+    fn name(client: &MountClient) -> String {
+        client.protocol.filesystem.name.clone()
+    }
+
+    fn start(client: &mut MountClient, cx: &mut Cx<'_>) -> Result<(), String> {
+        client.protocol.requests.start(cx);
         become_io_flusher(cx, DOOR, FLUSHER);
-        match self.home.begin(cx, &self.filesystem.disk) {
-            Ok(Phase::Serving) => {}
-            Ok(_) => {
-                self.moving = Moving::AtRest;
-                self.home.member.settle(None);
-            }
-            Err(refusal) => return self.break_off(cx, &refusal),
+        let disk = client.protocol.filesystem.disk.clone();
+        client.select(cx, &disk)?;
+        client.disk = Some(disk);
+        client.rest_if_suspended();
+        if client.protocol.filesystem.is_over() {
+            client.life.apply(Event::Finish);
         }
-        self.look_around();
-        self.take(cx);
+        Ok(())
     }
 
-    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
-        for completion in completed {
-            match completion.user {
-                POLL => self.is_polling = false,
-                AGAIN => self.comes_again = false,
-                _ => {}
-            }
-        }
-        self.take(cx);
+    fn on_ring(client: &mut MountClient, _cx: &mut Cx<'_>, completion: &Completion) {
+        client.protocol.is_polling &= completion.user != POLL;
     }
 
-    fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
-        self.requests.finish(bio);
-        if self.is_short {
-            self.come_again(cx);
-            self.is_short = false;
+    fn take_requests(client: &mut MountClient, cx: &mut Cx<'_>) {
+        client.read_requests(cx);
+    }
+
+    fn complete(client: &mut MountClient, cx: &mut Cx<'_>, bio: Bio) {
+        client.protocol.requests.finish(bio);
+        if std::mem::take(&mut client.protocol.is_short) {
+            client.come_again(cx);
         }
     }
 
-    fn on_wake(&mut self, cx: &mut Cx<'_>) {
-        self.look_around();
-        self.requests.take_answers();
-        if std::mem::take(&mut self.is_short) {
-            self.come_again(cx);
+    fn wake(client: &mut MountClient, cx: &mut Cx<'_>) {
+        if client.protocol.filesystem.is_over() {
+            client.life.apply(Event::Finish);
         }
-        self.take(cx);
-    }
-
-    fn on_room(&mut self, cx: &mut Cx<'_>) {
-        if self.requests.submit_refused(cx) {
-            self.take(cx);
+        client.protocol.requests.take_answers();
+        if std::mem::take(&mut client.protocol.is_short) {
+            client.come_again(cx);
         }
     }
 
-    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
-        if self.is_stopping && std::mem::take(&mut self.is_polling) {
+    fn tell_size(client: &mut MountClient) {
+        // The kernel finds out by itself, a second later.
+        let _ = rustix::io::write(client.protocol.device(), &attributes_changed());
+    }
+
+    /// A mount that ends is not handed over.
+    fn is_idle(&self, life: Life) -> bool {
+        life.is_open() && self.requests.transport.is_idle()
+    }
+
+    fn save(client: &mut MountClient) -> Result<Option<Saved>, String> {
+        let channel = &mut client.protocol;
+        channel.is_saved = true;
+        let saved = channel.filesystem.save(client.told_size, channel.requests.agreed);
+        Ok(Some(Saved {
+            door: DOOR,
+            address: channel.filesystem.address().to_owned(),
+            body: saved.bytes(),
+            fds: vec![Arc::clone(channel.device())],
+        }))
+    }
+
+    fn resume(client: &mut MountClient, _cx: &mut Cx<'_>) {
+        client.protocol.is_saved = false;
+        client.protocol.filesystem.ownership().set(true);
+    }
+
+    /// Releases the mount to another daemon. A mount made for a daemon that could not take over
+    /// belongs to nobody.
+    fn leave(client: &mut MountClient) {
+        let channel = &mut client.protocol;
+        if std::mem::take(&mut channel.is_saved) {
+            channel.filesystem.ownership().set(false);
+        }
+        channel.filesystem.unmount_and_end();
+    }
+
+    /// Who comes while it is being unmounted is served; a removed disk is not.
+    fn shut_down(client: &mut MountClient, _cx: &mut Cx<'_>, why: Shutdown) {
+        if why == Shutdown::Disk {
+            client.life.apply(Event::Finish);
+        }
+        client.protocol.filesystem.unmount_and_end();
+    }
+
+    fn wind_up(client: &mut MountClient, cx: &mut Cx<'_>) {
+        if client.life == Life::Gone {
+            client.protocol.filesystem.unmount_and_end();
+        }
+        if std::mem::take(&mut client.protocol.is_polling) {
             cx.ring_client().push_cancel(POLL, CANCEL);
         }
-        if self.moving == Moving::Stopping {
-            self.save_if_at_rest(cx);
-        }
     }
 
-    /// Where who asks has a processor of its own, looking for the next request saves waking this one. Where both share one, looking
-    /// finds nothing, and becomes rare.
-    fn busy(&self) -> bool {
-        !self.is_stopping && self.moving == Moving::No
-    }
-
-    /// Who comes while it is being unmounted is served. What was begun is finished.
-    fn drain(&mut self, _cx: &mut Cx<'_>) {
-        match self.home.member.phase() {
-            Phase::Gone => self.let_go(),
-            _ => self.filesystem.unmount_and_end(),
-        }
-    }
-
-    fn is_finished(&self) -> bool {
-        self.is_stopping && self.filesystem.is_over() && self.is_idle()
+    fn has_ended(&self, _life: Life) -> bool {
+        self.filesystem.is_over() && self.requests.transport.is_idle()
     }
 }
 
@@ -377,13 +359,11 @@ impl Drop for Channel {
         self.requests.give_up();
         // Nobody else serves it.
         self.filesystem.end();
-        self.home.ticket.end_address();
     }
 }
 
 const POLL: u64 = 0;
 const CANCEL: u64 = 1;
-const AGAIN: u64 = 2;
 const FLUSHER: u64 = 3;
 /// Requests that one turn takes before others have theirs.
 const REQUESTS_MAX: usize = 64;

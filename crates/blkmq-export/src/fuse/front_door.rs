@@ -12,7 +12,7 @@ use blkmq_host::engine::Engine;
 use blkmq_host::service::{Service, ServiceFactory};
 use blkmq_tls::Settings;
 
-use super::channel::{Channel, Home};
+use super::channel;
 use super::filesystem::{FileSystem, start_thread};
 use super::mount::{self, Mount, absolute};
 use super::mount_table;
@@ -20,6 +20,7 @@ use super::rights::Way as MountWay;
 use super::ring::RingMemory;
 use super::saved::SavedMount;
 use super::slots::Memory;
+use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
@@ -211,7 +212,7 @@ impl ServedFile {
         rings: Option<RingMemory>,
     ) -> Result<(), String> {
         let common = self.common()?;
-        let home = self.home(&common)?;
+        let places = self.places(&common)?;
         let path = self.path.display();
         let cannot_be = |error: io::Error| format!("{path} cannot be mounted: {error}");
         let (mount, device) = place.mount().map_err(cannot_be)?;
@@ -222,11 +223,11 @@ impl ServedFile {
         let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has mounted another disk there".into()));
         common.handover.add_mount(DOOR, path.to_string(), copy, elsewhere);
         let reactor = ReactorId((self.disk.number as usize % engine.reactors()) as u16);
-        let channel = move || {
-            let channel = Channel::new(filesystem, device, memory, home);
-            Box::new(channel.with_rings(rings)) as Box<dyn Service>
+        let client = move || {
+            let client = channel::client(filesystem, device, (memory, rings), places);
+            Box::new(client) as Box<dyn Service>
         };
-        engine.add_service(reactor, Box::new(channel));
+        engine.add_service(reactor, Box::new(client));
         Ok(())
     }
 
@@ -261,14 +262,14 @@ impl ServedFile {
         }
         let saved = SavedMount::parse(body)?;
         self.compare(&saved)?;
-        let home = self.home(&common)?;
+        let places = self.places(&common)?;
         let mount = Mount::inherited(self.path.clone(), &saved);
         self.note_mounted(&mount, &common);
         let filesystem = FileSystem::restored(self.disk.clone(), mount, &saved, &common, &self.log);
         let filesystem = Arc::new(filesystem);
         let _ = self.filesystem.set(Arc::clone(&filesystem));
         Ok(Box::new(move || {
-            Box::new(Channel::restored(filesystem, device, memory, home, &saved))
+            Box::new(channel::restored(filesystem, device, memory, places, &saved))
         }))
     }
 
@@ -295,10 +296,11 @@ impl ServedFile {
         }
     }
 
-    fn home(&self, common: &Arc<Common>) -> Result<Home, String> {
+    /// The mount's places in the counts of connections and in a hand-over.
+    fn places(&self, common: &Arc<Common>) -> Result<(Ticket, Member), String> {
         let ticket = common.connections.readmit(self.address);
         let ticket = ticket.map_err(|refusal| refusal.to_string())?;
-        Ok(Home::new(ticket, Member::new(&common.handover)))
+        Ok((ticket, Member::new(&common.handover)))
     }
 
     fn common(&self) -> Result<Arc<Common>, String> {

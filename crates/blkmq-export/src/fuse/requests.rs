@@ -1,7 +1,6 @@
 //! Decides what a request asks of the disk: an answer at once, a bio, or a question about
 //! allocation; and what is answered when the bio or the question has ended.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
@@ -58,8 +57,6 @@ pub(super) struct Requests<T> {
     pub(super) agreed: Option<Agreed>,
     /// FUSE over io_uring is negotiated if the kernel offers it.
     pub(super) wants_ring: bool,
-    /// Bios for which the queue had no room.
-    refused: VecDeque<Bio>,
     asker: Option<Arc<Asker>>,
 }
 
@@ -99,7 +96,6 @@ impl<T: Transport> Requests<T> {
             transport,
             agreed: None,
             wants_ring: false,
-            refused: VecDeque::with_capacity(SLOTS.into()),
             asker: None,
         }
     }
@@ -110,26 +106,15 @@ impl<T: Transport> Requests<T> {
         self.asker = Some(Arc::new(Asker::new(cx.waker())));
     }
 
-    /// Returns whether bios wait for room.
-    pub(super) fn has_refused(&self) -> bool {
-        !self.refused.is_empty()
-    }
-
-    /// Returns whether no request is under way.
-    pub(super) fn are_idle(&self) -> bool {
-        self.transport.is_idle() && self.refused.is_empty()
-    }
-
-    /// Handles a request, whose data lies in the slot.
+    /// Handles a request, whose data lies in the slot. Returns the bio that it needs, if it needs one.
     ///
     /// # Errors
     /// The request, or all that follows, cannot be decoded.
     pub(super) fn begin(
         &mut self,
-        cx: &mut Cx<'_>,
         slot: u16,
         request: Result<Request, Malformed>,
-    ) -> Result<(), Broken> {
+    ) -> Result<Option<Bio>, Broken> {
         let Request { unique, call } = request.map_err(Broken::Malformed)?;
         let disk = &self.filesystem.disk;
         let begun = match call {
@@ -139,21 +124,24 @@ impl<T: Transport> Requests<T> {
             Call::Fallocate { offset, len, mode } => zero(disk, offset, len, mode),
             Call::Lseek { offset, whence } => {
                 self.seek(slot, unique, offset, whence);
-                return Ok(());
+                return Ok(None);
             }
-            _ => return self.answer_at_once(slot, unique, call),
+            _ => {
+                self.answer_at_once(slot, unique, call)?;
+                return Ok(None);
+            }
         };
         let answered = &mut self.transport;
         match begun {
             Ok((bio, work)) => {
                 self.transport.take(slot, unique, work);
-                self.submit(cx, slot, bio);
+                return Ok(Some(self.lend(slot, bio)));
             }
             Err(End::Errno(errno)) => answered.answer(slot, unique, errno, &[]),
             Err(End::Read) => answered.answer(slot, unique, 0, &[]),
             Err(End::Written(len)) => answered.answer(slot, unique, 0, &write_answer(len)),
         }
-        Ok(())
+        Ok(None)
     }
 
     fn answer_at_once(&mut self, slot: u16, unique: u64, call: Call) -> Result<(), Broken> {
@@ -198,27 +186,15 @@ impl<T: Transport> Requests<T> {
         Ok(())
     }
 
-    fn submit(&mut self, cx: &mut Cx<'_>, index: u16, mut bio: Bio) {
+    /// Lends a bio the memory of its slot.
+    fn lend(&mut self, index: u16, mut bio: Bio) -> Bio {
         match bio.op {
             Op::Read => bio.data = self.transport.lend_for_read(index, bio.len as usize),
             Op::Write => bio.data = self.transport.lend_write(index, bio.len as usize),
             _ => {}
         }
         bio.cookie = index.into();
-        if let Err(bio) = cx.submit(self.filesystem.disk.queue, bio) {
-            self.refused.push_back(bio);
-        }
-    }
-
-    /// Submits the bios that were refused before. Returns whether there was room for all.
-    pub(super) fn submit_refused(&mut self, cx: &mut Cx<'_>) -> bool {
-        while let Some(bio) = self.refused.pop_front() {
-            if let Err(bio) = cx.submit(self.filesystem.disk.queue, bio) {
-                self.refused.push_front(bio);
-                return false;
-            }
-        }
-        true
+        bio
     }
 
     /// Answers the request of a bio that has ended.

@@ -1,4 +1,4 @@
-//! Decides how rings serve a mount where the kernel has FUSE over io_uring enabled: one ring on
+//! How rings serve a mount where the kernel has FUSE over io_uring enabled: one ring on
 //! each reactor, with the queues of some processors. A processor's requests come to that
 //! processor's queue, so a reactor runs on the processors whose queues it has: then no request has
 //! to wake another processor. `channel` negotiates this with the kernel, and reads what still comes
@@ -16,7 +16,6 @@ use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Data};
 use blkmq_core::ids::ReactorId;
-use blkmq_host::disk::Use;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
@@ -27,9 +26,13 @@ use super::front_door::DOOR;
 use super::protocol::{RING_HEADER_BYTES, Request, commit_id, put_ring_answer};
 use super::requests::{Requests, Transport};
 use super::slots::Work;
+use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::command_ring::{CommandRing, Ended, FREE_USER, Watch};
 use crate::common::io_flusher::become_io_flusher;
+use crate::common::life::{Event, Life};
+use crate::common::log::Log;
 use crate::common::sys::Buffer;
+use crate::handover::Saved;
 
 pub(super) use self::memory::RingMemory;
 use self::memory::{HEADER_BYTES, OfReactor};
@@ -43,8 +46,11 @@ pub(super) fn spawn(
 ) {
     for (number, part) in (0..).zip(memory.into_parts()) {
         let (filesystem, device) = (Arc::clone(filesystem), Arc::clone(device));
-        let channel = move || Box::new(RingChannel::new(filesystem, device, part)) as Box<dyn Service>;
-        cx.spawn_on(ReactorId(number), Box::new(channel));
+        let client = move || {
+            let ring = RingChannel::new(filesystem, device, part);
+            Box::new(Client::part(None, ring)) as Box<dyn Service>
+        };
+        cx.spawn_on(ReactorId(number), Box::new(client));
     }
 }
 
@@ -54,11 +60,9 @@ struct RingChannel {
     requests: Requests<Entries>,
     processors: Vec<usize>,
     bound: Option<Bound>,
-    disk_use: Option<Use>,
     /// Kept to reuse its memory.
     ended: Vec<Ended>,
     watch: Watch,
-    is_stopping: bool,
 }
 
 /// The entries of a ring.
@@ -106,38 +110,34 @@ impl RingChannel {
             filesystem,
             processors,
             bound: None,
-            disk_use: None,
             watch: Watch::default(),
-            is_stopping: false,
         }
     }
+}
 
-    /// Takes the requests that have come.
-    fn take(&mut self, cx: &mut Cx<'_>) {
-        if self.requests.has_refused() {
-            return;
-        }
-        let mut ended = std::mem::take(&mut self.ended);
-        self.requests.transport.ring.take(&mut ended);
-        for ended in ended.drain(..) {
-            self.take_one(cx, ended);
-        }
-        self.ended = ended;
-    }
+/// One of the parts of a mount's client: the channel that has the descriptor is the one that is
+/// counted, and handed over.
+type RingClient = Client<RingChannel>;
 
+impl RingClient {
     fn take_one(&mut self, cx: &mut Cx<'_>, ended: Ended) {
         let slot = ended.user as u16;
-        let entries = &mut self.requests.transport;
+        let ring = &mut self.protocol;
+        let entries = &mut ring.requests.transport;
         match ended.result {
             // After the end, the kernel is to abort new requests.
-            0 if self.is_stopping => entries.lose(slot),
+            0 if self.life != Life::Serving => entries.lose(slot),
             0 => {
                 let request = entries.receive(slot);
-                if let Err(broken) = self.requests.begin(cx, slot, request) {
-                    self.requests.transport.settle(slot);
-                    let what = format_args!("{}: not served any more: {broken}", self.filesystem.name);
-                    self.filesystem.log.warn(cx.now(), what);
-                    self.filesystem.unmount_and_end();
+                let queue = ring.filesystem.disk.queue;
+                match ring.requests.begin(slot, request) {
+                    Ok(Some(bio)) => self.submit(cx, queue, bio),
+                    Ok(None) => {}
+                    Err(broken) => {
+                        ring.requests.transport.settle(slot);
+                        ring.filesystem.unmount_and_end();
+                        self.warn(cx.now(), format_args!("not served any more: {broken}"));
+                    }
                 }
             }
             // The filesystem is gone; the channel that has its descriptor reports that.
@@ -145,72 +145,102 @@ impl RingChannel {
             error => {
                 entries.lose(slot);
                 let error = std::io::Error::from_raw_os_error(-error);
-                let what = format_args!("{}: an entry of its ring is lost: {error}", self.filesystem.name);
-                self.filesystem.log.warn(cx.now(), what);
+                self.warn(cx.now(), format_args!("lost an entry of its ring: {error}"));
             }
-        }
-    }
-
-    fn look_around(&mut self) {
-        self.is_stopping |= self.filesystem.is_over();
-        if self.disk_use.as_ref().is_none_or(Use::is_to_end) {
-            self.filesystem.unmount_and_end();
         }
     }
 }
 
-impl Service for RingChannel {
-    fn start(&mut self, cx: &mut Cx<'_>) {
-        self.bound = Bound::to(&self.processors);
-        self.disk_use = self.filesystem.disk.users.enter_as_part(cx.waker());
-        self.requests.start(cx);
-        become_io_flusher(cx, DOOR, FREE_USER);
-        self.look_around();
-        self.requests.transport.register();
-    }
-
-    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
-        for completion in completed {
-            self.watch.note(completion);
-        }
-        self.take(cx);
-    }
-
-    fn on_end(&mut self, _cx: &mut Cx<'_>, bio: Bio) {
-        self.requests.finish(bio);
-    }
-
-    fn on_wake(&mut self, _cx: &mut Cx<'_>) {
-        self.look_around();
-        self.requests.take_answers();
-    }
-
-    fn on_room(&mut self, cx: &mut Cx<'_>) {
-        if self.requests.submit_refused(cx) {
-            self.take(cx);
-        }
-    }
-
-    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
-        let ring = &self.requests.transport.ring;
-        let is_full = !ring.submit();
-        if self.is_stopping {
-            return self.watch.end(cx.ring_client());
-        }
-        let takes = !self.requests.has_refused();
-        self.watch.keep(cx.ring_client(), ring, is_full, takes);
-    }
-
+impl Protocol for RingChannel {
     /// The processor is left to the asking process: the reactor would poll on it.
-    fn busy(&self) -> bool {
-        false
+    const POLLS: bool = false;
+
+    fn log(&self) -> &Log {
+        &self.filesystem.log
     }
 
-    /// The channel that has the descriptor handles this.
-    fn drain(&mut self, _cx: &mut Cx<'_>) {}
+    fn name(client: &RingClient) -> String {
+        client.protocol.filesystem.name.clone()
+    }
 
-    fn is_finished(&self) -> bool {
-        self.is_stopping && self.requests.are_idle()
+    fn start(client: &mut RingClient, cx: &mut Cx<'_>) -> Result<(), String> {
+        let ring = &mut client.protocol;
+        ring.bound = Bound::to(&ring.processors);
+        ring.requests.start(cx);
+        become_io_flusher(cx, DOOR, FREE_USER);
+        let disk = ring.filesystem.disk.clone();
+        if client.select(cx, &disk).is_err() {
+            client.protocol.filesystem.unmount_and_end();
+        }
+        client.disk = Some(disk);
+        client.protocol.requests.transport.register();
+        if client.protocol.filesystem.is_over() {
+            client.life.apply(Event::Finish);
+        }
+        Ok(())
+    }
+
+    fn on_ring(client: &mut RingClient, _cx: &mut Cx<'_>, completion: &Completion) {
+        client.protocol.watch.note(completion);
+    }
+
+    fn take_requests(client: &mut RingClient, cx: &mut Cx<'_>) {
+        if !client.refused.is_empty() {
+            return;
+        }
+        let mut ended = std::mem::take(&mut client.protocol.ended);
+        client.protocol.requests.transport.ring.take(&mut ended);
+        for ended in ended.drain(..) {
+            client.take_one(cx, ended);
+        }
+        client.protocol.ended = ended;
+    }
+
+    fn complete(client: &mut RingClient, _cx: &mut Cx<'_>, bio: Bio) {
+        client.protocol.requests.finish(bio);
+    }
+
+    fn wake(client: &mut RingClient, _cx: &mut Cx<'_>) {
+        if client.protocol.filesystem.is_over() {
+            client.life.apply(Event::Finish);
+        }
+        client.protocol.requests.take_answers();
+    }
+
+    fn end_of_batch(client: &mut RingClient, cx: &mut Cx<'_>) {
+        let (takes, is_ending) = (client.refused.is_empty(), client.life.is_ending());
+        let RingChannel { requests, watch, .. } = &mut client.protocol;
+        let ring = &requests.transport.ring;
+        let is_full = !ring.submit();
+        if !is_ending {
+            watch.keep(cx.ring_client(), ring, is_full, takes);
+        }
+    }
+
+    fn is_idle(&self, _life: Life) -> bool {
+        self.requests.transport.is_idle()
+    }
+
+    /// The channel that has the descriptor handles hand-overs.
+    fn save(_client: &mut RingClient) -> Result<Option<Saved>, String> {
+        Ok(None)
+    }
+
+    fn resume(_client: &mut RingClient, _cx: &mut Cx<'_>) {}
+
+    /// The channel that has the descriptor handles the end of the daemon.
+    fn shut_down(client: &mut RingClient, _cx: &mut Cx<'_>, why: Shutdown) {
+        if why == Shutdown::Disk {
+            client.protocol.filesystem.unmount_and_end();
+        }
+    }
+
+    fn wind_up(client: &mut RingClient, cx: &mut Cx<'_>) {
+        client.protocol.watch.end(cx.ring_client());
+    }
+
+    fn has_ended(&self, _life: Life) -> bool {
+        self.requests.transport.is_idle()
     }
 }
 

@@ -386,6 +386,7 @@ impl ServedDevice {
         first.others = queues.collect();
         Box::new(move || {
             let parts = parts.expect("a device has a queue at least");
+            first.ticket = first.ticket.of_address();
             Box::new(Queue::new(device, parts, Some(first))) as Box<dyn Service>
         })
     }

@@ -364,9 +364,6 @@ impl Drop for Queue {
         }
         // No other daemon serves it.
         self.device.ask_end(Reason::Removed);
-        if let Some(first) = &self.first {
-            first.ticket.end_address();
-        }
     }
 }
 

@@ -175,8 +175,7 @@ fn an_address_whose_mount_is_gone_is_listed_as_gone_until_it_is_closed() {
     let connections = connections(10, 1, 1);
     let ticket = connections.readmit(0).expect("there is room");
     assert_eq!(connections.stats()[0].state, AddressState::Served);
-    ticket.end_address();
-    drop(ticket);
+    drop(ticket.of_address());
     let stats = connections.stats();
     assert_eq!((stats[0].state, stats[0].open), (AddressState::Gone, 0));
     connections.remove_address(0);

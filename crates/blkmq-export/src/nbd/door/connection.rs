@@ -33,7 +33,7 @@ use super::receive::Receive;
 use super::slots::Slots;
 use super::transmit::{Sent, Transmit};
 use super::wire::Wire;
-use crate::common::client::{Client, Protocol};
+use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::life::{Event, Life};
 use crate::common::listener::Admitted;
 use crate::common::log::Log;
@@ -259,7 +259,11 @@ impl Protocol for Connection {
         client.watch_socket(cx);
     }
 
-    fn shut_down(client: &mut NbdClient, cx: &mut Cx<'_>) {
+    fn shut_down(client: &mut NbdClient, cx: &mut Cx<'_>, why: Shutdown) {
+        if why == Shutdown::Disk {
+            client.info(cx.now(), format_args!("closed: the disk is removed"));
+        }
+        client.life.apply(Event::Finish);
         client.protocol.session.shut_down();
         client.protocol.deadlines.draining_since = Some(cx.now());
     }
