@@ -19,14 +19,14 @@ use blkmq_host::disk::{Disk, QueueId, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
-use super::admission::Ticket;
+use super::admission::{self, Ticket};
 use super::life::{Event, Life, Resume};
 use super::log::Log;
 use super::predecessors::{Disks, Membership, Refusal, SessionName};
 use crate::handover::{Member, Phase, Saved};
 
 /// A client. Its protocol's own functions have access to all of it.
-pub(crate) struct Client<P> {
+pub(crate) struct Client<P: Protocol> {
     pub(crate) life: Life,
     /// Its entry in the counts of connections, unless it is a part of a client that has one.
     ticket: Option<Ticket>,
@@ -107,6 +107,9 @@ pub(crate) trait Protocol: Sized {
     /// Returns whether nothing of a client that ends is under way.
     fn has_ended(&self, life: Life) -> bool;
 
+    /// The client is dropped. Its place in the counts is free when its ticket is dropped.
+    fn end(_client: &mut Client<Self>, _ticket: Option<Ticket>) {}
+
     /// The next time at which the client is too late with something, and what the log says then.
     fn deadline(_client: &mut Client<Self>, _now: Instant) -> Option<(Instant, &'static str)> {
         None
@@ -124,10 +127,9 @@ pub(crate) enum Shutdown {
 
 impl<P: Protocol> Client<P> {
     pub(crate) fn new(ticket: Ticket, member: Member, protocol: P) -> Self {
-        Self {
-            ticket: Some(ticket),
-            ..Self::part(Some(member), protocol)
-        }
+        let mut client = Self::part(Some(member), protocol);
+        client.ticket = Some(ticket);
+        client
     }
 
     /// Makes a part of a client that has more than one: another part counts as the connection.
@@ -146,23 +148,40 @@ impl<P: Protocol> Client<P> {
         }
     }
 
-    /// Makes it a user of a disk.
+    /// Counts it among the clients of a disk's group, and makes it a user of the disk.
     ///
     /// # Errors
     /// Why it may not.
     pub(crate) fn select(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<(), String> {
-        self.disk_use = match &mut self.ticket {
+        self.count_among(disk).map_err(|refusal| refusal.to_string())?;
+        self.use_disk(cx, disk)
+    }
+
+    /// Counts it among the clients of a disk's group. One that another daemon has saved was counted
+    /// there.
+    ///
+    /// # Errors
+    /// The group may have no more.
+    pub(crate) fn count_among(&mut self, disk: &Disk) -> Result<(), admission::Refusal> {
+        match &mut self.ticket {
+            Some(ticket) if self.life.is_at_rest() => ticket.reselect(disk.tenant),
+            Some(ticket) => ticket.select(disk.tenant)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Makes it a user of a disk.
+    ///
+    /// # Errors
+    /// The disk is removed.
+    pub(crate) fn use_disk(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<(), String> {
+        if !self.life.is_at_rest() {
+            self.told_size = disk.current_size();
+        }
+        self.disk_use = match &self.ticket {
+            Some(_) => disk.users.enter(cx.waker()),
             None => disk.users.enter_as_part(cx.waker()),
-            Some(ticket) => {
-                if self.life.is_at_rest() {
-                    ticket.reselect(disk.tenant);
-                } else {
-                    self.told_size = disk.current_size();
-                    let selected = ticket.select(disk.tenant);
-                    selected.map_err(|refusal| refusal.to_string())?;
-                }
-                disk.users.enter(cx.waker())
-            }
         };
         if self.disk_use.is_none() {
             return Err("the disk is removed".to_owned());
@@ -184,7 +203,7 @@ impl<P: Protocol> Client<P> {
         self.member.as_ref().map_or(Phase::Serving, Member::phase)
     }
 
-    /// Enters the sessions of the disk, and says in [`Life`] whether earlier ones have to end first.
+    /// Enters the sessions of a disk: earlier ones may have to end first.
     ///
     /// # Errors
     /// Why it may not.
@@ -196,16 +215,17 @@ impl<P: Protocol> Client<P> {
         (socket, name): (&Arc<OwnedFd>, Option<SessionName>),
     ) -> Result<(), Refusal> {
         let mut session = sessions.enter(disk.number, socket, name, &cx.waker())?;
-        // All requests of other clients ended before they were handed over; and a client that could
-        // write nothing leaves nothing to wait for.
-        if self.life.is_at_rest() || disk.read_only {
+        // All requests of other clients ended before they were handed over.
+        if self.life.is_at_rest() {
             session.wait_for_nobody();
-        }
-        if session.must_wait() {
-            self.life.apply(Event::Queue);
         }
         self.session = Some(session);
         Ok(())
+    }
+
+    /// Returns whether earlier sessions of the disk have to end first.
+    pub(crate) fn must_wait(&mut self) -> bool {
+        self.session.as_mut().is_some_and(Membership::must_wait)
     }
 
     /// Submits a bio, now or as soon as there is room.
@@ -263,11 +283,11 @@ impl<P: Protocol> Client<P> {
         }
         self.life.apply(Event::Settle);
         let saved = P::save(self);
-        self.report(saved);
+        self.report_rest(saved);
     }
 
-    /// Reports for the hand-over that the client is at rest, or why it cannot be.
-    fn report(&self, saved: Result<Option<Saved>, String>) {
+    /// Tells the hand-over that the client is at rest, or why it cannot be.
+    fn report_rest(&self, saved: Result<Option<Saved>, String>) {
         let Some(member) = &self.member else { return };
         match saved {
             Ok(saved) => member.settle(saved),
@@ -288,7 +308,7 @@ impl<P: Protocol> Client<P> {
         if self.life.is_open() && self.disk_use.as_ref().is_some_and(Use::is_to_end) {
             P::shut_down(self, cx, Shutdown::Disk);
         }
-        if self.life.is_queued() && !self.session.as_mut().is_some_and(Membership::must_wait) {
+        if self.life.is_queued() && !self.must_wait() {
             self.life.apply(Event::Serve);
         }
         if self.life == Life::Serving
@@ -312,11 +332,11 @@ impl<P: Protocol> Service for Client<P> {
         }
         if let Err(why) = P::start(self, cx) {
             self.warn(cx.now(), format_args!("closed: {why}"));
-            self.report(Err(why));
+            self.report_rest(Err(why));
             return self.life.apply(Event::Lose);
         }
         if self.life.is_at_rest() {
-            return self.report(Ok(None));
+            return self.report_rest(Ok(None));
         }
         self.life.apply(Event::Serve);
         self.follow(cx);
@@ -400,6 +420,13 @@ impl<P: Protocol> Service for Client<P> {
 
     fn is_finished(&self) -> bool {
         self.life.is_ending() && self.refused.is_empty() && self.protocol.has_ended(self.life)
+    }
+}
+
+impl<P: Protocol> Drop for Client<P> {
+    fn drop(&mut self) {
+        let ticket = self.ticket.take();
+        P::end(self, ticket);
     }
 }
 

@@ -1,6 +1,6 @@
-//! Decides how one front end's connection is served on its reactor: messages are received whole,
-//! wait until the rings that they touch have ended, and are answered one after the other. Rings
-//! that are ready become services of their own, spread over the reactors.
+//! A front end's connection as a protocol of `Client`: messages are received whole, wait until the
+//! rings that they touch have ended, and are answered one after the other. Rings that are ready become
+//! services of their own, spread over the reactors.
 
 pub(super) mod moving;
 
@@ -11,30 +11,36 @@ use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
-use blkmq_core::time::Nanos;
-use blkmq_host::disk::{Disk, Use};
+use blkmq_core::time::{Instant, Nanos};
+use blkmq_host::disk::Disk;
 use blkmq_host::ring::Completion;
-use blkmq_host::service::{Cx, Service};
+use blkmq_host::service::Cx;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use self::moving::Moving;
 use super::codec::{BODY_BYTES_MAX, FDS_MAX, HEADER_BYTES, Header, Message};
 use super::descriptors::{Descriptors, closes_at_once, receive};
 use super::device::{Answer, Device, Touched};
 use super::queue::Queue;
 use crate::common::admission::Ticket;
+use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::descriptors;
 use crate::common::dialer::{Dialed, Held};
+use crate::common::life::{Event, Life};
 use crate::common::listener::Admitted;
 use crate::common::log::Log;
 use crate::common::peer::peer;
-use crate::common::predecessors::{Disks, Membership};
-use crate::handover::Member;
+use crate::common::predecessors::Disks;
+use crate::common::readiness::Readiness;
+use crate::handover::Saved;
 
-/// One front end.
+/// A front end.
+pub(super) type FrontEnd = Client<Connection>;
+
+/// The socket of one front end, and the device that it has set up.
 pub(super) struct Connection {
     socket: Arc<OwnedFd>,
+    readiness: Readiness,
     peer: String,
     device: Device,
     /// A message as far as it was received: the header, then the body; with its descriptors.
@@ -44,32 +50,14 @@ pub(super) struct Connection {
     unwanted: Vec<OwnedFd>,
     /// A message that waits for rings to end.
     pending: Option<(Header, Message, Descriptors)>,
+    /// Its rings may be served: it counts among the clients of the disk's group.
     is_selected: bool,
-    is_closing: bool,
-    is_polling: bool,
-    is_readable: bool,
-    comes_again: bool,
-    /// Its entry in the counts of connections.
-    ticket: Option<Ticket>,
-    /// How far the hand-over to another daemon is.
-    moving: Moving,
-    /// Another daemon has saved it.
-    is_restored: bool,
     /// Another daemon continues it.
     is_others: bool,
-    address: Arc<str>,
-    member: Member,
-    /// The front ends that have rings of a disk, including this one.
-    disks: Arc<Disks>,
-    place: Option<Membership>,
-    /// The registration as a user of the disk.
-    disk_use: Option<Use>,
-    log: Arc<Log>,
-    handshake_deadline: Nanos,
+    started_at: Instant,
+    shared: Shared,
     /// Makes the dialer connect to the front end again when it is dropped.
     _held: Option<Held>,
-    /// The size that the front end was told, or has found.
-    told_size: u64,
 }
 
 /// What the connections of an address share.
@@ -84,154 +72,149 @@ pub(super) struct Shared {
     pub(super) dialed: Option<Arc<Dialed>>,
 }
 
-impl Connection {
-    pub(super) fn new(client: Admitted, disk: Disk, shared: Shared) -> Self {
-        let Shared {
-            disks,
-            log,
-            handshake_deadline,
-            address,
-            dialed,
-        } = shared;
-        descriptors::allow(&client.socket);
-        Self {
-            peer: peer(&client.socket, client.is_tcp),
-            socket: Arc::new(client.socket),
-            told_size: disk.current_size(),
-            _held: dialed.as_ref().map(Dialed::hold),
-            device: Device::new(disk),
-            received: Vec::with_capacity(HEADER_BYTES + BODY_BYTES_MAX),
-            fds: Descriptors::default(),
-            unwanted: Vec::new(),
-            pending: None,
-            is_selected: false,
-            is_closing: false,
-            is_polling: false,
-            is_readable: true,
-            comes_again: false,
-            ticket: Some(client.ticket),
-            moving: Moving::No,
-            is_restored: false,
-            is_others: false,
-            address,
-            member: client.member,
-            disks,
-            place: None,
-            disk_use: None,
-            log,
-            handshake_deadline,
-        }
-    }
+/// What a connection has for the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A whole message.
+    Message,
+    /// Nothing: more bytes or the end of a ring are waited for, or the connection ends.
+    Wait,
+}
 
+/// Makes the client of a socket that was admitted.
+pub(super) fn client(admitted: Admitted, disk: Disk, shared: Shared) -> FrontEnd {
+    descriptors::allow(&admitted.socket);
+    let connection = Connection {
+        peer: peer(&admitted.socket, admitted.is_tcp),
+        socket: Arc::new(admitted.socket),
+        readiness: Readiness::new(),
+        device: Device::new(disk),
+        received: Vec::with_capacity(HEADER_BYTES + BODY_BYTES_MAX),
+        fds: Descriptors::default(),
+        unwanted: Vec::new(),
+        pending: None,
+        is_selected: false,
+        is_others: false,
+        started_at: Instant::default(),
+        _held: shared.dialed.as_ref().map(Dialed::hold),
+        shared,
+    };
+    Client::new(admitted.ticket, admitted.member, connection)
+}
+
+impl FrontEnd {
     /// Receives messages and executes them, a few at a time.
-    fn take_in(&mut self, cx: &mut Cx<'_>) {
+    fn receive_messages(&mut self, cx: &mut Cx<'_>) {
         for _ in 0..MESSAGES_MAX {
-            if self.is_closing || self.moving != Moving::No {
+            if self.life != Life::Serving {
                 return;
             }
-            if self.pending.is_none() && !self.receive(cx) {
+            if self.protocol.pending.is_none() && self.receive(cx) == Step::Wait {
                 return;
             }
-            if !self.handle(cx) {
+            if self.handle(cx) == Step::Wait {
                 return;
             }
         }
-        if !std::mem::replace(&mut self.comes_again, true) {
-            cx.ring_client().push_nop(AGAIN);
-        }
+        self.come_again(cx);
     }
 
-    /// Receives a message. Returns whether it is whole.
-    fn receive(&mut self, cx: &mut Cx<'_>) -> bool {
+    /// Receives a message.
+    fn receive(&mut self, cx: &mut Cx<'_>) -> Step {
         loop {
-            let header = match self.received.first_chunk::<HEADER_BYTES>().map(Header::parse) {
+            let received = &self.protocol.received;
+            let header = match received.first_chunk::<HEADER_BYTES>().map(Header::parse) {
                 Some(Ok(header)) => Some(header),
                 Some(Err(error)) => {
                     self.close(cx, &error);
-                    return false;
+                    return Step::Wait;
                 }
                 None => None,
             };
             let wanted = HEADER_BYTES + header.map_or(0, |header| header.bytes);
             if let Some(header) = header
-                && self.received.len() == wanted
+                && received.len() == wanted
             {
                 return self.parse(cx, header);
             }
-            if !self.is_readable || !self.receive_up_to(cx, wanted) {
-                return false;
+            if !self.protocol.readiness.is_readable || !self.receive_up_to(cx, wanted) {
+                return Step::Wait;
             }
         }
     }
 
-    fn parse(&mut self, cx: &mut Cx<'_>, header: Header) -> bool {
-        let fds = std::mem::take(&mut self.fds);
-        let parsed = Message::parse(header, &self.received[HEADER_BYTES..], fds.len());
-        self.received.clear();
+    fn parse(&mut self, cx: &mut Cx<'_>, header: Header) -> Step {
+        let Connection {
+            received,
+            fds,
+            pending,
+            ..
+        } = &mut self.protocol;
+        let fds = std::mem::take(fds);
+        let parsed = Message::parse(header, &received[HEADER_BYTES..], fds.len());
+        received.clear();
         match parsed {
             Ok(message) => {
-                self.pending = Some((header, message, fds));
-                true
+                *pending = Some((header, message, fds));
+                Step::Message
             }
             Err(error) => {
                 self.close(cx, &error);
-                false
+                Step::Wait
             }
         }
     }
 
     /// Receives bytes up to a length, and descriptors. Returns whether there were any.
     fn receive_up_to(&mut self, cx: &mut Cx<'_>, wanted: usize) -> bool {
-        let at = self.received.len();
-        self.received.resize(wanted, 0);
+        let connection = &mut self.protocol;
+        let at = connection.received.len();
+        connection.received.resize(wanted, 0);
         let mut came = Vec::new();
-        let received = receive(&self.socket, &mut self.received[at..], &mut came);
-        self.received.truncate(at + received.unwrap_or(0));
+        let received = receive(&connection.socket, &mut connection.received[at..], &mut came);
+        connection.received.truncate(at + received.unwrap_or(0));
         let (known, unwanted) = came.into_iter().partition(closes_at_once);
-        self.unwanted = unwanted;
-        self.fds.extend::<Vec<OwnedFd>>(known);
+        connection.unwanted = unwanted;
+        connection.fds.extend::<Vec<OwnedFd>>(known);
         match received {
-            _ if !self.unwanted.is_empty() => {
+            _ if !connection.unwanted.is_empty() => {
                 self.close(
                     cx,
                     &"a descriptor that is neither shared memory, nor an event, nor an empty unix stream",
                 );
             }
-            Ok(_) if self.fds.len() > FDS_MAX => self.close(cx, &"more descriptors than a message has"),
-            Ok(0) => self.is_closing = true,
+            Ok(_) if connection.fds.len() > FDS_MAX => {
+                self.close(cx, &"more descriptors than a message has");
+            }
+            Ok(0) => self.life.apply(Event::Lose),
             Ok(_) => return true,
-            Err(Errno::AGAIN) => self.is_readable = false,
+            Err(Errno::AGAIN) => connection.readiness.is_readable = false,
             Err(Errno::INTR) => return true,
             Err(errno) => self.close(cx, &errno),
         }
         false
     }
 
-    /// Executes the pending message, if the rings that it touches have ended. Returns whether they
-    /// have.
-    fn handle(&mut self, cx: &mut Cx<'_>) -> bool {
-        let Some((_, message, _)) = &self.pending else {
-            return true;
+    /// Executes the pending message, if the rings that it touches have ended.
+    fn handle(&mut self, cx: &mut Cx<'_>) -> Step {
+        let Connection { device, pending, .. } = &mut self.protocol;
+        let has_ended =
+            |(_, message, _): &mut (Header, Message, Descriptors)| device.stop(&Device::touched(message));
+        let Some((header, message, fds)) = pending.take_if(has_ended) else {
+            return Step::Wait;
         };
-        if !self.device.stop(&Device::touched(message)) {
-            return false;
-        }
-        let Some((header, message, fds)) = self.pending.take() else {
-            return true;
-        };
-        match self.device.handle(message, fds) {
+        match device.handle(message, fds) {
             Ok(answer) => self.answer(cx, header, answer),
             Err(refusal) => {
-                let what = format_args!("{}: {refusal}", self.name());
-                self.log.warn(cx.now(), what);
+                self.report(cx, format_args!("{refusal}"));
                 match header.needs_reply {
                     true => self.send(cx, header, &1_u64.to_ne_bytes(), None),
-                    false => self.is_closing = true,
+                    false => self.life.apply(Event::Lose),
                 }
             }
         }
         self.start_rings(cx);
-        true
+        Step::Message
     }
 
     fn answer(&mut self, cx: &mut Cx<'_>, header: Header, answer: Answer) {
@@ -262,7 +245,12 @@ impl Connection {
             ancillary.push(SendAncillaryMessage::ScmRights(&fds));
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(&self.socket, &[IoSlice::new(&reply)], &mut ancillary, flags) {
+        match sendmsg(
+            &self.protocol.socket,
+            &[IoSlice::new(&reply)],
+            &mut ancillary,
+            flags,
+        ) {
             Ok(sent) if sent == reply.len() => {}
             Ok(_) | Err(Errno::AGAIN) => self.close(cx, &"it does not receive its replies"),
             Err(errno) => self.close(cx, &errno),
@@ -271,28 +259,25 @@ impl Connection {
 
     /// Serves every ring that can be, as soon as nobody writes to it any more who was there before.
     fn start_rings(&mut self, cx: &mut Cx<'_>) {
-        if self.is_closing || self.moving != Moving::No || !self.device.has_ready() || !self.may_start(cx) {
+        if self.life != Life::Serving || !self.protocol.device.has_ready() || !self.may_start(cx) {
             return;
         }
-        let ready = self.device.start(|| cx.waker());
+        let ready = self.protocol.device.start(|| cx.waker());
         self.note_ends(cx);
-        for (index, at) in self.device.take_unheard() {
+        for (index, at) in self.protocol.device.take_unheard() {
             let what = format_args!(
-                "{}: ring {index} is not served: its parts at {:#x}, {:#x} and {:#x} do not lie in the memory that is shared",
-                self.name(),
-                at.desc,
-                at.avail,
-                at.used
+                "ring {index} is not served: its parts at {:#x}, {:#x} and {:#x} do not lie in the memory that is shared",
+                at.desc, at.avail, at.used
             );
-            self.log.warn(cx.now(), what);
+            self.report(cx, what);
         }
         let to_repeat: usize = ready.iter().map(|(_, start)| start.ring.to_repeat()).sum();
         if to_repeat > 0 {
             let what = format_args!(
                 "{}: {to_repeat} requests were in flight at a kill and are done again",
-                self.name()
+                Connection::name(self)
             );
-            self.log.info(cx.now(), what);
+            self.protocol.shared.log.info(cx.now(), what);
         }
         for (index, start) in ready {
             let reactor = (usize::from(cx.reactor().0) + index) % cx.reactors();
@@ -303,174 +288,165 @@ impl Connection {
         }
     }
 
-    /// Returns whether rings may be served. The first one enters the connections of the disk; a
-    /// front end that had the disk and has left, with a record of requests in flight that are done
-    /// again here, has to end before.
+    /// Returns whether rings may be served. The first one enters the sessions of the disk; a front
+    /// end that had the disk and has left, with a record of requests in flight that are done again
+    /// here, has to end before.
     fn may_start(&mut self, cx: &mut Cx<'_>) -> bool {
-        if self.place.is_none() {
-            let tenant = self.device.disk().tenant;
-            if let Some(Err(refusal)) = self.ticket.as_mut().map(|ticket| ticket.select(tenant)) {
-                self.close(cx, &refusal);
-                return false;
-            }
-            self.is_selected = true;
-            cx.clear_timer();
-            match self
-                .disks
-                .enter(self.device.disk().number, &self.socket, None, &cx.waker())
-            {
-                Ok(place) => self.place = Some(place),
-                Err(refusal) => {
-                    self.close(cx, &refusal);
-                    return false;
-                }
-            }
+        if self.session.is_none()
+            && let Err(refusal) = self.enter_disk(cx)
+        {
+            self.close(cx, &refusal);
+            return false;
         }
-        self.place.as_mut().is_some_and(|place| !place.must_wait())
+        !self.must_wait()
+    }
+
+    /// Enters the sessions of the disk.
+    ///
+    /// # Errors
+    /// Why it may not.
+    fn enter_disk(&mut self, cx: &Cx<'_>) -> Result<(), String> {
+        let disk = self.protocol.device.disk().clone();
+        self.count_among(&disk).map_err(|refusal| refusal.to_string())?;
+        self.protocol.is_selected = true;
+        let sessions = Arc::clone(&self.protocol.shared.disks);
+        let socket = Arc::clone(&self.protocol.socket);
+        let entered = self.enter(cx, &disk, &sessions, (&socket, None));
+        entered.map_err(|refusal| refusal.to_string())
     }
 
     fn note_ends(&mut self, cx: &mut Cx<'_>) {
-        if let Some(broken) = self.device.note_ends() {
-            let what = format_args!("{}: device needs a reset: {broken}", self.name());
-            self.log.warn(cx.now(), what);
-            self.device.tell_of_change();
+        if let Some(broken) = self.protocol.device.note_ends() {
+            self.report(cx, format_args!("device needs a reset: {broken}"));
+            self.protocol.device.tell_of_change();
         }
     }
 
-    /// Tells the front end if the disk has grown; during a hand-over the daemon that serves it
-    /// afterwards does.
-    fn tell_size(&mut self) {
-        if self.moving != Moving::No {
-            return;
-        }
-        let size = self.device.disk().current_size();
-        if std::mem::replace(&mut self.told_size, size) != size {
-            self.device.tell_of_change();
-        }
-    }
-
-    /// The disk is to be removed, or has been: open requests are finished.
-    fn drain_if_withdrawn(&mut self, cx: &mut Cx<'_>) {
-        if !self.is_closing && self.disk_use.as_ref().is_none_or(Use::is_to_end) {
-            self.close(cx, &"the disk is removed");
-            self.end_of_batch(cx);
-        }
+    /// Writes a warning about what the front end has set up.
+    #[cold]
+    fn report(&self, cx: &Cx<'_>, what: std::fmt::Arguments<'_>) {
+        let what = format_args!("{}: {what}", Connection::name(self));
+        self.protocol.shared.log.warn(cx.now(), what);
     }
 
     #[cold]
     fn close(&mut self, cx: &mut Cx<'_>, why: &dyn std::fmt::Display) {
-        let what = format_args!("{} closed: {why}", self.name());
-        self.log.warn(cx.now(), what);
-        self.is_closing = true;
-    }
-
-    fn name(&self) -> String {
-        format!("connection of {} to {}", self.peer, self.device.disk().name)
-    }
-
-    fn poll(&mut self, cx: &mut Cx<'_>) {
-        if !self.is_closing && !std::mem::replace(&mut self.is_polling, true) {
-            let events = libc::POLLIN | libc::POLLRDHUP;
-            cx.ring_client()
-                .push_poll(self.socket.as_raw_fd(), events, true, POLL);
-        }
+        self.warn(cx.now(), format_args!("closed: {why}"));
+        self.life.apply(Event::Lose);
     }
 }
 
-impl Service for Connection {
-    fn start(&mut self, cx: &mut Cx<'_>) {
-        self.ticket
-            .iter_mut()
-            .for_each(|ticket| ticket.arrive(cx.waker()));
-        let phase = self.member.arrive(cx.waker());
-        self.member.select(&self.device.disk().name);
-        self.disk_use = self.device.disk().users.enter(cx.waker());
-        self.drain_if_withdrawn(cx);
-        if self.is_restored {
-            return self.take_place(cx);
-        }
-        self.follow(cx, phase);
-        cx.set_timer(cx.now() + self.handshake_deadline);
-        self.poll(cx);
-        self.take_in(cx);
+impl Protocol for Connection {
+    /// Its rings are polled instead.
+    const POLLS: bool = false;
+
+    fn log(&self) -> &Log {
+        &self.shared.log
     }
 
-    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
-        for completion in completed {
-            match completion.user {
-                POLL => {
-                    self.is_polling = completion.has_more();
-                    self.is_readable = true;
-                    // A front end that has hung up is not waited for, even if a message waits for
-                    // rings to end.
-                    self.is_closing |= completion.result < 0 || completion.result & HUNG_UP != 0;
-                }
-                AGAIN => self.comes_again = false,
-                _ => {}
-            }
-        }
-        self.poll(cx);
-        self.take_in(cx);
+    fn name(client: &FrontEnd) -> String {
+        let Connection { peer, device, .. } = &client.protocol;
+        format!("connection of {peer} to {}", device.disk().name)
     }
 
-    fn on_end(&mut self, _cx: &mut Cx<'_>, _bio: Bio) {}
-
-    fn on_wake(&mut self, cx: &mut Cx<'_>) {
-        self.follow(cx, self.member.phase());
-        self.note_ends(cx);
-        self.drain_if_withdrawn(cx);
-        self.tell_size();
-        if !self.is_selected && self.ticket.as_ref().is_some_and(Ticket::is_displaced) {
-            self.close(cx, &"others need its place");
-        }
-        self.take_in(cx);
-        // Those that had to end may have ended.
-        self.start_rings(cx);
-    }
-
-    fn on_timer(&mut self, cx: &mut Cx<'_>) {
-        if !self.is_selected && !self.is_closing && self.moving == Moving::No {
-            self.close(cx, &"no ring was set up in time");
+    fn start(client: &mut FrontEnd, cx: &mut Cx<'_>) -> Result<(), String> {
+        client.protocol.started_at = cx.now();
+        let disk = client.protocol.device.disk().clone();
+        client.use_disk(cx, &disk)?;
+        client.disk = Some(disk);
+        match client.protocol.is_selected {
+            true => client.enter_disk(cx),
+            false => Ok(()),
         }
     }
 
-    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
-        if self.moving == Moving::Stopping {
-            self.save_if_at_rest(cx);
-        }
-        if self.is_closing {
-            self.device.stop(&Touched::All);
-            if let Some(place) = &self.place {
-                place.leave();
-            }
-            if std::mem::take(&mut self.is_polling) {
-                cx.ring_client().push_cancel(POLL, CANCEL);
-            }
+    fn on_ring(client: &mut FrontEnd, _cx: &mut Cx<'_>, completion: &Completion) {
+        // A front end that has hung up is not waited for, even if a message waits for rings to end.
+        if client.protocol.readiness.note(completion)
+            && (completion.result < 0 || completion.result & HUNG_UP != 0)
+        {
+            client.life.apply(Event::Lose);
         }
     }
 
-    fn drain(&mut self, cx: &mut Cx<'_>) {
-        self.is_closing = true;
-        self.end_of_batch(cx);
+    fn take_requests(client: &mut FrontEnd, cx: &mut Cx<'_>) {
+        if client.life == Life::Serving {
+            let Connection {
+                readiness, socket, ..
+            } = &mut client.protocol;
+            readiness.watch(cx.ring_client(), socket.as_raw_fd());
+        }
+        client.receive_messages(cx);
+        // Sessions that had to end may have ended.
+        client.start_rings(cx);
     }
 
-    fn is_finished(&self) -> bool {
-        self.is_closing && !self.device.has_served()
+    fn complete(_client: &mut FrontEnd, _cx: &mut Cx<'_>, _bio: Bio) {}
+
+    fn wake(client: &mut FrontEnd, cx: &mut Cx<'_>) {
+        client.note_ends(cx);
+    }
+
+    fn tell_size(client: &mut FrontEnd) {
+        client.protocol.device.tell_of_change();
+    }
+
+    fn end_of_batch(client: &mut FrontEnd, cx: &mut Cx<'_>) {
+        // A message that waits for rings to end is answered before a hand-over.
+        if client.life.is_to_be_saved() && client.life.is_open() && client.protocol.device.stop(&Touched::All)
+        {
+            client.handle(cx);
+        }
+    }
+
+    /// A front end that ends is not handed over.
+    fn is_idle(&self, life: Life) -> bool {
+        life.is_open() && self.pending.is_none() && self.device.stop(&Touched::All)
+    }
+
+    fn save(client: &mut FrontEnd) -> Result<Option<Saved>, String> {
+        client.save()
+    }
+
+    fn resume(client: &mut FrontEnd, cx: &mut Cx<'_>) {
+        client.protocol.started_at = cx.now();
+    }
+
+    fn leave(client: &mut FrontEnd) {
+        client.protocol.is_others = true;
+    }
+
+    fn shut_down(client: &mut FrontEnd, cx: &mut Cx<'_>, why: Shutdown) {
+        if why == Shutdown::Disk {
+            client.warn(cx.now(), format_args!("closed: the disk is removed"));
+        }
+        client.life.apply(Event::Finish);
+    }
+
+    fn wind_up(client: &mut FrontEnd, cx: &mut Cx<'_>) {
+        client.protocol.device.stop(&Touched::All);
+        client.protocol.readiness.end(cx.ring_client());
+    }
+
+    fn has_ended(&self, _life: Life) -> bool {
+        !self.device.has_served()
+    }
+
+    fn end(client: &mut FrontEnd, ticket: Option<Ticket>) {
+        let connection = &mut client.protocol;
+        if !connection.is_others {
+            let unwanted = std::mem::take(&mut connection.unwanted);
+            descriptors::let_go(&connection.socket, unwanted, ticket);
+        }
+    }
+
+    fn deadline(client: &mut FrontEnd, _now: Instant) -> Option<(Instant, &'static str)> {
+        let is_late = !client.protocol.is_selected && client.life == Life::Serving;
+        let at = client.protocol.started_at + client.protocol.shared.handshake_deadline;
+        is_late.then_some((at, "no ring was set up in time"))
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        if !self.is_others {
-            let unwanted = std::mem::take(&mut self.unwanted);
-            descriptors::let_go(&self.socket, unwanted, self.ticket.take());
-        }
-    }
-}
-
-const POLL: u64 = 0;
-const CANCEL: u64 = 1;
-const AGAIN: u64 = 2;
 const HUNG_UP: i32 = (libc::POLLHUP | libc::POLLERR) as i32;
 /// Messages that one turn executes before others have their turns.
 const MESSAGES_MAX: usize = 16;

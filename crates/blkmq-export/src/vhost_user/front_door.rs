@@ -13,8 +13,8 @@ use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
 use blkmq_tls::Settings;
 
-use super::connection::moving::restore;
-use super::connection::{Connection, Shared};
+use super::connection::moving::{restore, restored};
+use super::connection::{self, Shared};
 use super::saved::SavedFrontEnd;
 use super::{signal, unmap};
 use crate::common::dialer::Dialer;
@@ -202,7 +202,7 @@ impl Opened for OfDisk {
         let restore = restorer(&disk, &shared, common, number);
         let connect: Connect = Box::new(move |client| -> ServiceFactory {
             let (disk, shared) = (disk.clone(), shared.clone());
-            Box::new(move || Box::new(Connection::new(client, disk, shared)))
+            Box::new(move || Box::new(connection::client(client, disk, shared)))
         });
         let address = match (self.place, dialed) {
             (Place::There(path), Some(dialed)) => {
@@ -277,12 +277,14 @@ fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) ->
         };
         let (disk, shared) = (disk.clone(), shared.clone());
         if body.is_empty() {
-            return Ok(Box::new(move || Box::new(Connection::new(client, disk, shared))));
+            return Ok(Box::new(move || {
+                Box::new(connection::client(client, disk, shared))
+            }));
         }
         let saved = SavedFrontEnd::parse(body)?;
         let (device, fds) = restore(&disk, &saved, fds)?;
         Ok(Box::new(move || {
-            Box::new(Connection::restored(client, device, shared, saved, fds))
+            Box::new(restored(client, device, shared, saved, fds))
         }))
     })
 }

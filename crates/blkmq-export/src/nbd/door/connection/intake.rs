@@ -15,7 +15,7 @@ use crate::common::life::{self, Life};
 use crate::common::lookup::Asker;
 use crate::common::losses::Heard;
 use crate::common::memory::Account;
-use crate::common::predecessors::SessionName;
+use crate::common::predecessors::{Membership, SessionName};
 use crate::common::readiness::Presence;
 use crate::nbd::session::{Event, Request};
 
@@ -169,6 +169,13 @@ impl NbdClient {
         let (door, socket) = (Arc::clone(door), Arc::clone(wire.socket()));
         self.enter(cx, &disk, &door.shared.disks, (&socket, name))
             .map_err(|refusal| refusal.to_string())?;
+        // A client that could write nothing leaves nothing to wait for.
+        if disk.read_only {
+            self.session.iter_mut().for_each(Membership::wait_for_nobody);
+        }
+        if self.must_wait() {
+            self.life.apply(life::Event::Queue);
+        }
         self.protocol.heard.get_or_insert_with(|| Heard::new(&disk));
         self.protocol.asker = Some(Arc::new(Asker::new(cx.waker())));
         self.disk = Some(disk);
