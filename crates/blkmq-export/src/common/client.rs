@@ -340,6 +340,7 @@ impl<P: Protocol> Service for Client<P> {
         }
         self.life.apply(Event::Serve);
         self.follow(cx);
+        self.look_around(cx);
         P::take_requests(self, cx);
     }
 

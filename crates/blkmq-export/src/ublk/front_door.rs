@@ -23,9 +23,10 @@ use super::keeper::{self, Beginning, Order};
 use super::left;
 use super::made::{add, check};
 use super::protocol::{DeviceInfo, NUMBERS, RECOVERY};
-use super::queue::{First, Queue, QueueParts};
+use super::queue::{self, First, QueueParts};
 use super::saved::SavedDevice;
 use super::slots::Memory;
+use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
 use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
@@ -251,8 +252,13 @@ impl ServedDevice {
             let copy = device.control.try_clone().map_err(|error| error.to_string())?;
             common.handover.add_mount(DOOR, address.clone(), copy, elsewhere);
         }
-        let first = self.first(common, told_size, false, is_served)?;
-        engine.add_service(ReactorId(0), self.factory(ready, first));
+        let ticket = self.ticket(common)?;
+        let (parts, first) = first_of(ready.queues, told_size, is_served);
+        let client = move || {
+            let client = queue::first(ready.device, parts, first, ticket);
+            Box::new(client) as Box<dyn Service>
+        };
+        engine.add_service(ReactorId(0), Box::new(client));
         match is_served {
             true => wait_until_begun(&device),
             // Nobody is served yet.
@@ -338,12 +344,15 @@ impl ServedDevice {
         let saved = SavedDevice::parse(body)?;
         self.compare(&saved)?;
         let common = self.common.upgrade().ok_or("nobody serves there any more")?;
-        let first = self.first(&common, saved.size, true, false)?;
+        let ticket = self.ticket(&common)?;
         if saved.has_losses {
             ready.device.note_losses();
         }
         let _ = self.device.set(Arc::clone(&ready.device));
-        Ok(self.factory(ready, first))
+        let (parts, first) = first_of(ready.queues, saved.size, false);
+        Ok(Box::new(move || {
+            Box::new(queue::restored(ready.device, parts, first, ticket))
+        }))
     }
 
     /// Checks that the disk matches what its users know.
@@ -361,34 +370,10 @@ impl ServedDevice {
         }
     }
 
-    fn first(
-        &self,
-        common: &Arc<Common>,
-        told_size: u64,
-        is_restored: bool,
-        has_begun: bool,
-    ) -> Result<First, String> {
+    /// The device's place in the counts of connections.
+    fn ticket(&self, common: &Arc<Common>) -> Result<Ticket, String> {
         let ticket = common.connections.readmit(self.address);
-        Ok(First {
-            ticket: ticket.map_err(|refusal| refusal.to_string())?,
-            is_restored,
-            told_size,
-            others: Vec::new(),
-            has_begun,
-        })
-    }
-
-    /// Makes the factory of the first queue, which has the others made.
-    fn factory(&self, ready: Ready, mut first: First) -> ServiceFactory {
-        let Ready { device, queues } = ready;
-        let mut queues = queues.into_iter();
-        let parts = queues.next();
-        first.others = queues.collect();
-        Box::new(move || {
-            let parts = parts.expect("a device has a queue at least");
-            first.ticket = first.ticket.of_address();
-            Box::new(Queue::new(device, parts, Some(first))) as Box<dyn Service>
-        })
+        ticket.map_err(|refusal| refusal.to_string())
     }
 }
 
@@ -434,6 +419,18 @@ fn parts(info: &DeviceInfo, common: &Common) -> Result<Vec<QueueParts>, String> 
     };
     let parts = (0..info.queues).map(part).collect::<io::Result<_>>();
     parts.map_err(|error| format!("no memory for requests: {error}"))
+}
+
+/// The parts of the first queue, and what it does for all others.
+fn first_of(queues: Vec<QueueParts>, told_size: u64, has_begun: bool) -> (QueueParts, First) {
+    let mut others = queues;
+    let parts = others.remove(0);
+    let first = First {
+        told_size,
+        others,
+        has_begun,
+    };
+    (parts, first)
 }
 
 /// Why a device that was left cannot be taken over, and what to do.

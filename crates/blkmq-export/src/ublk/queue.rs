@@ -1,31 +1,34 @@
-//! How one queue of a device is served on its reactor: requests come from the kernel,
-//! become bios, and are answered when these have ended. All answers of a turn go to the kernel in
-//! one system call, together with memory for as many requests.
+//! One queue of a device as a protocol of `Client`: requests come from the kernel, become bios, and are
+//! answered when these have ended. All answers of a turn go to the kernel in one system call, together
+//! with memory for as many requests. When another daemon takes over, the kernel gives the device to it
+//! once this process has ended, with the requests that came meanwhile.
 
-mod moving;
-
-use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
-use blkmq_host::disk::Use;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
-use self::moving::Moving;
 use super::device::{Attached, Device, End, Reason};
 use super::front_door::DOOR;
+use super::keeper::Order;
 use super::left;
 use super::protocol::{DATA_BYTES_MAX, Request, Shape};
 use super::slots::{Memory, Slots};
 use super::sys;
 use crate::common::admission::Ticket;
+use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::command_ring::{CommandRing, Ended, FREE_USER, Watch};
 use crate::common::io_flusher::become_io_flusher;
-use crate::handover::{Member, Phase};
+use crate::common::life::{Event, Life, Resume};
+use crate::common::log::Log;
+use crate::handover::{Member, Saved};
+
+/// A queue, as a part of the kernel's use of the device.
+pub(super) type QueueClient = Client<Queue>;
 
 /// The parts of one queue.
 pub(super) struct QueueParts {
@@ -36,10 +39,6 @@ pub(super) struct QueueParts {
 
 /// What the first queue does for all queues.
 pub(super) struct First {
-    /// The device's entry in the counts of connections.
-    pub(super) ticket: Ticket,
-    /// Another daemon has handed it over.
-    pub(super) is_restored: bool,
     /// The size that the kernel was told last.
     pub(super) told_size: u64,
     /// The other queues, each of which gets its own reactor.
@@ -56,68 +55,49 @@ pub(super) struct Queue {
     slots: Slots,
     attached: Option<Attached>,
     first: Option<First>,
-    member: Member,
-    disk_use: Option<Use>,
-    /// Bios for which the disk's queue had no room.
-    refused: VecDeque<Bio>,
     /// Kept to reuse its memory.
     ended: Vec<Ended>,
     watch: Watch,
-    is_stopping: bool,
-    moving: Moving,
 }
 
-impl Queue {
-    pub(super) fn new(device: Arc<Device>, parts: QueueParts, first: Option<First>) -> Self {
-        let (ring, slots) = parts.memory.into_parts();
-        let depth = usize::from(slots.len());
-        Self {
-            device,
-            number: parts.number,
-            ring,
-            slots,
-            attached: None,
-            first,
-            member: parts.member,
-            disk_use: None,
-            refused: VecDeque::with_capacity(depth),
-            ended: Vec::with_capacity(2 * depth),
-            watch: Watch::default(),
-            is_stopping: false,
-            moving: Moving::No,
-        }
-    }
+/// Makes the first queue of a device. The device's ticket is its own.
+pub(super) fn first(device: Arc<Device>, parts: QueueParts, first: First, ticket: Ticket) -> QueueClient {
+    let (mut queue, member) = Queue::new(device, parts);
+    queue.first = Some(first);
+    Client::new(ticket.of_address(), member, queue)
+}
 
-    /// Returns whether new requests are taken.
+/// Makes the first queue of a device that another daemon has saved.
+pub(super) fn restored(device: Arc<Device>, parts: QueueParts, of: First, ticket: Ticket) -> QueueClient {
+    let mut client = first(device, parts, of, ticket);
+    client.life = Life::Saved(Resume::Serving);
+    client
+}
+
+impl QueueClient {
+    /// Returns whether what comes from the kernel is taken.
     fn takes(&self) -> bool {
-        self.is_stopping || self.moving == Moving::No && self.refused.is_empty()
-    }
-
-    /// Takes the requests that have come.
-    fn take(&mut self, cx: &mut Cx<'_>) {
-        if !self.takes() {
-            return;
-        }
-        let mut ended = std::mem::take(&mut self.ended);
-        self.ring.take(&mut ended);
-        for ended in ended.drain(..) {
-            self.take_one(cx, ended);
-        }
-        self.ended = ended;
+        self.life.is_ending() || self.life == Life::Serving && self.refused.is_empty()
     }
 
     fn take_one(&mut self, cx: &mut Cx<'_>, ended: Ended) {
         let tag = ended.user as u16;
-        self.slots.take_from_kernel(tag);
+        let queue = &mut self.protocol;
+        queue.slots.take_from_kernel(tag);
         match ended.result {
             // What comes after the end is sent again to the next daemon.
-            0 if self.is_stopping => {}
-            0 => self.begin(cx, tag),
+            0 if self.life.is_ending() => {}
+            0 => {
+                let of_disk = queue.device.disk.queue;
+                if let Some(bio) = queue.begin(cx, tag) {
+                    self.submit(cx, of_disk, bio);
+                }
+            }
             GONE => self.note_gone(),
             error => {
                 let error = std::io::Error::from_raw_os_error(-error);
-                let what = format_args!("{}: a request is lost: {error}", self.device.name);
-                self.device.log.warn(cx.now(), what);
+                let what = format_args!("{}: a request is lost: {error}", queue.device.name);
+                queue.device.log.warn(cx.now(), what);
                 self.note_gone();
             }
         }
@@ -125,14 +105,59 @@ impl Queue {
 
     /// The device is gone if all memory is back: somebody has removed it.
     fn note_gone(&mut self) {
-        if self.slots.are_back() && self.slots.are_idle() && !self.is_stopping && !self.device.is_ending() {
-            tracing::info!("ublk: {}: removed, and not served any more", self.device.name);
-            self.device.ask_end(Reason::Removed);
+        let Queue { slots, device, .. } = &self.protocol;
+        let is_idle = slots.are_idle() && self.refused.is_empty();
+        if slots.are_back() && is_idle && !self.life.is_ending() && !device.is_ending() {
+            tracing::info!("ublk: {}: removed, and not served any more", device.name);
+            device.ask_end(Reason::Removed);
         }
     }
 
-    fn begin(&mut self, cx: &mut Cx<'_>, tag: u16) {
-        let Some(attached) = &self.attached else { return };
+    /// The first queue registers the device among the connections, and gives the other queues their
+    /// reactors.
+    fn begin_device(&mut self, cx: &mut Cx<'_>) {
+        let Queue { device, first, .. } = &mut self.protocol;
+        let Some(first) = first else { return };
+        self.told_size = first.told_size;
+        let reactors = cx.reactors();
+        for parts in first.others.drain(..) {
+            let reactor = ReactorId((usize::from(parts.number) % reactors) as u16);
+            let device = Arc::clone(device);
+            let client = move || {
+                let (queue, member) = Queue::new(device, parts);
+                Box::new(Client::part(Some(member), queue)) as Box<dyn Service>
+            };
+            cx.spawn_on(reactor, Box::new(client));
+        }
+        let device = Arc::clone(device);
+        if let Err(refusal) = self.count_among(&device.disk) {
+            let what = format_args!("{}: not served: {refusal}", device.name);
+            device.log.warn(cx.now(), what);
+            device.ask_end(Reason::Removed);
+        }
+    }
+}
+
+impl Queue {
+    fn new(device: Arc<Device>, parts: QueueParts) -> (Self, Member) {
+        let (ring, slots) = parts.memory.into_parts();
+        let depth = usize::from(slots.len());
+        let queue = Self {
+            device,
+            number: parts.number,
+            ring,
+            slots,
+            attached: None,
+            first: None,
+            ended: Vec::with_capacity(2 * depth),
+            watch: Watch::default(),
+        };
+        (queue, parts.member)
+    }
+
+    /// Begins the request of a tag. Returns the bio that it needs.
+    fn begin(&mut self, cx: &Cx<'_>, tag: u16) -> Option<Bio> {
+        let attached = self.attached.as_ref()?;
         let descriptor = attached.descriptors.read(tag);
         let disk = &self.device.disk;
         let shape = Shape {
@@ -143,16 +168,17 @@ impl Queue {
             memory: self.slots.address(tag),
         };
         match Request::parse(&descriptor, &shape) {
-            Ok(request) => self.submit(cx, tag, &request),
+            Ok(request) => Some(self.bio(tag, &request)),
             Err(refused) => {
                 let what = format_args!("{}: a request is refused: {refused}", self.device.name);
                 self.device.log.warn(cx.now(), what);
                 self.commit(tag, -refused.errno());
+                None
             }
         }
     }
 
-    fn submit(&mut self, cx: &mut Cx<'_>, tag: u16, request: &Request) {
+    fn bio(&mut self, tag: u16, request: &Request) -> Bio {
         let disk = &self.device.disk;
         let mut bio = Bio {
             op: request.op,
@@ -170,20 +196,7 @@ impl Queue {
         if has_data {
             bio.data = self.slots.lend(tag, request.len);
         }
-        if let Err(bio) = cx.submit(disk.queue, bio) {
-            self.refused.push_back(bio);
-        }
-    }
-
-    /// Submits the bios that were refused before. Returns whether there was room for all.
-    fn submit_refused(&mut self, cx: &mut Cx<'_>) -> bool {
-        while let Some(bio) = self.refused.pop_front() {
-            if let Err(bio) = cx.submit(self.device.disk.queue, bio) {
-                self.refused.push_front(bio);
-                return false;
-            }
-        }
-        true
+        bio
     }
 
     /// Answers a request, and makes the kernel put another one into its memory.
@@ -197,7 +210,7 @@ impl Queue {
 
     /// Lends all memory to the kernel for requests, once it is known how they come.
     fn attach(&mut self) {
-        if self.attached.is_some() || self.is_stopping {
+        if self.attached.is_some() {
             return;
         }
         let Some(attached) = self.device.take_attached(self.number) else {
@@ -211,143 +224,155 @@ impl Queue {
         self.attached = Some(attached);
     }
 
-    /// Records changes around it: the end, the disk's removal or growth, a hand-over.
-    fn look_around(&mut self) {
-        self.attach();
-        if self.disk_use.as_ref().is_none_or(Use::is_to_end) {
+    /// Makes requests come to a device that had to wait.
+    fn begin_when_served(&mut self) {
+        let Some(first) = &mut self.first else { return };
+        // The saver undoes this, so neither overtakes the other.
+        self.device.set_saved(false);
+        if !std::mem::replace(&mut first.has_begun, true) && !self.device.order(Order::Begin(None)) {
             self.device.ask_end(Reason::Removed);
         }
-        self.follow();
-        self.is_stopping |= self.device.ended().is_some();
-        if let Some(first) = &mut self.first {
-            let size = self.device.disk.current_size();
-            // A device that is handed over has saved the size that the kernel knows, so that size
-            // does not change any more.
-            if self.moving == Moving::No && std::mem::replace(&mut first.told_size, size) != size {
-                let is_known = self.device.is_growing.swap(true, Ordering::Relaxed);
-                if !is_known && !self.device.order(super::keeper::Order::Grow) {
-                    self.device.is_growing.store(false, Ordering::Relaxed);
-                    first.told_size = 0;
-                }
-            }
-        }
-    }
-
-    /// The first queue registers the device among the connections, and gives the other queues their
-    /// reactors.
-    fn begin_device(&mut self, cx: &mut Cx<'_>) {
-        let Some(first) = &mut self.first else { return };
-        let reactors = cx.reactors();
-        for parts in first.others.drain(..) {
-            let reactor = ReactorId((usize::from(parts.number) % reactors) as u16);
-            let device = Arc::clone(&self.device);
-            let queue = move || Box::new(Self::new(device, parts, None)) as Box<dyn Service>;
-            cx.spawn_on(reactor, Box::new(queue));
-        }
-        let tenant = self.device.disk.tenant;
-        first.ticket.arrive(cx.waker());
-        match first.is_restored {
-            true => first.ticket.reselect(tenant),
-            false => {
-                if let Err(refusal) = first.ticket.select(tenant) {
-                    let what = format_args!("{}: not served: {refusal}", self.device.name);
-                    self.device.log.warn(cx.now(), what);
-                    self.device.ask_end(Reason::Removed);
-                }
-            }
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.slots.are_idle() && self.refused.is_empty()
     }
 }
 
-impl Service for Queue {
-    fn start(&mut self, cx: &mut Cx<'_>) {
+impl Protocol for Queue {
+    /// The processor is left to the asking process: the reactor would poll on it.
+    const POLLS: bool = false;
+
+    fn log(&self) -> &Log {
+        &self.device.log
+    }
+
+    fn name(client: &QueueClient) -> String {
+        client.protocol.device.name.clone()
+    }
+
+    fn start(client: &mut QueueClient, cx: &mut Cx<'_>) -> Result<(), String> {
         become_io_flusher(cx, DOOR, FREE_USER);
-        self.device.join(cx.waker());
-        if let Err(error) = self.ring.enable() {
-            // The kernel takes no commands from it: none is lent to it, and the device is removed.
-            tracing::error!(
-                "ublk: {} is not served: its ring cannot be used: {error}",
-                self.device.name
-            );
-            self.is_stopping = true;
-            return self.device.ask_end(Reason::Removed);
+        let device = Arc::clone(&client.protocol.device);
+        device.join(cx.waker());
+        // If the kernel takes no commands from it, none is lent to it, and the device is removed.
+        let enabled = client.protocol.ring.enable();
+        enabled.map_err(|error| format!("its ring cannot be used: {error}"))?;
+        if client.use_disk(cx, &device.disk).is_err() {
+            device.ask_end(Reason::Removed);
         }
-        let users = &self.device.disk.users;
-        self.disk_use = match self.number {
-            0 => users.enter(cx.waker()),
-            _ => users.enter_as_part(cx.waker()),
-        };
-        self.member.select(&self.device.disk.name);
-        if self.member.arrive(cx.waker()) != Phase::Serving {
-            self.moving = Moving::AtRest;
-            self.member.settle(None);
-        }
-        self.begin_device(cx);
-        self.look_around();
+        client.disk = Some(device.disk.clone());
+        client.begin_device(cx);
+        client.rest_if_suspended();
+        client.protocol.attach();
+        Ok(())
     }
 
-    fn on_ring(&mut self, cx: &mut Cx<'_>, completed: &[Completion]) {
-        for completion in completed {
-            self.watch.note(completion);
-        }
-        self.take(cx);
+    fn on_ring(client: &mut QueueClient, _cx: &mut Cx<'_>, completion: &Completion) {
+        client.protocol.watch.note(completion);
     }
 
-    fn on_end(&mut self, _cx: &mut Cx<'_>, bio: Bio) {
+    fn take_requests(client: &mut QueueClient, cx: &mut Cx<'_>) {
+        if !client.takes() {
+            return;
+        }
+        let mut ended = std::mem::take(&mut client.protocol.ended);
+        client.protocol.ring.take(&mut ended);
+        for ended in ended.drain(..) {
+            client.take_one(cx, ended);
+        }
+        client.protocol.ended = ended;
+    }
+
+    fn complete(client: &mut QueueClient, _cx: &mut Cx<'_>, bio: Bio) {
         let (tag, op, status) = (bio.cookie as u16, bio.op, bio.status);
         drop(bio);
-        let done = self.slots.end(tag);
+        let queue = &mut client.protocol;
+        let done = queue.slots.end(tag);
         let status = match op {
-            Op::Flush => self.device.end_flush(status),
+            Op::Flush => queue.device.end_flush(status),
             _ => status,
         };
         let result = if status.is_ok() { done } else { -status.errno() };
-        self.commit(tag, result);
+        queue.commit(tag, result);
     }
 
-    fn on_wake(&mut self, cx: &mut Cx<'_>) {
-        self.look_around();
-        self.take(cx);
-    }
-
-    fn on_room(&mut self, cx: &mut Cx<'_>) {
-        if self.submit_refused(cx) {
-            self.take(cx);
+    fn wake(client: &mut QueueClient, _cx: &mut Cx<'_>) {
+        if client.protocol.device.ended().is_some() {
+            client.life.apply(Event::Finish);
+        }
+        if !client.life.is_ending() {
+            client.protocol.attach();
         }
     }
 
-    fn end_of_batch(&mut self, cx: &mut Cx<'_>) {
-        if self.moving == Moving::Stopping {
-            self.save_if_at_rest(cx);
+    fn tell_size(client: &mut QueueClient) {
+        let Queue { device, first, .. } = &client.protocol;
+        if first.is_none() {
+            return;
         }
-        let is_full = !self.ring.submit();
-        if self.is_finished() {
-            return self.watch.end(cx.ring_client());
+        let is_known = device.is_growing.swap(true, Ordering::Relaxed);
+        if !is_known && !device.order(Order::Grow) {
+            device.is_growing.store(false, Ordering::Relaxed);
+            client.told_size = 0;
         }
-        let takes = self.takes();
-        self.watch.keep(cx.ring_client(), &self.ring, is_full, takes);
     }
 
-    /// The processor is left to the asking process: the reactor would poll on it.
-    fn busy(&self) -> bool {
-        false
+    fn end_of_batch(client: &mut QueueClient, cx: &mut Cx<'_>) {
+        let is_full = !client.protocol.ring.submit();
+        if !client.is_finished() {
+            let takes = client.takes();
+            let Queue { watch, ring, .. } = &mut client.protocol;
+            watch.keep(cx.ring_client(), ring, is_full, takes);
+        }
+    }
+
+    /// A device that ends is not handed over.
+    fn is_idle(&self, life: Life) -> bool {
+        life.is_open() && self.slots.are_idle()
+    }
+
+    fn save(client: &mut QueueClient) -> Result<Option<Saved>, String> {
+        let Queue { device, first, .. } = &client.protocol;
+        let Some(address) = &device.address else {
+            return Err("cannot be handed over: give it a number, and have root serve it".to_owned());
+        };
+        if first.is_none() {
+            return Ok(None);
+        }
+        device.set_saved(true);
+        Ok(Some(Saved {
+            door: DOOR,
+            address: address.clone(),
+            body: device.save(client.told_size).bytes(),
+            fds: vec![Arc::clone(&device.control)],
+        }))
+    }
+
+    fn resume(client: &mut QueueClient, _cx: &mut Cx<'_>) {
+        client.protocol.begin_when_served();
+    }
+
+    fn leave(client: &mut QueueClient) {
+        client.protocol.device.let_go();
     }
 
     /// Requests of the kernel are served until the device is stopped.
-    fn drain(&mut self, _cx: &mut Cx<'_>) {
-        match self.member.phase() {
-            Phase::Gone => self.device.let_go(),
-            _ => self.device.ask_end(Reason::Shutdown),
+    fn shut_down(client: &mut QueueClient, _cx: &mut Cx<'_>, why: Shutdown) {
+        client.protocol.device.ask_end(match why {
+            Shutdown::Daemon => Reason::Shutdown,
+            Shutdown::Disk => Reason::Removed,
+        });
+    }
+
+    fn wind_up(client: &mut QueueClient, cx: &mut Cx<'_>) {
+        if client.life == Life::Gone {
+            client.protocol.device.ask_end(Reason::Removed);
+        }
+        if client.is_finished() {
+            client.protocol.watch.end(cx.ring_client());
         }
     }
 
-    fn is_finished(&self) -> bool {
-        let is_back = || self.device.ended() == Some(End::Left) || self.slots.are_back();
-        self.is_stopping && self.is_idle() && is_back()
+    fn has_ended(&self, _life: Life) -> bool {
+        let is_back = |end| end == End::Left || self.slots.are_back();
+        self.slots.are_idle() && self.device.ended().is_some_and(is_back)
     }
 }
 
