@@ -206,7 +206,7 @@ impl Queue {
                 self.break_off(broken);
             }
         }
-        if !self.is_looked_at() {
+        if !self.wants_busy_poll() {
             self.come_again(cx);
         }
     }
@@ -417,7 +417,7 @@ impl Service for Queue {
         }
     }
 
-    fn is_looked_at(&self) -> bool {
+    fn wants_busy_poll(&self) -> bool {
         !self.is_stopping && !self.ring.wants_kicks()
     }
 
@@ -429,7 +429,7 @@ impl Service for Queue {
         self.take(cx);
     }
 
-    fn stop_looking(&mut self) -> bool {
+    fn enable_notifications(&mut self) -> bool {
         self.takes_more() && self.ring.ask_for_kicks()
     }
 

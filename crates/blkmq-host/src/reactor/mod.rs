@@ -57,7 +57,7 @@ pub(crate) struct Reactor {
     /// Number of services that expect an event soon.
     busy: u32,
     /// Services whose shared memory is polled.
-    looked_at: Vec<LookedAt>,
+    busy_polled: Vec<BusyPolled>,
     is_draining: bool,
     is_stopped: bool,
     /// Kept for their memory.
@@ -88,7 +88,7 @@ impl Reactor {
             spare_lines: Vec::with_capacity(16),
             offers: Vec::new(),
             busy: 0,
-            looked_at: Vec::new(),
+            busy_polled: Vec::new(),
             is_draining: false,
             is_stopped: false,
             ended: Vec::with_capacity(ENDED_AT_ONCE),
@@ -112,9 +112,9 @@ impl Reactor {
     fn turn(&mut self) {
         self.core.read_clock();
         self.take_orders();
-        self.come_and_go();
+        self.make_and_drop_services();
         self.take_ring();
-        self.look_at_services();
+        self.poll_services();
         self.take_timers();
         self.core.run_queues();
         self.offer_room();
@@ -139,9 +139,9 @@ impl Reactor {
             || self.shared.inboxes[self.id.index()].has_orders()
             || self.core.has_news()
             || self
-                .looked_at
+                .busy_polled
                 .iter()
-                .any(|looked_at| has_work(&self.slots, looked_at.index))
+                .any(|busy_polled| has_work(&self.slots, busy_polled.index))
     }
 
     fn wait(&mut self) {
@@ -156,7 +156,7 @@ impl Reactor {
         let news = NewsOfServices {
             inbox: &self.shared.inboxes[self.id.index()],
             slots: &mut self.slots,
-            looked_at: &mut self.looked_at,
+            busy_polled: &mut self.busy_polled,
         };
         self.core.wait(expected, alarm, news);
     }
@@ -181,8 +181,8 @@ impl Reactor {
     }
 
     /// Makes and drops a few services: each one maps, unmaps and closes resources while the other services wait.
-    fn come_and_go(&mut self) {
-        for _ in 0..COME_AND_GO_MAX {
+    fn make_and_drop_services(&mut self) {
+        for _ in 0..SERVICES_PER_TURN {
             if let Some(factory) = self.arriving.pop_front() {
                 self.add(factory);
             }
@@ -251,16 +251,18 @@ impl Reactor {
 
     /// Calls the polled services that have work. A service that had none for many turns is switched to
     /// notifications, so that the cost of a turn does not grow with the number of idle services.
-    fn look_at_services(&mut self) {
+    fn poll_services(&mut self) {
         let mut at = 0;
-        while let Some(looked_at) = self.looked_at.get_mut(at) {
-            let index = looked_at.index;
+        while let Some(busy_polled) = self.busy_polled.get_mut(at) {
+            let index = busy_polled.index;
             let has_work = has_work(&self.slots, index);
-            looked_at.in_vain = if has_work { 0 } else { looked_at.in_vain + 1 };
-            if has_work || (looked_at.in_vain > IN_VAIN_MAX && stop_looking(&mut self.slots, index)) {
+            busy_polled.idle_turns = if has_work { 0 } else { busy_polled.idle_turns + 1 };
+            if has_work
+                || (busy_polled.idle_turns > IDLE_TURNS_MAX && enable_notifications(&mut self.slots, index))
+            {
                 self.call(index, |service, cx| service.on_work(cx));
-            } else if looked_at.in_vain > IN_VAIN_MAX {
-                self.looked_at.swap_remove(at);
+            } else if busy_polled.idle_turns > IDLE_TURNS_MAX {
+                self.busy_polled.swap_remove(at);
                 continue;
             }
             at += 1;
@@ -423,9 +425,9 @@ impl Reactor {
         let is_busy = !is_over && service.busy();
         self.busy = self.busy + u32::from(is_busy) - u32::from(state.is_busy);
         state.is_busy = is_busy;
-        if !is_over && !state.is_looked_at && service.is_looked_at() {
-            state.is_looked_at = true;
-            self.looked_at.push(LookedAt { index, in_vain: 0 });
+        if !is_over && !state.is_busy_polled && service.wants_busy_poll() {
+            state.is_busy_polled = true;
+            self.busy_polled.push(BusyPolled { index, idle_turns: 0 });
         }
         if is_over {
             let awaited = state.awaits_room;
@@ -434,17 +436,17 @@ impl Reactor {
             if let Some(line) = awaited.and_then(|of| self.refused.get_mut(&of)) {
                 line.retain(|&refused| refused != index);
             }
-            self.looked_at.retain(|looked_at| looked_at.index != index);
+            self.busy_polled.retain(|busy_polled| busy_polled.index != index);
             self.free_slots.push(index);
         }
     }
 }
 
 /// A service whose peer sends no notifications: the reactor polls its memory.
-struct LookedAt {
+struct BusyPolled {
     index: u32,
     /// Turns without work since the last one with work.
-    in_vain: u32,
+    idle_turns: u32,
 }
 
 fn has_work(slots: &[Option<Slot>], index: u32) -> bool {
@@ -454,19 +456,19 @@ fn has_work(slots: &[Option<Slot>], index: u32) -> bool {
 }
 
 /// Switches a service's peer to notifications. Says whether there is work already: then polling continues.
-fn stop_looking(slots: &mut [Option<Slot>], index: u32) -> bool {
+fn enable_notifications(slots: &mut [Option<Slot>], index: u32) -> bool {
     let Some(slot) = &mut slots[index as usize] else {
         return false;
     };
-    slot.state.is_looked_at = slot.service.stop_looking();
-    slot.state.is_looked_at
+    slot.state.is_busy_polled = slot.service.enable_notifications();
+    slot.state.is_busy_polled
 }
 
 /// The events that a reactor waits for in addition to those of its core.
 struct NewsOfServices<'a> {
     inbox: &'a Inbox,
     slots: &'a mut [Option<Slot>],
-    looked_at: &'a mut Vec<LookedAt>,
+    busy_polled: &'a mut Vec<BusyPolled>,
 }
 
 impl News for NewsOfServices<'_> {
@@ -474,28 +476,31 @@ impl News for NewsOfServices<'_> {
         let Self {
             inbox,
             slots,
-            looked_at,
+            busy_polled,
         } = self;
-        inbox.has_orders() || looked_at.iter().any(|looked_at| has_work(slots, looked_at.index))
+        inbox.has_orders()
+            || busy_polled
+                .iter()
+                .any(|busy_polled| has_work(slots, busy_polled.index))
     }
 
     fn before_sleep(&mut self) -> bool {
         let Self {
             inbox,
             slots,
-            looked_at,
+            busy_polled,
         } = self;
-        looked_at.retain(|looked_at| stop_looking(slots, looked_at.index));
-        !looked_at.is_empty() || inbox.has_orders()
+        busy_polled.retain(|busy_polled| enable_notifications(slots, busy_polled.index));
+        !busy_polled.is_empty() || inbox.has_orders()
     }
 }
 
 /// Turns without work after which a service is no longer polled.
-const IN_VAIN_MAX: u32 = 64;
+const IDLE_TURNS_MAX: u32 = 64;
 /// Most rounds of delivering and issuing in one turn, if drivers complete inline; then the ring and the
 /// timers are due.
 const ROUNDS_MAX: usize = 4;
 /// Most services that are made, and most that are dropped, in one turn: 10 to 20 µs each.
-const COME_AND_GO_MAX: usize = 2;
+const SERVICES_PER_TURN: usize = 2;
 /// Room for bios that end in one turn, before a list must grow.
 const ENDED_AT_ONCE: usize = 1024;

@@ -44,7 +44,7 @@ pub trait Service {
 
     /// Says whether its peer publishes work in shared memory without notifications: then the reactor polls that
     /// memory, at every turn and while it waits by polling. Called after each batch.
-    fn is_looked_at(&self) -> bool {
+    fn wants_busy_poll(&self) -> bool {
         false
     }
 
@@ -58,7 +58,7 @@ pub trait Service {
 
     /// The reactor stops polling: asks the peer for notifications, which come through the ring. Says whether
     /// there is work already.
-    fn stop_looking(&mut self) -> bool {
+    fn enable_notifications(&mut self) -> bool {
         false
     }
 
@@ -122,7 +122,7 @@ pub(crate) struct ServiceState {
     /// Counted as busy.
     pub(crate) is_busy: bool,
     /// On the list of polled services.
-    pub(crate) is_looked_at: bool,
+    pub(crate) is_busy_polled: bool,
 }
 
 impl ServiceState {
@@ -137,7 +137,7 @@ impl ServiceState {
             awaits_room: None,
             is_touched: false,
             is_busy: false,
-            is_looked_at: false,
+            is_busy_polled: false,
         }
     }
 }
