@@ -22,7 +22,7 @@ use blkmq_host::service::{Cx, Service};
 use super::admission::{self, Ticket};
 use super::life::{Event, Life, Resume};
 use super::log::Log;
-use super::predecessors::{Disks, Membership, Refusal, SessionName};
+use super::sessions::{DiskSession, DiskSessions, Refusal, SessionName};
 use crate::handover::{Member, Phase, Saved};
 
 /// A client. Its protocol's own functions have access to all of it.
@@ -37,7 +37,7 @@ pub(crate) struct Client<P: Protocol> {
     /// Its registration as a user of the disk.
     disk_use: Option<Use>,
     /// Its session among those of the disk.
-    pub(crate) session: Option<Membership>,
+    pub(crate) session: Option<DiskSession>,
     /// The size that it was told of last, where it is told.
     pub(crate) told_size: u64,
     /// Bios for which the queue had no room.
@@ -211,7 +211,7 @@ impl<P: Protocol> Client<P> {
         &mut self,
         cx: &Cx<'_>,
         disk: &Disk,
-        sessions: &Arc<Disks>,
+        sessions: &Arc<DiskSessions>,
         (socket, name): (&Arc<OwnedFd>, Option<SessionName>),
     ) -> Result<(), Refusal> {
         let mut session = sessions.enter(disk.number, socket, name, &cx.waker())?;
@@ -225,7 +225,7 @@ impl<P: Protocol> Client<P> {
 
     /// Returns whether earlier sessions of the disk have to end first.
     pub(crate) fn must_wait(&mut self) -> bool {
-        self.session.as_mut().is_some_and(Membership::must_wait)
+        self.session.as_mut().is_some_and(DiskSession::must_wait)
     }
 
     /// Submits a bio, now or as soon as there is room.
@@ -301,7 +301,7 @@ impl<P: Protocol> Client<P> {
             self.info(cx.now(), format_args!("closed: others need its place"));
             self.life.apply(Event::Lose);
         }
-        if self.life != Life::Gone && self.session.as_ref().is_some_and(Membership::is_fenced) {
+        if self.life != Life::Gone && self.session.as_ref().is_some_and(DiskSession::is_fenced) {
             self.info(cx.now(), format_args!("ended: its client has given it up"));
             self.life.apply(Event::Lose);
         }

@@ -14,7 +14,7 @@
 //! | `memory` | how much payload all connections may hold, and who gets memory first when it is short |
 //! | `arena`, `pool`, `sys` | where memory comes from, and when it goes back to the system |
 //! | `buffers`, `payload` | how much of it one connection has, and how one request lies in it |
-//! | `predecessors` | for whom a client that selects a disk has to wait |
+//! | `sessions` | which sessions a disk has, and which earlier ones a client that selects it waits for |
 //! | `lookup` | in which order drives are asked for their allocation |
 //! | `losses` | which client is told of writes that may be lost |
 //! | `command_ring`, `io_flusher`, `resident`, `touched` | how the kernel sends requests to doors of this host, and that nobody waits for memory then |
@@ -47,10 +47,10 @@ pub(crate) mod payload;
 pub(crate) mod peer;
 pub(crate) mod place;
 mod pool;
-pub(crate) mod predecessors;
 pub(crate) mod readiness;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 mod resident;
+pub(crate) mod sessions;
 pub(crate) mod socket;
 pub(crate) mod sys;
 #[cfg(any(feature = "fuse", feature = "ublk"))]

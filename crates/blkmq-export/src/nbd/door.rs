@@ -31,7 +31,7 @@ use super::limits::Limits;
 use super::session::Session;
 use crate::common::listener::{Admitted, Listener, OpenAddress};
 use crate::common::log::Log;
-use crate::common::predecessors;
+use crate::common::sessions::DiskSessions;
 use crate::common::{AddressLimits, Common, Socket};
 use crate::front_door;
 use crate::handover::{Member, Restore};
@@ -40,8 +40,8 @@ use crate::nbd::saved::SavedConnection;
 /// What the connections of all NBD addresses share.
 #[derive(Debug)]
 struct Shared {
-    /// Which connections have selected which disk.
-    disks: Arc<predecessors::Disks>,
+    /// The sessions of each disk.
+    sessions: Arc<DiskSessions>,
     /// Which instance of a server this is.
     instance: Option<u64>,
     /// The threads that do the arithmetic of TLS handshakes.
@@ -51,7 +51,7 @@ struct Shared {
 impl Default for Shared {
     fn default() -> Self {
         Self {
-            disks: Arc::default(),
+            sessions: Arc::default(),
             instance: identity::new_instance(),
             handshakes: Handshakes::default(),
         }

@@ -30,8 +30,8 @@ use crate::common::life::{Event, Life};
 use crate::common::listener::Admitted;
 use crate::common::log::Log;
 use crate::common::peer::peer;
-use crate::common::predecessors::Disks;
 use crate::common::readiness::Readiness;
+use crate::common::sessions::DiskSessions;
 use crate::handover::Saved;
 
 /// A front end.
@@ -63,7 +63,7 @@ pub(super) struct Connection {
 /// What the connections of an address share.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
-    pub(super) disks: Arc<Disks>,
+    pub(super) sessions: Arc<DiskSessions>,
     pub(super) log: Arc<Log>,
     pub(super) handshake_deadline: Nanos,
     /// The address at which they connect.
@@ -309,7 +309,7 @@ impl FrontEnd {
         let disk = self.protocol.device.disk().clone();
         self.count_among(&disk).map_err(|refusal| refusal.to_string())?;
         self.protocol.is_selected = true;
-        let sessions = Arc::clone(&self.protocol.shared.disks);
+        let sessions = Arc::clone(&self.protocol.shared.sessions);
         let socket = Arc::clone(&self.protocol.socket);
         let entered = self.enter(cx, &disk, &sessions, (&socket, None));
         entered.map_err(|refusal| refusal.to_string())

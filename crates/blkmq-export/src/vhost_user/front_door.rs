@@ -193,7 +193,7 @@ impl Opened for OfDisk {
         let deadline = what.handshake_deadline.unwrap_or(HANDSHAKE_DEADLINE);
         let dialed = matches!(self.place, Place::There(_)).then(Arc::default);
         let shared = Shared {
-            disks: common.of_door(),
+            sessions: common.of_door(),
             log: Arc::clone(&log),
             address: name.clone().into(),
             handshake_deadline: Nanos(deadline.as_nanos().try_into().unwrap_or(u64::MAX)),

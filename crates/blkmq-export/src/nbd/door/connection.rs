@@ -40,8 +40,8 @@ use crate::common::log::Log;
 use crate::common::lookup::Asker;
 use crate::common::losses::Heard;
 use crate::common::peer::{peer, watch_for_a_silent_end};
-use crate::common::predecessors::Fenced;
 use crate::common::readiness::{Presence, Readiness};
+use crate::common::sessions::Fenced;
 use crate::handover::Saved;
 use crate::nbd::session::Session;
 

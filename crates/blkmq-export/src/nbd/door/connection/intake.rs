@@ -15,8 +15,8 @@ use crate::common::life::{self, Life};
 use crate::common::lookup::Asker;
 use crate::common::losses::Heard;
 use crate::common::memory::Account;
-use crate::common::predecessors::{Membership, SessionName};
 use crate::common::readiness::Presence;
+use crate::common::sessions::{DiskSession, SessionName};
 use crate::nbd::session::{Event, Request};
 
 /// What comes next from the client.
@@ -167,11 +167,11 @@ impl NbdClient {
             number: name.number,
         });
         let (door, socket) = (Arc::clone(door), Arc::clone(wire.socket()));
-        self.enter(cx, &disk, &door.shared.disks, (&socket, name))
+        self.enter(cx, &disk, &door.shared.sessions, (&socket, name))
             .map_err(|refusal| refusal.to_string())?;
         // A client that could write nothing leaves nothing to wait for.
         if disk.read_only {
-            self.session.iter_mut().for_each(Membership::wait_for_nobody);
+            self.session.iter_mut().for_each(DiskSession::wait_for_nobody);
         }
         if self.must_wait() {
             self.life.apply(life::Event::Queue);

@@ -1,11 +1,11 @@
-//! Decides for whom a client that selects a disk has to wait: for every connection to the same disk
-//! whose client has left by then, until all of its requests have ended. So nothing that a dead
-//! client wrote lands behind what its successor has read. `connection` enters when its client
-//! selects, and is woken when it may go on.
+//! The sessions of each disk. A client that selects a disk waits for the earlier sessions: those whose
+//! clients have left by then, until all of their requests have ended. So nothing that a dead client
+//! wrote lands behind what its successor has read. `client` enters when a disk is selected, and is
+//! woken when it may go on.
 //!
 //! Connections whose clients are present are not waited for, and nobody who transmits is ever
 //! stopped: several connections of one client look like several clients, and one that reconnects
-//! does not disturb the others. The kernel is asked who has left (`departures`): it knows before
+//! does not disturb the others. The kernel is asked who has left (`hang_ups`): it knows before
 //! the connection's own reactor may.
 //!
 //! A client may give its sessions names. Then it can *fence* a session that it has given up,
@@ -13,8 +13,8 @@
 //! client is told when all of its requests have ended. Only a client that knows the name, a random
 //! number of 128 bits, can do so, over a connection to the same disk.
 
-mod departed;
-mod departures;
+mod earlier;
+mod hang_ups;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -25,8 +25,8 @@ use std::{fmt, io};
 
 use blkmq_host::service::Waker;
 
-use self::departed::{Departed, Wait};
-use self::departures::Departures;
+use self::earlier::{EarlierSessions, Wait};
+use self::hang_ups::HangUps;
 
 /// A client's name for a session: the client's own name, and a number that it uses once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,27 +37,27 @@ pub(crate) struct SessionName {
 
 /// The connections that have selected a disk, by the disk's place in the engine's table.
 #[derive(Debug, Default)]
-pub(crate) struct Disks {
-    connections: Mutex<BTreeMap<u32, OfDisk>>,
+pub(crate) struct DiskSessions {
+    connections: Mutex<BTreeMap<u32, OneDisk>>,
     next: AtomicU64,
 }
 
 /// The connections that have selected one disk.
 #[derive(Debug)]
-struct OfDisk {
-    by_number: BTreeMap<u64, Member>,
+struct OneDisk {
+    by_number: BTreeMap<u64, Registered>,
     by_name: BTreeMap<SessionName, Arc<SessionState>>,
     /// Watches the clients that have not left, as far as is known.
-    departures: Departures,
-    departed: Departed<Waiter>,
+    hang_ups: HangUps,
+    earlier: EarlierSessions<Waiter>,
 }
 
 /// One connection, as its disk knows it.
 #[derive(Debug)]
-struct Member {
-    life: Arc<SessionState>,
-    /// The departure at which its client left, or from which on it takes nothing more.
-    departure: Option<u64>,
+struct Registered {
+    state: Arc<SessionState>,
+    /// Its number among the earlier sessions, once its client has left or it takes nothing more.
+    left_as: Option<u64>,
 }
 
 /// A connection that waits for those that have left.
@@ -101,16 +101,16 @@ pub(crate) struct Fenced(Arc<SessionState>, u64);
 
 /// A connection's entry among those of its disk, until all of its requests have ended.
 #[derive(Debug)]
-pub(crate) struct Membership {
-    disks: Arc<Disks>,
+pub(crate) struct DiskSession {
+    disks: Arc<DiskSessions>,
     disk: u32,
     number: u64,
-    life: Arc<SessionState>,
+    state: Arc<SessionState>,
     /// Some connections have to end first.
     wait: Option<(Wait, Waiter)>,
 }
 
-impl Disks {
+impl DiskSessions {
     /// A client has selected a disk, perhaps with a name for the session. `waker` is used when the
     /// wait is over, and when the session is fenced.
     ///
@@ -122,8 +122,8 @@ impl Disks {
         socket: &Arc<OwnedFd>,
         name: Option<SessionName>,
         waker: &Waker,
-    ) -> Result<Membership, Refusal> {
-        let life = Arc::new(SessionState {
+    ) -> Result<DiskSession, Refusal> {
+        let state = Arc::new(SessionState {
             socket: Arc::clone(socket),
             name,
             waker: waker.clone(),
@@ -136,32 +136,32 @@ impl Disks {
             let mut connections = self.lock();
             let of_disk = match connections.entry(disk) {
                 Entry::Occupied(occupied) => occupied.into_mut(),
-                Entry::Vacant(vacant) => vacant.insert(OfDisk::new()?),
+                Entry::Vacant(vacant) => vacant.insert(OneDisk::new()?),
             };
-            of_disk.find_departed()?;
-            of_disk.add(number, &life)?;
+            of_disk.find_left()?;
+            of_disk.add(number, &state)?;
             let waiter = Waiter {
                 waker: waker.clone(),
                 may_go_on: Arc::default(),
             };
-            let wait = of_disk.departed.wait(number, waiter.clone());
+            let wait = of_disk.earlier.wait(number, waiter.clone());
             wait.map(|wait| (wait, waiter))
         };
-        Ok(Membership {
+        Ok(DiskSession {
             disks: Arc::clone(self),
             disk,
             number,
-            life,
+            state,
             wait,
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, OfDisk>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, OneDisk>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Membership {
+impl DiskSession {
     /// Returns whether some connections have to end first.
     pub(crate) fn must_wait(&mut self) -> bool {
         // Acquire: pairs with the Release where the last of them has ended.
@@ -176,14 +176,14 @@ impl Membership {
             && let Some((wait, _)) = self.wait.take()
             && let Some(of_disk) = self.disks.lock().get_mut(&self.disk)
         {
-            of_disk.departed.give_up(wait);
+            of_disk.earlier.give_up(wait);
         }
     }
 
     /// The client has given up its session of this number. Returns the connection that has to end,
     /// if there still is one.
     pub(crate) fn fence(&self, number: u64) -> Option<Fenced> {
-        let client = self.life.name?.client;
+        let client = self.state.name?.client;
         let other = {
             let connections = self.disks.lock();
             let of_disk = connections.get(&self.disk)?;
@@ -194,14 +194,14 @@ impl Membership {
         other.is_fenced.store(true, Ordering::Release);
         other.waker.wake();
         other
-            .wake_at_end(self.number, &self.life.waker)
+            .wake_at_end(self.number, &self.state.waker)
             .then_some(Fenced(other, self.number))
     }
 
     /// Returns whether the client has fenced this connection over another one.
     pub(crate) fn is_fenced(&self) -> bool {
         // Acquire: pairs with the Release in `fence`.
-        self.life.is_fenced.load(Ordering::Acquire)
+        self.state.is_fenced.load(Ordering::Acquire)
     }
 
     /// The connection takes nothing more: new clients have to wait for its open requests.
@@ -212,52 +212,52 @@ impl Membership {
     }
 }
 
-impl OfDisk {
+impl OneDisk {
     fn new() -> io::Result<Self> {
         Ok(Self {
             by_number: BTreeMap::new(),
             by_name: BTreeMap::new(),
-            departures: Departures::new()?,
-            departed: Departed::new(),
+            hang_ups: HangUps::new()?,
+            earlier: EarlierSessions::new(),
         })
     }
 
-    fn add(&mut self, number: u64, life: &Arc<SessionState>) -> Result<(), Refusal> {
-        if life.name.is_some_and(|name| self.by_name.contains_key(&name)) {
+    fn add(&mut self, number: u64, state: &Arc<SessionState>) -> Result<(), Refusal> {
+        if state.name.is_some_and(|name| self.by_name.contains_key(&name)) {
             return Err(Refusal::NameTaken);
         }
-        self.departures.watch(life.socket.as_fd(), number)?;
-        let member = Member {
-            life: Arc::clone(life),
-            departure: None,
+        self.hang_ups.watch(state.socket.as_fd(), number)?;
+        let member = Registered {
+            state: Arc::clone(state),
+            left_as: None,
         };
         self.by_number.insert(number, member);
-        if let Some(name) = life.name {
-            self.by_name.insert(name, Arc::clone(life));
+        if let Some(name) = state.name {
+            self.by_name.insert(name, Arc::clone(state));
         }
         Ok(())
     }
 
     /// Removes a connection that has ended. Returns the waiters to wake.
     fn remove(&mut self, number: u64) -> Vec<Waiter> {
-        let Some(Member { life, departure }) = self.by_number.remove(&number) else {
+        let Some(Registered { state, left_as }) = self.by_number.remove(&number) else {
             return Vec::new();
         };
-        if let Some(name) = life.name {
+        if let Some(name) = state.name {
             self.by_name.remove(&name);
         }
-        match departure {
-            Some(departure) => self.departed.end(departure),
+        match left_as {
+            Some(left_as) => self.earlier.end(left_as),
             None => {
-                self.departures.forget(life.socket.as_fd());
+                self.hang_ups.forget(state.socket.as_fd());
                 Vec::new()
             }
         }
     }
 
     /// Records the clients that have left since the last time.
-    fn find_departed(&mut self) -> io::Result<()> {
-        for number in self.departures.all(self.by_number.len())? {
+    fn find_left(&mut self) -> io::Result<()> {
+        for number in self.hang_ups.all(self.by_number.len())? {
             self.leave(number);
         }
         Ok(())
@@ -267,10 +267,10 @@ impl OfDisk {
     /// more.
     fn leave(&mut self, number: u64) {
         if let Some(member) = self.by_number.get_mut(&number)
-            && member.departure.is_none()
+            && member.left_as.is_none()
         {
-            member.departure = Some(self.departed.add());
-            self.departures.forget(member.life.socket.as_fd());
+            member.left_as = Some(self.earlier.add());
+            self.hang_ups.forget(member.state.socket.as_fd());
         }
     }
 }
@@ -290,7 +290,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl Drop for Membership {
+impl Drop for DiskSession {
     fn drop(&mut self) {
         self.wait_for_nobody();
         let (mut waiters, mut woken) = (Vec::new(), Vec::new());
@@ -302,7 +302,7 @@ impl Drop for Membership {
             }
         }
         drop(connections);
-        let mut end = self.life.lock();
+        let mut end = self.state.lock();
         end.has_come = true;
         woken.extend(std::mem::take(&mut end.wakers).into_values());
         drop(end);

@@ -1,4 +1,4 @@
-//! Decides which clients of one disk's connections have left, as known to the kernel, which may
+//! Which clients of one disk's connections have left, as known to the kernel, which may
 //! know before their reactors. A client that selects the disk asks. The cost grows with the number
 //! that have left, not with the number present: a crowd at one disk does not delay others on its
 //! thread.
@@ -12,9 +12,9 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 /// The sockets of a disk's connections, each under its connection's number.
 #[derive(Debug)]
-pub(super) struct Departures(OwnedFd);
+pub(super) struct HangUps(OwnedFd);
 
-impl Departures {
+impl HangUps {
     /// # Errors
     /// The process has no descriptor left.
     pub(super) fn new() -> io::Result<Self> {
@@ -63,22 +63,22 @@ mod tests {
 
     #[test]
     fn only_who_has_left_is_told_and_as_often_as_is_asked() {
-        let departures = Departures::new().unwrap();
+        let hang_ups = HangUps::new().unwrap();
         let mut pairs: Vec<_> = (0..5).map(|_| UnixStream::pair().unwrap()).collect();
         for (number, (_, socket)) in pairs.iter().enumerate() {
-            departures.watch(socket.as_fd(), number as u64).unwrap();
+            hang_ups.watch(socket.as_fd(), number as u64).unwrap();
         }
-        assert!(departures.all(5).unwrap().is_empty());
+        assert!(hang_ups.all(5).unwrap().is_empty());
         let (client, socket) = pairs.remove(3);
         drop(client);
         // Half closed counts as left: nothing more comes.
         pairs[1].0.shutdown(std::net::Shutdown::Write).unwrap();
         for _ in 0..2 {
-            let mut all = departures.all(5).unwrap();
+            let mut all = hang_ups.all(5).unwrap();
             all.sort_unstable();
             assert_eq!(all, [1, 3]);
         }
-        departures.forget(socket.as_fd());
-        assert_eq!(departures.all(5).unwrap(), [1]);
+        hang_ups.forget(socket.as_fd());
+        assert_eq!(hang_ups.all(5).unwrap(), [1]);
     }
 }
