@@ -61,6 +61,42 @@ fn restored_client_without_a_place_is_sent_nothing_and_stays_where_it_was() {
     std::fs::remove_file(&path).unwrap();
 }
 
+#[test]
+fn client_at_rest_beyond_its_deadline_costs_no_time_and_is_closed_when_it_goes_on() {
+    let path = std::env::temp_dir().join(format!("blkmq-at-rest-{}", std::process::id()));
+    let limits = Limits {
+        handshake_deadline: Duration::from_millis(50),
+        ..Limits::default()
+    };
+    let daemon = Daemon::start_with(UnixListener::bind(&path).unwrap(), Phase::Serving, limits);
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.read_exact(&mut [0; 18]).expect("the server's greeting");
+    daemon.common.handover.suspend();
+    daemon.common.handover.wait_until_settled(PATIENCE).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+
+    // Another test of this process may run beside the first ones.
+    let pauses = (0..5).map(|_| {
+        let before = processor_time();
+        std::thread::sleep(PAUSE);
+        processor_time() - before
+    });
+    let least = pauses.min().expect("five pauses");
+    assert!(least < PAUSE / 10, "{least:?} in a pause of {PAUSE:?}");
+
+    daemon.common.handover.resume();
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0, "it is closed");
+    daemon.engine.shutdown(Nanos::from_secs(10)).unwrap();
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// The time that this process has had on processors.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 /// A disk in memory behind a front door.
 struct Daemon {
     engine: Engine,
@@ -69,6 +105,10 @@ struct Daemon {
 
 impl Daemon {
     fn start(listener: UnixListener, phase: Phase) -> Self {
+        Self::start_with(listener, phase, Limits::default())
+    }
+
+    fn start_with(listener: UnixListener, phase: Phase, limits: Limits) -> Self {
         let plan = plan(&Config {
             disks: vec![DiskSpec::parse("name=vm1,ram=1M,group=/").unwrap()],
             ..Config::default()
@@ -84,7 +124,7 @@ impl Daemon {
             tls: &blkmq_tls::settings::OFF,
             socket: Socket::Unix(listener, None),
             disks: None,
-            limits: Limits::default(),
+            limits,
             admitted: AddressLimits::default(),
         };
         door::serve(&engine, served, &common).unwrap();
@@ -153,4 +193,5 @@ fn read(client: &mut UnixStream) {
     );
 }
 
+const PAUSE: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(30);

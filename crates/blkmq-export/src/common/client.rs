@@ -25,13 +25,11 @@ use super::log::Log;
 use super::sessions::{DiskSession, DiskSessions, Refusal, SessionName};
 use crate::handover::{Member, Phase, Saved};
 
-/// A client. Its protocol's own functions have access to all of it.
+/// A client. Its protocol's own functions have access to all of it. The order of the fields is that
+/// in which they are dropped: its descriptors are closed before others may have its place.
 pub(crate) struct Client<P: Protocol> {
+    pub(crate) protocol: P,
     pub(crate) life: Life,
-    /// Its entry in the counts of connections, unless it is a part of a client that has one.
-    ticket: Option<Ticket>,
-    /// Its registration for the hand-over, unless it is a part of a client that has one.
-    member: Option<Member>,
     /// The disk that it has selected, with what every bio needs of it.
     pub(crate) disk: Option<Disk>,
     /// Its registration as a user of the disk.
@@ -44,7 +42,10 @@ pub(crate) struct Client<P: Protocol> {
     pub(crate) refused: VecDeque<Bio>,
     /// It is called again in the next turn.
     comes_again: bool,
-    pub(crate) protocol: P,
+    /// Its entry in the counts of connections, unless it is a part of a client that has one.
+    pub(crate) ticket: Option<Ticket>,
+    /// Its registration for the hand-over, unless it is a part of a client that has one.
+    member: Option<Member>,
 }
 
 /// What a front door does for one client. Each function is called on the client's reactor, and never
@@ -107,8 +108,8 @@ pub(crate) trait Protocol: Sized {
     /// Returns whether nothing of a client that ends is under way.
     fn has_ended(&self, life: Life) -> bool;
 
-    /// The client is dropped. Its place in the counts is free when its ticket is dropped.
-    fn end(_client: &mut Client<Self>, _ticket: Option<Ticket>) {}
+    /// The client is about to be dropped. Its place in the counts is free when its ticket is dropped.
+    fn end(_client: &mut Client<Self>) {}
 
     /// The next time at which the client is too late with something, and what the log says then.
     fn deadline(_client: &mut Client<Self>, _now: Instant) -> Option<(Instant, &'static str)> {
@@ -135,16 +136,16 @@ impl<P: Protocol> Client<P> {
     /// Makes a part of a client that has more than one: another part counts as the connection.
     pub(crate) fn part(member: Option<Member>, protocol: P) -> Self {
         Self {
+            protocol,
             life: Life::Arriving,
-            ticket: None,
-            member,
             disk: None,
             disk_use: None,
             session: None,
             told_size: 0,
             refused: VecDeque::new(),
             comes_again: false,
-            protocol,
+            ticket: None,
+            member,
         }
     }
 
@@ -403,7 +404,7 @@ impl<P: Protocol> Service for Client<P> {
             P::wind_up(self, cx);
         }
         match P::deadline(self, cx.now()) {
-            Some((at, _)) if self.life != Life::Gone => cx.set_timer(at),
+            Some((at, _)) if self.life != Life::Gone && !self.life.is_at_rest() => cx.set_timer(at),
             _ => cx.clear_timer(),
         }
     }
@@ -426,8 +427,7 @@ impl<P: Protocol> Service for Client<P> {
 
 impl<P: Protocol> Drop for Client<P> {
     fn drop(&mut self) {
-        let ticket = self.ticket.take();
-        P::end(self, ticket);
+        P::end(self);
     }
 }
 

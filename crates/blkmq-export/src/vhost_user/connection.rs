@@ -22,7 +22,6 @@ use super::codec::{BODY_BYTES_MAX, FDS_MAX, HEADER_BYTES, Header, Message};
 use super::descriptors::{Descriptors, closes_at_once, receive};
 use super::device::{Answer, Device, Touched};
 use super::queue::Queue;
-use crate::common::admission::Ticket;
 use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::descriptors;
 use crate::common::dialer::{Dialed, Held};
@@ -432,11 +431,11 @@ impl Protocol for Connection {
         !self.device.has_served()
     }
 
-    fn end(client: &mut FrontEnd, ticket: Option<Ticket>) {
+    fn end(client: &mut FrontEnd) {
         let connection = &mut client.protocol;
         if !connection.is_others {
             let unwanted = std::mem::take(&mut connection.unwanted);
-            descriptors::let_go(&connection.socket, unwanted, ticket);
+            descriptors::let_go(&connection.socket, unwanted, client.ticket.take());
         }
     }
 
