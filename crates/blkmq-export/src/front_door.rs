@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
-use blkmq_tls::Settings;
+use blkmq_tls::{FileError, Settings};
 
 use crate::common::{AddressLimits, Common, OpenError, Place};
 use crate::handover::Handover;
@@ -151,6 +151,16 @@ pub struct Offer<'a> {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct ServeError(#[from] pub Box<dyn std::error::Error + Send + Sync>);
+
+impl ServeError {
+    /// Returns whether nothing but the time is in the way: a certificate has expired, is not valid yet, or the clock
+    /// is wrong.
+    pub fn is_of_time(&self) -> bool {
+        self.0
+            .downcast_ref::<FileError>()
+            .is_some_and(FileError::is_of_time)
+    }
+}
 
 /// All front doors.
 pub static FRONT_DOORS: &[&dyn FrontDoor] = &[

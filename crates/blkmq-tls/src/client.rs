@@ -42,6 +42,7 @@ impl ClientFiles {
 pub struct Client {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
+    left_out: Vec<String>,
 }
 
 impl Client {
@@ -58,10 +59,11 @@ impl Client {
             ));
         };
         let wrong = |error: rustls::Error| files::content(ca, error.to_string());
+        let authorities = files::authorities(ca)?;
         let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&version::TLS13])
             .map_err(wrong)?
-            .with_root_certificates(files::authorities(ca)?);
+            .with_root_certificates(authorities.store);
         let mut config = match (&paths.certificate, &paths.key) {
             (Some(certificate), Some(key)) => {
                 let chain = files::own_certificates(certificate)?;
@@ -90,7 +92,13 @@ impl Client {
         Ok(Self {
             config: Arc::new(config),
             name,
+            left_out: authorities.left_out,
         })
+    }
+
+    /// The authorities that were left out because they were not valid when they were loaded, and why.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Begins a handshake. Returns `None` if the library rejects the settings, which `load` has

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use x509_parser::certificate::X509Certificate;
 use x509_parser::parse_x509_certificate;
 use x509_parser::public_key::PublicKey;
+use x509_parser::time::ASN1Time;
 
 /// The reason why a file of a certificate or a key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +31,14 @@ pub enum FileError {
         /// The defect, and the content that is needed.
         problem: String,
     },
+    /// A certificate is not valid at this time, by this host's clock; another time may do.
+    #[error("{}: {problem}", path.display())]
+    NotNow {
+        /// The file.
+        path: PathBuf,
+        /// Which certificate, when it is valid, and what the clock says.
+        problem: String,
+    },
     /// The certificate and the key do not belong together.
     #[error("{} and {}: {problem}", certificate.display(), key.display())]
     Pair {
@@ -39,6 +49,13 @@ pub enum FileError {
         /// The defect.
         problem: String,
     },
+}
+
+impl FileError {
+    /// Returns whether nothing but the time is in the way.
+    pub fn is_of_time(&self) -> bool {
+        matches!(self, Self::NotNow { .. })
+    }
 }
 
 /// Reads the certificates of a file. There is at least one.
@@ -60,15 +77,10 @@ pub(crate) fn own_certificates(path: &Path) -> Result<Vec<CertificateDer<'static
     let found = certificates(path)?;
     let (_, first) = parse_x509_certificate(&found[0])
         .map_err(|error| content(path, format!("the certificate cannot be understood: {error}")))?;
-    let validity = first.validity();
-    if !validity.is_valid() {
-        let (from, until) = (validity.not_before, validity.not_after);
-        return Err(content(
-            path,
-            format!("the certificate is valid from {from} until {until}, and not now"),
-        ));
+    match out_of_time(&first) {
+        Some(problem) => Err(not_now(path, format!("the certificate {problem}"))),
+        None => Ok(found),
     }
-    Ok(found)
 }
 
 /// The kind of a certificate's key for people, with its size or curve.
@@ -110,36 +122,75 @@ pub(crate) fn key(path: &Path) -> Result<PrivateKeyDer<'static>, FileError> {
     })
 }
 
-/// Reads the certificates of the authorities that are trusted. Each must be valid now and be an
-/// authority's; a certificate that signs itself may also be trusted for itself alone.
-pub(crate) fn authorities(path: &Path) -> Result<RootCertStore, FileError> {
-    let mut store = RootCertStore::empty();
-    for certificate in certificates(path)? {
-        check_authority(&certificate).map_err(|problem| content(path, problem))?;
-        let added = store.add(certificate);
-        added.map_err(|error| content(path, format!("an authority cannot be understood: {error}")))?;
-    }
-    Ok(store)
+/// The authorities that are trusted.
+pub(crate) struct Authorities {
+    pub(crate) store: RootCertStore,
+    /// Those that are not valid at this time, and why.
+    pub(crate) left_out: Vec<String>,
 }
 
-/// The library trusts what it is told to trust: it checks neither.
-fn check_authority(certificate: &CertificateDer<'_>) -> Result<(), String> {
+/// Reads the certificates of the authorities that are trusted. One at least must be valid now. Each must be an
+/// authority's; a certificate that signs itself may also be trusted for itself alone.
+pub(crate) fn authorities(path: &Path) -> Result<Authorities, FileError> {
+    let (mut store, mut left_out) = (RootCertStore::empty(), Vec::new());
+    for certificate in certificates(path)? {
+        // The library trusts what it is told to trust: it checks neither.
+        match check_authority(&certificate).map_err(|problem| content(path, problem))? {
+            Some(problem) => left_out.push(problem),
+            None => {
+                let added = store.add(certificate);
+                added
+                    .map_err(|error| content(path, format!("an authority cannot be understood: {error}")))?;
+            }
+        }
+    }
+    if store.is_empty() {
+        return Err(not_now(path, left_out.join("; ")));
+    }
+    let left_out = left_out.into_iter();
+    let left_out = left_out.map(|problem| format!("{}: {problem}", path.display()));
+    Ok(Authorities {
+        store,
+        left_out: left_out.collect(),
+    })
+}
+
+/// Checks that a certificate is an authority's. Returns why it cannot be trusted at this time, if so.
+fn check_authority(certificate: &CertificateDer<'_>) -> Result<Option<String>, String> {
     let (_, parsed) = parse_x509_certificate(certificate)
         .map_err(|error| format!("an authority cannot be understood: {error}"))?;
-    let (subject, validity) = (parsed.subject(), parsed.validity());
-    if !validity.is_valid() {
-        let (from, until) = (validity.not_before, validity.not_after);
-        return Err(format!(
-            "the certificate of {subject} is valid from {from} until {until}, and not now: take it out"
-        ));
-    }
+    let subject = parsed.subject();
     if !parsed.is_ca() && subject != parsed.issuer() {
         return Err(format!(
             "the certificate of {subject} is no authority's (CA:FALSE): whoever has its key could make others; \
              name the authority that issued it"
         ));
     }
-    Ok(())
+    Ok(out_of_time(&parsed).map(|problem| format!("the certificate of {subject} {problem}")))
+}
+
+/// Why a certificate is not valid at this time, if it is not.
+fn out_of_time(certificate: &X509Certificate<'_>) -> Option<String> {
+    let (validity, now) = (certificate.validity(), ASN1Time::now());
+    let (from, until) = (validity.not_before, validity.not_after);
+    if now < from {
+        Some(format!(
+            "is not valid yet: it is valid from {from} until {until}, and this host's clock says {now}"
+        ))
+    } else if now > until {
+        Some(format!(
+            "has expired: it was valid from {from} until {until}, and this host's clock says {now}"
+        ))
+    } else {
+        None
+    }
+}
+
+fn not_now(path: &Path, problem: String) -> FileError {
+    FileError::NotNow {
+        path: path.to_owned(),
+        problem,
+    }
 }
 
 /// The error for a certificate and a key that the library rejects. `kind` is that of the certificate's key.

@@ -15,7 +15,10 @@ use crate::stream::Stream;
 /// What the handshakes of an address have in common: the certificate, the key and the trusted
 /// authorities, as the files were when they were loaded.
 #[derive(Clone, Debug)]
-pub struct Server(Arc<ServerConfig>);
+pub struct Server {
+    config: Arc<ServerConfig>,
+    left_out: Vec<String>,
+}
 
 impl Server {
     /// Reads the files that the settings name. Returns `None` for settings without TLS. Blocks for
@@ -36,10 +39,13 @@ impl Server {
         let builder = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| files::content(certificate, error.to_string()))?;
+        let mut left_out = Vec::new();
         let builder = match &settings.ca {
             None => builder.with_no_client_auth(),
             Some(path) => {
-                let roots = Arc::new(files::authorities(path)?);
+                let authorities = files::authorities(path)?;
+                left_out = authorities.left_out;
+                let roots = Arc::new(authorities.store);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
                 let verifier = verifier.map_err(|error| files::content(path, error.to_string()))?;
                 builder.with_client_cert_verifier(verifier)
@@ -55,18 +61,26 @@ impl Server {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         // `records` needs the keys.
         config.enable_secret_extraction = true;
-        Ok(Some(Self(Arc::new(config))))
+        Ok(Some(Self {
+            config: Arc::new(config),
+            left_out,
+        }))
+    }
+
+    /// The authorities that were left out because they were not valid when they were loaded, and why.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Begins a handshake with a client. Returns `None` if the library rejects the settings, which
     /// `load` has ruled out.
     pub fn accept(&self) -> Option<Stream> {
-        let connection = UnbufferedServerConnection::new(Arc::clone(&self.0)).ok()?;
+        let connection = UnbufferedServerConnection::new(Arc::clone(&self.config)).ok()?;
         Some(Stream::new(Handshake::Server(connection)))
     }
 
     #[cfg(test)]
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.config)
     }
 }

@@ -238,6 +238,7 @@ const EXPORTS: &[Column] = &[
     Column::number("max"),
     Column::number("refused"),
     Column::text("state"),
+    Column::text("problem"),
 ];
 
 /// Queries or changes a running daemon.

@@ -40,7 +40,7 @@ use crate::control;
 use crate::log::Log;
 use crate::metrics;
 use last_sync::Files;
-use running::{OpenExport, Running};
+use running::{OpenExport, RETRY_PAUSE, Refused, Running};
 use upgrade::{Earlier, Outgoing};
 
 /// Serves until a signal; a second one ends the process at once, whatever is under way.
@@ -207,12 +207,15 @@ impl Daemon {
     fn start_with(document: Document, config: Config, plan: Plan, handover: &Arc<Handover>) -> Result<Self> {
         let files = Files::open(&config)?;
         let connections_max = descriptors::connections(&config, reactors(&config))?;
-        check_exports(&config)?;
+        let refused = refused(&config, handover.phase())?;
         // Listen first: an address in use should not cost a start of the engine.
         let mut opened = Vec::new();
         for export in &config.exports {
             let address = read(export)?;
-            let all = address.open(&config.disks_of(export), handover)?;
+            let all = match refused.iter().any(|refused| refused.spec == *export) {
+                true => Vec::new(),
+                false => address.open(&config.disks_of(export), handover)?,
+            };
             opened.push((all, address.to_string(), export.clone()));
         }
         let memory = config.nbd_memory.unwrap_or(common::BYTES_MAX);
@@ -246,7 +249,7 @@ impl Daemon {
             Arc::clone(&common),
             (document, config),
             files,
-            exports,
+            (exports, refused),
         );
         Ok(Self {
             engine,
@@ -318,6 +321,7 @@ impl Daemon {
         let metrics = metrics.transpose()?;
         let size_news = self.look_at_sizes()?;
         let reload = self.reload_aside(args)?;
+        self.retry_refused()?;
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -367,6 +371,29 @@ impl Daemon {
             .spawn(look)
             .context("no thread for disks that grow can be made")?;
         Ok(news)
+    }
+
+    /// Starts a thread that tries addresses again that are not served, if there are any.
+    fn retry_refused(&self) -> Result<()> {
+        let running = Arc::downgrade(&self.running);
+        let retry = move || {
+            let is_left = |running: Arc<Running>| {
+                running.retry();
+                !running.refused().is_empty()
+            };
+            loop {
+                thread::sleep(RETRY_PAUSE);
+                if !running.upgrade().is_some_and(is_left) {
+                    return;
+                }
+            }
+        };
+        if !self.running.refused().is_empty() {
+            let thread = thread::Builder::new().name("refused".to_owned());
+            let started = thread.spawn(retry);
+            started.context("no thread that tries addresses again can be made")?;
+        }
+        Ok(())
     }
 
     /// Starts a thread that reloads whenever it is asked to: files and drives may take long to answer,
@@ -495,6 +522,23 @@ fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
         );
     }
     Ok(door.parse(&export.address)?)
+}
+
+/// Checks addresses as [`check_exports`] does. Returns those that only the time is in the way of, which no other
+/// one needs to suffer from. A daemon that takes over fails: the other one serves, with what it has read.
+fn refused(config: &Config, phase: Phase) -> Result<Vec<Refused>> {
+    dry_run::check_exports(config)?;
+    let mut refused = Vec::new();
+    for export in &config.exports {
+        match read(export)?.check(&export.tls) {
+            Ok(()) => {}
+            Err(error) if error.is_of_time() && phase == Phase::Serving => {
+                refused.push(Refused::new(export, error.to_string()));
+            }
+            Err(error) => return Err(error).with_context(|| format!("export {}", export.address)),
+        }
+    }
+    Ok(refused)
 }
 
 /// Checks, without opening them, that addresses can be served as configured.

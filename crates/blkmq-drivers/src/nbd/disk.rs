@@ -65,6 +65,11 @@ impl NbdDisk {
         let uri = || config.text.clone();
         let dialed = dial(config, false).map_err(|source| NbdError::Dial { uri: uri(), source })?;
         let shape = Shape::of(&dialed.agreed).map_err(|problem| NbdError::Export { uri: uri(), problem })?;
+        // Reconnections read the files as well, and do not say it again.
+        let tls = config.tls().ok().flatten();
+        for problem in tls.iter().flat_map(blkmq_tls::Client::left_out) {
+            tracing::warn!("nbd {}: an authority is left out: {problem}", config.text);
+        }
         let mut config = config.clone();
         let wanted = config.connections.unwrap_or(2);
         if wanted > 1 && !shape.can(TransmissionFlags::CAN_MULTI_CONN) {

@@ -108,7 +108,7 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
         tls,
     } = served;
     check_reach(&socket, tls)?;
-    let server = Server::load(tls)?;
+    let server = load(tls, &socket.address())?;
     limits.check()?;
     if common.memory.bytes_max() < u64::from(limits.payload_bytes_max) {
         return Err(ServeError::Memory {
@@ -168,7 +168,7 @@ impl front_door::Served for NbdAddress {
         let before = self.door.offered();
         let loaded = match before.tls == *what.tls {
             true => None,
-            false => Some(Server::load(what.tls).map_err(|error| wrong(error.into()))?),
+            false => Some(load(what.tls, &self.door.address).map_err(|error| wrong(error.into()))?),
         };
         table.instance = before.exports.instance;
         let mut offered = self.door.lock();
@@ -185,7 +185,8 @@ impl front_door::Served for NbdAddress {
 
     fn refresh(&self) -> Result<bool, front_door::ServeError> {
         let before = self.door.offered();
-        let server = Server::load(&before.tls).map_err(|error| front_door::ServeError(error.into()))?;
+        let server =
+            load(&before.tls, &self.door.address).map_err(|error| front_door::ServeError(error.into()))?;
         let has_files = server.is_some();
         let mut offered = self.door.lock();
         // An offer that came meanwhile stays; one of other files has read those.
@@ -240,6 +241,15 @@ fn check_reach(socket: &Socket, tls: &Settings) -> Result<(), ServeError> {
         (false, _) => return Err(ServeError::Exposed(address)),
     }
     Ok(())
+}
+
+/// Reads the TLS files of an address, and says which authorities were left out.
+fn load(tls: &Settings, address: &str) -> Result<Option<Server>, FileError> {
+    let server = Server::load(tls)?;
+    for problem in server.iter().flat_map(Server::left_out) {
+        tracing::warn!("export {address}: an authority is left out: {problem}");
+    }
+    Ok(server)
 }
 
 /// How many groups have disks at an address.

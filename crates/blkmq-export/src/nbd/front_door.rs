@@ -50,7 +50,9 @@ impl Address for common::Address {
             {
                 Err(wrong(door::ServeError::Exposed(self.to_string())))
             }
-            _ => Server::load(tls).map(drop).map_err(|error| wrong(error.into())),
+            _ => Server::load(tls)
+                .map(drop)
+                .map_err(|error| ServeError(error.into())),
         }
     }
 

@@ -197,7 +197,7 @@ fn each_cipher_is_opened_and_sealed_as_the_reference_does() {
         let config = ClientConfig::builder_with_provider(Arc::new(provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
-            .with_root_certificates(files::authorities(&path("ca-cert.pem")).unwrap())
+            .with_root_certificates(files::authorities(&path("ca-cert.pem")).unwrap().store)
             .with_client_auth_cert(
                 files::own_certificates(&path("client-cert.pem")).unwrap(),
                 files::key(&path("client-key.pem")).unwrap(),

@@ -139,8 +139,16 @@ pub(super) fn exports(daemon: &Daemon) -> Vec<ExportStatistics> {
         refused: address.refused,
         displaced: address.displaced,
         state: address.state.name().to_owned(),
+        problem: None,
     };
-    stats.into_iter().map(address).collect()
+    let refused = daemon.running.refused().into_iter();
+    let refused = refused.map(|refused| ExportStatistics {
+        address: refused.spec.address,
+        state: "refused".to_owned(),
+        problem: Some(refused.reason),
+        ..ExportStatistics::default()
+    });
+    stats.into_iter().map(address).chain(refused).collect()
 }
 
 /// All statistics, with those of the given queues.

@@ -135,9 +135,13 @@ pub struct ExportStatistics {
     pub refused: u64,
     /// Connections that had selected no disk and were displaced.
     pub displaced: u64,
-    /// `served`, or `gone` where somebody has unmounted the file or removed the device.
+    /// `served`, `gone` where somebody has unmounted the file or removed the device, or `refused` while the time is in
+    /// the way.
     #[serde(default)]
     pub state: String,
+    /// Why it is `refused`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// Memory, in bytes.

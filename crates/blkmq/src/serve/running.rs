@@ -6,6 +6,7 @@
 mod gate;
 mod prepared;
 mod queues;
+mod refused;
 
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,7 @@ use blkmq_host::engine::Engine;
 use self::gate::Gate;
 pub(crate) use self::gate::Held;
 use self::prepared::{OpenedDisk, Planned, Prepared};
+pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::last_sync::Files;
 use super::{dry_run, read, served};
 
@@ -39,6 +41,8 @@ pub(crate) struct Running {
     gate: Gate,
     /// Files to be made durable at the end. Never held for longer than a moment.
     files: Mutex<Files>,
+    /// Addresses that are not served for now. Never held for longer than a moment.
+    refused: Mutex<Vec<Refused>>,
     /// The document after the last change, for queries during a change.
     shown: Mutex<Document>,
     /// The number of changes.
@@ -83,7 +87,7 @@ impl Running {
         common: Arc<Common>,
         (document, config): (Document, Config),
         files: Files,
-        exports: Vec<OpenExport>,
+        (exports, refused): (Vec<OpenExport>, Vec<Refused>),
     ) -> Self {
         let shown = Mutex::new(document.clone());
         let state = Mutex::new(State {
@@ -98,6 +102,7 @@ impl Running {
             state,
             gate: Gate::default(),
             files: Mutex::new(files),
+            refused: Mutex::new(refused),
             shown,
             changes: AtomicU64::new(0),
         }
@@ -304,7 +309,7 @@ impl Running {
     /// Makes all addresses read their certificates again. Returns which have, and which cannot: those
     /// keep what they have.
     pub(crate) fn refresh(&self) -> (Vec<String>, Vec<String>) {
-        let (mut done, mut failed) = (Vec::new(), Vec::new());
+        let (mut done, mut failed) = self.retry();
         let all = |open: &OpenExport| {
             let address = open.spec.address.clone();
             let served = open.served.iter().cloned();
@@ -382,6 +387,7 @@ impl Running {
             Change::Queues => self.set_queues(old, new),
             Change::AddExport(spec) => self.add_export(state, new, spec),
             Change::RemoveExport(spec) => {
+                self.forget_refused(spec);
                 let gone = |open: &mut OpenExport| is_same_place(&open.spec, spec);
                 let closed = state.exports.extract_if(.., gone);
                 closed
@@ -479,6 +485,9 @@ impl Running {
         };
         let mut missing = open.wanted(config, disks);
         missing.retain(|name| !is_open(name));
+        if self.is_refused(&open.spec) {
+            return Ok(());
+        }
         if !missing.is_empty() {
             let opened = self.open(&open.spec, config, &missing)?;
             open.served.extend(opened);
@@ -493,8 +502,11 @@ impl Running {
         let at = exports.position(|open| is_same_place(&open.spec, spec));
         let at = at.context("it is not open")?;
         let former = mem::replace(&mut state.exports[at].spec, spec.clone());
+        let refused = self.refused();
+        self.forget_refused(spec);
         let offered = self.offer(state, new, &self.engine.disks());
         if offered.is_err() {
+            *self.refused_list() = refused;
             state.exports[at].spec = former;
             self.offer_again(state, new);
         }
@@ -542,6 +554,10 @@ impl Running {
         let state = self.lock();
         self.gate.check()?;
         Ok(state)
+    }
+
+    fn refused_list(&self) -> MutexGuard<'_, Vec<Refused>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn files(&self) -> MutexGuard<'_, Files> {

@@ -4,6 +4,7 @@
 
 mod bytes;
 mod clients;
+mod validity;
 mod versions;
 
 use std::os::unix::net::UnixStream;

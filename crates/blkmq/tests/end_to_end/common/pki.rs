@@ -19,7 +19,13 @@ pub(crate) struct Authority {
 impl Authority {
     /// Makes an authority with a directory that has its `ca-cert.pem`.
     pub(crate) fn new(scratch: &Scratch, directory: &str) -> Authority {
+        Authority::valid(scratch, directory, Validity::Today)
+    }
+
+    /// The same with an authority that is valid at some time.
+    pub(crate) fn valid(scratch: &Scratch, directory: &str, validity: Validity) -> Authority {
         let mut params = CertificateParams::default();
+        validity.set(&mut params);
         params
             .distinguished_name
             .push(DnType::CommonName, format!("the authority of {directory}"));
@@ -69,10 +75,7 @@ impl Authority {
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,
         ];
-        if validity == Validity::Past {
-            params.not_before = date_time_ymd(2001, 1, 1);
-            params.not_after = date_time_ymd(2002, 1, 1);
-        }
+        validity.set(&mut params);
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         fs::write(format!("{directory}/{role}-cert.pem"), certificate.pem()).expect("a file");
@@ -99,4 +102,17 @@ impl Authority {
 pub(crate) enum Validity {
     Today,
     Past,
+    Future,
+}
+
+impl Validity {
+    fn set(self, params: &mut CertificateParams) {
+        let years = match self {
+            Self::Today => return,
+            Self::Past => (2001, 2002),
+            Self::Future => (2901, 2902),
+        };
+        params.not_before = date_time_ymd(years.0, 1, 1);
+        params.not_after = date_time_ymd(years.1, 1, 1);
+    }
 }
