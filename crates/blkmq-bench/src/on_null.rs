@@ -118,6 +118,7 @@ fn start(load: Jobs, drive: NullConfig, set: impl FnOnce(&mut QueueSpec)) -> Res
         name: DISK.into(),
         description: String::new(),
         serial: None,
+        export: None,
         size: NULL_BYTES,
         read_only: false,
         group: GroupId::default(),

@@ -155,6 +155,7 @@ fn start(device: ModelledDevice, side: Side) -> Result<Engine> {
         name: "bench".into(),
         description: String::new(),
         serial: None,
+        export: None,
         size: DISK_BYTES,
         read_only: false,
         group: GroupId::default(),

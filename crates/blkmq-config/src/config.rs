@@ -46,6 +46,8 @@ pub struct Config {
     pub control: Control,
     /// The address where metrics are read. Default: none.
     pub metrics: Option<String>,
+    /// Other hosts may read metrics, whoever they are.
+    pub metrics_allow_insecure: bool,
     /// The address of the unix socket at which another daemon may take over, as `unix:PATH`. Default: none.
     pub upgrade_socket: Option<String>,
 }
@@ -77,6 +79,7 @@ impl Default for Config {
             sched: None,
             control: Control::default(),
             metrics: None,
+            metrics_allow_insecure: false,
             upgrade_socket: None,
         }
     }
@@ -156,6 +159,21 @@ impl Config {
         Ok(())
     }
 
+    /// A client cannot ask for one of two disks of one export name. Paths are not served.
+    fn check_export_names(&self) -> Result<()> {
+        let mut of: BTreeMap<&str, &str> = BTreeMap::new();
+        for disk in self.disks.iter().filter(|disk| !self.is_path(&disk.name)) {
+            if let Some(other) = of.insert(disk.export(), &disk.name) {
+                bail!(
+                    "disks {other} and {}: both are the export {:?} of NBD: give one another export=",
+                    disk.name,
+                    disk.export()
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the parts against each other.
     ///
     /// # Errors
@@ -168,6 +186,7 @@ impl Config {
             bail!("disk {}: the name is used twice: give each disk its own", pair[0]);
         }
         self.check_serials()?;
+        self.check_export_names()?;
         for disk in self
             .disks
             .iter()
@@ -285,6 +304,23 @@ mod tests {
         let config = Config::from_toml(long).unwrap();
         config.check().unwrap();
         assert_ne!(config.disks[0].serial(), config.disks[1].serial());
+    }
+
+    #[test]
+    fn export_names_that_are_equal_are_refused() {
+        let text = "[disk.a]\nram = \"1M\"\nexport = \"x/y: z\"\n[disk.b]\nram = \"1M\"\nexport = \"EXPORT\"";
+        let checked = |export: &str| {
+            Config::from_toml(&text.replace("EXPORT", export))
+                .unwrap()
+                .check()
+        };
+        let error = checked("x/y: z").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "disks a and b: both are the export \"x/y: z\" of NBD: give one another export="
+        );
+        // The name of a disk that has another one is free.
+        checked("a").unwrap();
     }
 
     #[test]

@@ -167,7 +167,7 @@ fn check_daemon(old: &Config, new: &Config) -> Result<()> {
 }
 
 /// The keys that cannot be changed while the daemon runs, with their values.
-fn fixed(config: &Config) -> [(&'static str, String); 10] {
+fn fixed(config: &Config) -> [(&'static str, String); 11] {
     let switch = |is_on| if is_on { "on" } else { "off" };
     [
         ("[daemon] reactors", shown(&config.reactors)),
@@ -183,6 +183,10 @@ fn fixed(config: &Config) -> [(&'static str, String); 10] {
         ("[control] socket", shown(&config.control.socket)),
         ("[control] readers", shown(&config.control.readers)),
         ("[metrics] address", shown(&config.metrics)),
+        (
+            "[metrics] allow_insecure",
+            config.metrics_allow_insecure.to_string(),
+        ),
     ]
 }
 
@@ -252,6 +256,7 @@ fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()>
             ("group", format!("{:?}", disk.group)),
             ("description", format!("{:?}", disk.description)),
             ("serial", disk.serial()),
+            ("export", disk.export().to_owned()),
             ("ro", disk.read_only.to_string()),
             ("block_size", shown(&disk.block_size)),
         ]

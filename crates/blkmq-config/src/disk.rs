@@ -31,6 +31,8 @@ pub struct DiskSpec {
     pub description: String,
     /// What guests find as its serial number, if it is set.
     pub serial: Option<String>,
+    /// What NBD clients call it, if that is not its name.
+    pub export: Option<String>,
     /// What the disk lies on.
     pub source: Source,
     /// Whether writes are refused.
@@ -108,6 +110,11 @@ impl DiskSpec {
             Source::Mapped(_) => false,
         };
         self.queue.as_deref().or_else(|| own().then_some(&*self.name))
+    }
+
+    /// What NBD clients call it.
+    pub fn export(&self) -> &str {
+        self.export.as_deref().unwrap_or(&self.name)
     }
 
     /// What guests find as its serial number.
@@ -191,6 +198,8 @@ impl DiskSpec {
         }
         let serial = pairs.take("serial")?;
         serial.iter().try_for_each(|serial| check_serial(serial))?;
+        let export = pairs.take("export")?;
+        export.iter().try_for_each(|export| check_export(export))?;
         let group = pairs.take("group")?.unwrap_or_else(|| format!("/{name}"));
         check_group(&group)?;
         let block_size = pairs.take("block_size")?;
@@ -203,13 +212,14 @@ impl DiskSpec {
             let names = names(drivers).join(" | ");
             bail!(
                 "key {key} rejected: known for every disk are name, {names}, ro, queue, sched, io_poll, io_poll_delay, \
-                 block_size, group, description, serial"
+                 block_size, group, description, serial, export"
             );
         }
         Ok(Self {
             name: name.to_owned(),
             description: description.unwrap_or_else(|| source.describe().to_owned()),
             serial,
+            export,
             source,
             read_only,
             block_size,
@@ -335,6 +345,16 @@ fn block(text: &str) -> Result<u32> {
     Ok(bytes)
 }
 
+fn check_export(export: &str) -> Result<()> {
+    if export.is_empty() || export.len() > EXPORT_BYTES_MAX || export.chars().any(char::is_control) {
+        bail!(
+            "export={export:?} rejected: must be 1 to {EXPORT_BYTES_MAX} bytes without control characters, as NBD clients ask \
+             for it"
+        );
+    }
+    Ok(())
+}
+
 fn check_serial(serial: &str) -> Result<()> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '+');
     if serial.is_empty() || serial.len() > SERIAL_BYTES_MAX || !serial.chars().all(is_plain) {
@@ -361,6 +381,9 @@ fn check_group(path: &str) -> Result<()> {
 const DESCRIPTION_MAX: usize = 4096;
 /// The forms of disks on other disks.
 const ON_DISKS: &str = "linear=DISKS, striped=DISKS, multipath=DISK+DISK";
+
+/// The longest name of an NBD export, in bytes, as the protocol has it.
+const EXPORT_BYTES_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -472,6 +495,8 @@ mod tests {
             ),
             ("name=a,ram=1M,serial=a b", &["disk a", "serial=a b", "letters"]),
             ("name=a,ram=1M,serial=", &["disk a", "serial= rejected"]),
+            ("name=a,ram=1M,export=", &["disk a", "export=\"\" rejected"]),
+            ("name=a,ram=1M,export=b\tc", &["disk a", "control characters"]),
             ("name=a,ram=1M,group=x", &["group", "start with /"]),
             ("name=a,nbd=x", &["disk a", "nbd=x rejected", "nbd://"]),
             (

@@ -61,6 +61,8 @@ struct Daemon {
 #[serde(deny_unknown_fields)]
 struct Metrics {
     address: Option<String>,
+    #[serde(default)]
+    allow_insecure: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -167,6 +169,7 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
         fuse_io_uring,
         upgrade_socket: file.daemon.upgrade_socket,
         metrics: file.metrics.address,
+        metrics_allow_insecure: file.metrics.allow_insecure,
         control: config::Control {
             socket: file.control.socket,
             readers: file.control.readers,

@@ -31,6 +31,7 @@ fn start(
         name: "m".into(),
         description: String::new(),
         serial: None,
+        export: None,
         size: SIZE,
         read_only: false,
         block_size: 512,

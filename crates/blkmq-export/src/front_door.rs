@@ -85,7 +85,7 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
 /// An address that is open.
 pub trait Opened {
     /// What a client needs to reach a disk here, if the disk is served here and that is known.
-    fn client_line(&self, disk: &str, tls: &Settings) -> Option<String>;
+    fn client_line(&self, disk: &Disk, tls: &Settings) -> Option<String>;
 
     /// Serves disks here until the engine ends, or the address is closed.
     ///

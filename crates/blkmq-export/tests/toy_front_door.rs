@@ -65,9 +65,9 @@ impl Address for At {
 struct Listening(UnixListener);
 
 impl Opened for Listening {
-    fn client_line(&self, disk: &str, _tls: &Settings) -> Option<String> {
+    fn client_line(&self, disk: &Disk, _tls: &Settings) -> Option<String> {
         let at = self.0.local_addr().expect("it is bound");
-        Some(format!("zeroer of {disk} at {at:?}"))
+        Some(format!("zeroer of {} at {at:?}", disk.name))
     }
 
     fn serve(
@@ -186,10 +186,11 @@ fn a_front_door_needs_nothing_but_the_trait() {
     };
     let engine = Engine::start(config).unwrap();
     let common = Arc::new(Common::new(32 << 20, 1));
+    let vm = engine.disk("vm").unwrap();
     for opened in address.open(&["vm"], &common.handover).unwrap() {
         assert!(
             opened
-                .client_line("vm", &blkmq_tls::settings::OFF)
+                .client_line(&vm, &blkmq_tls::settings::OFF)
                 .is_some_and(|line| line.starts_with("zeroer of vm at"))
         );
         let offer = Offer {

@@ -37,6 +37,8 @@ pub struct Disk {
     pub description: String,
     /// What guests find as its serial number: 1 to [`SERIAL_BYTES_MAX`] bytes.
     pub serial: String,
+    /// What NBD clients call it.
+    pub export: String,
     /// The queue it lies on; [`MAPPED`] for a mapped disk.
     pub queue: QueueId,
     /// Its number on that queue, for [`blkmq_core::bio::Bio::disk`].

@@ -170,6 +170,7 @@ fn entry(name: &str) -> DiskEntry {
         name: name.to_owned(),
         description: String::new(),
         serial: None,
+        export: None,
         size: SIZE,
         read_only: false,
         group: GroupId(0),

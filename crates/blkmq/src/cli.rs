@@ -98,6 +98,9 @@ pub struct ServeArgs {
     /// Serve metrics at ADDRESS: unix:PATH, or a port of the loopback, tcp:127.0.0.1:9464
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
+    /// Let other hosts read metrics, whoever they are, where --metrics names an address that they reach
+    #[arg(long)]
+    pub metrics_insecure: bool,
     /// Take over from the daemon that has this upgrade socket (unix:PATH): its clients notice a short pause
     #[arg(long, value_name = "ADDRESS", conflicts_with = "check")]
     pub take_over: Option<String>,
@@ -264,6 +267,7 @@ Keys of a disk:
                      queue's timeout]
   serial=TEXT        the serial number that guests find, at most 20 bytes
                      [default: NAME, or a digest of it]
+  export=TEXT        the name over NBD [default: NAME]
   description=TEXT   a text for people who list the exports
 DISKS are names with + between, as in linear=a+b:1G:512M (of b, 512M from 1G on);
 see docs/mappers. A disk on which another one lies is served only where an export

@@ -149,7 +149,12 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     ];
     document.set(Kind::Daemon, "", flags.into_iter().flatten())?;
     document.set(Kind::Control, "", flag("socket", args.control.clone()))?;
-    document.set(Kind::Metrics, "", flag("address", args.metrics.clone()))?;
+    let metrics_insecure = args.metrics_insecure.then(|| "true".to_owned());
+    let flags = [
+        flag("address", args.metrics.clone()),
+        flag("allow_insecure", metrics_insecure),
+    ];
+    document.set(Kind::Metrics, "", flags.into_iter().flatten())?;
     let config = document.config()?;
     if let Some(address) = &config.upgrade_socket {
         upgrade::socket_path(address)?;
@@ -158,7 +163,7 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
         control::socket_path(address)?;
     }
     if let Some(address) = &config.metrics {
-        metrics::place(address)?;
+        metrics::place(address, config.metrics_allow_insecure)?;
     }
     config.check()?;
     for export in &config.exports {
@@ -232,11 +237,7 @@ impl Daemon {
             warn_of_members(&named, &spec);
             let mut open = Vec::new();
             for one in all {
-                addresses.extend(
-                    named
-                        .iter()
-                        .filter_map(|disk| one.client_line(&disk.name, &spec.tls)),
-                );
+                addresses.extend(named.iter().filter_map(|disk| one.client_line(disk, &spec.tls)));
                 let served = one.serve(&engine, running::offer_of(&spec, &config), &common);
                 let served = served.with_context(|| format!("export {address}"))?;
                 addresses.extend(served.client_line());
@@ -311,13 +312,8 @@ impl Daemon {
             is_draining: AtomicBool::new(false),
         });
         let control = self.control(args, Arc::clone(&asked))?;
-        let place = self
-            .running
-            .metrics_address()
-            .map(|address| metrics::place(&address));
-        let metrics = place
-            .transpose()?
-            .map(|place| metrics::Server::start(place, asked, args.take_over.is_some()));
+        let place = self.running.metrics_place()?;
+        let metrics = place.map(|place| metrics::Server::start(place, asked, args.take_over.is_some()));
         let metrics = metrics.transpose()?;
         let size_news = self.look_at_sizes()?;
         let reload = self.reload_aside(args)?;

@@ -162,6 +162,7 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
         name: DISK.into(),
         description: String::new(),
         serial: None,
+        export: None,
         size: opened.size,
         read_only: opened.read_only,
         group: GroupId::default(),
@@ -198,6 +199,7 @@ pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result
             name: own_disk(number as usize),
             description: String::new(),
             serial: None,
+            export: None,
             size: NULL_BYTES,
             read_only: true,
             group: GroupId(1 + number),
@@ -237,6 +239,7 @@ fn mapped(kind: MapKind, size: u64) -> MappedSpec {
         name: MAPPED.into(),
         description: String::new(),
         serial: None,
+        export: None,
         map: MapConfig {
             kind,
             members: vec![half(0), half(1)],

@@ -103,6 +103,7 @@ fn queue(crowd: Crowd, disks: &[usize]) -> Result<QueueSpec> {
             name: name(number),
             description: String::new(),
             serial: None,
+            export: None,
             size: NULL_BYTES,
             read_only: true,
             group: GroupId((1 + number % crowd.groups.max(1)).min(crowd.groups) as u32),

@@ -181,6 +181,7 @@ fn start(scene: &Scene, ground: &Ground, elevator: Kind, capacity: Option<f64>) 
         name: DISK.into(),
         description: String::new(),
         serial: None,
+        export: None,
         size,
         read_only: false,
         group: GroupId::default(),

@@ -169,6 +169,7 @@ fn spec(disk: &SlowDisk, queue: Queue) -> QueueSpec {
         name: DISK.into(),
         description: String::new(),
         serial: None,
+        export: None,
         size: DISK_BYTES,
         read_only: false,
         group: GroupId::default(),

@@ -4,6 +4,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -121,7 +122,12 @@ fn connect_unix(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     )?;
     // A server that accepts nobody would have us wait in its queue.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(limit))?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let address = match path.as_os_str().as_bytes().strip_prefix(b"@") {
+        // A name in the abstract namespace.
+        Some(name) => SocketAddrUnix::new_abstract_name(name)?,
+        None => SocketAddrUnix::new(path)?,
+    };
+    rustix::net::connect(&socket, &address)?;
     Ok(socket.into())
 }
 

@@ -85,6 +85,7 @@ fn start(path: &Path, wait: Wait, io_poll: bool) -> (Engine, Arc<FileDevice>) {
         name: "polled".to_owned(),
         description: String::new(),
         serial: None,
+        export: None,
         size: disk.size(),
         read_only: false,
         group: GroupId(0),

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `client`, `life` | what every client does whatever its protocol, and in which states |
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
+//! | `systemd` | which of the sockets that systemd hands over an address gets |
 //! | `owned_path`, `turn` | whose the path of a socket is; daemons that start at the same moment |
 //! | `place` | which addresses are in each other's way, and what keeps one from being opened |
 //! | `descriptors` | which file descriptors a client may send, and who closes the others |
@@ -53,6 +54,7 @@ mod resident;
 pub(crate) mod sessions;
 pub(crate) mod socket;
 pub(crate) mod sys;
+mod systemd;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod touched;
 pub(crate) mod turn;
@@ -76,7 +78,7 @@ pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 pub use owned_path::{FreePath, OwnedPath};
 pub use place::{Place, check_socket};
-pub use socket::{OpenError, Socket, open};
+pub use socket::{OpenError, Socket, listen_at_port, loopbacks, open};
 
 /// What the connections of all addresses share, of any front door.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use super::address::Address;
-use super::socket::OpenError;
+use super::socket::{OpenError, loopbacks};
 
 /// What an address takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +19,10 @@ pub enum Place {
     Path(PathBuf),
     /// A port of one address of this host, or of all.
     Tcp(SocketAddr),
-    /// The sockets that systemd hands over.
-    Systemd,
+    /// A name in the abstract namespace of unix sockets.
+    Abstract(String),
+    /// The sockets that systemd hands over: those of a name, or all.
+    Systemd(Option<String>),
     /// A block device, by its number.
     Device(u32),
 }
@@ -34,12 +36,15 @@ impl Place {
         Self::Path(known.map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name)))
     }
 
-    /// What a socket takes; `None` if the system chooses its port.
-    pub fn of_socket(address: &Address) -> Option<Self> {
+    /// What a socket takes; nothing if the system chooses its port.
+    pub fn of_socket(address: &Address) -> Vec<Self> {
+        let tcp = |at: SocketAddr| (at.port() != 0).then_some(Self::Tcp(at));
         match address {
-            Address::Unix(path) => Some(Self::of_path(path)),
-            Address::Tcp(at) => (at.port() != 0).then_some(Self::Tcp(*at)),
-            Address::Systemd => Some(Self::Systemd),
+            Address::Unix(path) => vec![Self::of_path(path)],
+            Address::Abstract(name) => vec![Self::Abstract(name.clone())],
+            Address::Tcp(at) => tcp(*at).into_iter().collect(),
+            Address::Localhost(port) => loopbacks(*port).into_iter().filter_map(tcp).collect(),
+            Address::Systemd(name) => vec![Self::Systemd(name.clone())],
         }
     }
 
@@ -48,8 +53,10 @@ impl Place {
         match (self, other) {
             (Self::Tcp(one), Self::Tcp(other)) => {
                 let is_all = one.ip().is_unspecified() || other.ip().is_unspecified();
-                one.port() == other.port() && (is_all || one.ip() == other.ip())
+                let is_same = one.ip() == other.ip() || is_all && one.is_ipv4() == other.is_ipv4();
+                one.port() == other.port() && is_same
             }
+            (Self::Systemd(one), Self::Systemd(other)) => one.is_none() || other.is_none() || one == other,
             // By their bytes: there may be a thousand of them.
             (Self::Path(one), Self::Path(other)) => one.as_os_str() == other.as_os_str(),
             _ => self == other,
@@ -62,7 +69,8 @@ impl fmt::Display for Place {
         match self {
             Self::Path(path) => path.display().fmt(f),
             Self::Tcp(at) => write!(f, "port {}", at.port()),
-            Self::Systemd => f.write_str("what systemd hands over"),
+            Self::Abstract(name) => write!(f, "@{name}"),
+            Self::Systemd(_) => f.write_str("what systemd hands over"),
             Self::Device(number) => write!(f, "device {number}"),
         }
     }
@@ -117,7 +125,7 @@ mod tests {
 
     #[test]
     fn place_is_taken_by_another_spelling_of_it_and_by_all_addresses_of_a_port() {
-        let place = |text: &str| Place::of_socket(&text.parse().unwrap()).unwrap();
+        let places = |text: &str| Place::of_socket(&text.parse().unwrap());
         for (one, other, is_taken) in [
             ("unix:/tmp/x", "unix:/tmp/../tmp/x", true),
             ("unix:x", "unix:./x", true),
@@ -126,11 +134,20 @@ mod tests {
             ("tcp:0.0.0.0:9", "tcp:9", true),
             ("tcp:127.0.0.2:9", "tcp:9", false),
             ("tcp:10", "tcp:9", false),
+            ("tcp:0.0.0.0:9", "tcp:[::]:9", false),
+            ("tcp:[::]:9", "tcp:[::1]:9", true),
+            ("tcp:localhost:9", "tcp:[::1]:9", true),
+            ("tcp:localhost:9", "tcp:9", true),
+            ("unix:@x", "unix:@x", true),
+            ("unix:@x", "unix:x", false),
             ("systemd", "systemd", true),
+            ("systemd", "systemd:a", true),
+            ("systemd:a", "systemd:b", false),
         ] {
-            let found = place(one).is_in_the_way_of(&place(other));
+            let mut one_of = places(one).into_iter();
+            let found = one_of.any(|place| places(other).iter().any(|other| place.is_in_the_way_of(other)));
             assert_eq!(found, is_taken, "{one} {other}");
         }
-        assert_eq!(Place::of_socket(&"tcp:0".parse().unwrap()), None);
+        assert_eq!(Place::of_socket(&"tcp:0".parse().unwrap()), []);
     }
 }

@@ -1,17 +1,20 @@
-//! Decides how addresses become sockets that listen: unix paths, TCP, and the sockets that systemd hands over.
+//! How addresses become sockets that listen: unix paths and names, and TCP; `systemd` has those that are handed over.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
+use std::path::Path;
 
 use blkmq_host::device::FileId;
-use rustix::net::{AddressFamily, sockopt};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 
 use super::address::Address;
 use super::descriptors::{listen_at, refuse};
 use super::owned_path::{FreePath, OwnedPath};
+use super::systemd;
 use crate::handover::Handover;
 use crate::handover::codec::Origin;
 
@@ -45,6 +48,13 @@ impl Socket {
         }
     }
 
+    fn port(&self) -> Option<u16> {
+        match self {
+            Self::Unix(..) => None,
+            Self::Tcp(listener) => Some(listener.local_addr().ok()?.port()),
+        }
+    }
+
     pub(crate) fn is_tcp(&self) -> bool {
         matches!(self, Self::Tcp(_))
     }
@@ -52,7 +62,12 @@ impl Socket {
     /// Takes ownership of a socket that another daemon left, whose path had this identity: this daemon
     /// removes its path at the end. An older daemon does not tell the identity.
     pub fn own(&mut self, file: Option<FileId>) {
-        let found = PathBuf::from(self.path());
+        let Some(found) = self.address_of_unix() else {
+            return;
+        };
+        // A name in the abstract namespace goes by itself.
+        let Some(found) = found.as_pathname() else { return };
+        let found = found.to_owned();
         if let Self::Unix(_, path) = self {
             *path = match file {
                 Some(file) => Some(OwnedPath::inherited(found, file)),
@@ -97,14 +112,23 @@ impl Socket {
         }
     }
 
-    /// The path of a unix socket, `?` if it has none.
+    /// The path of a unix socket or, after `@`, its name; `?` if it has none.
     pub(crate) fn path(&self) -> String {
-        let address = match self {
+        let address = self.address_of_unix();
+        let path = address.as_ref().and_then(|address| address.as_pathname());
+        let name = address.as_ref().and_then(|address| address.as_abstract_name());
+        match (path, name) {
+            (Some(path), _) => path.to_string_lossy().into_owned(),
+            (None, Some(name)) => format!("@{}", String::from_utf8_lossy(name)),
+            (None, None) => "?".to_owned(),
+        }
+    }
+
+    fn address_of_unix(&self) -> Option<UnixAddr> {
+        match self {
             Self::Unix(listener, _) => listener.local_addr().ok(),
             Self::Tcp(_) => None,
-        };
-        let path = address.as_ref().and_then(|address| address.as_pathname());
-        path.map_or_else(|| "?".to_owned(), |path| path.to_string_lossy().into_owned())
+        }
     }
 }
 
@@ -140,6 +164,13 @@ impl OpenError {
         }
     }
 
+    /// Returns whether the host has no such address.
+    fn is_without_address(&self) -> bool {
+        let known = self.source.as_ref().and_then(io::Error::raw_os_error);
+        let none = [Errno::ADDRNOTAVAIL, Errno::AFNOSUPPORT];
+        known.is_some_and(|known| none.iter().any(|errno| errno.raw_os_error() == known))
+    }
+
     pub(crate) fn with_source(self, source: io::Error) -> Self {
         Self {
             source: Some(source),
@@ -148,15 +179,21 @@ impl OpenError {
     }
 }
 
-/// Opens an address: one socket, or as many as systemd hands over; or those that another daemon has handed over.
+/// Opens an address: one socket, those of both loopbacks, or those that systemd hands over; or what another daemon has
+/// handed over of them.
 ///
 /// # Errors
 /// The address cannot be opened.
 pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenError> {
-    let handed = handover.take_inherited(|name, origin| match address {
-        Address::Systemd => origin == Origin::Systemd,
+    if let Address::Localhost(port) = address {
+        return localhost(*port, handover);
+    }
+    let handed = handover.take_inherited(|name, origin| match (address, origin) {
+        (Address::Systemd(None), Origin::Systemd(_)) => true,
+        (Address::Systemd(name), Origin::Systemd(of)) => name == of,
+        (Address::Systemd(_), Origin::Daemon) => false,
         // Any port: the system has chosen it.
-        Address::Tcp(at) if at.port() == 0 => {
+        (Address::Tcp(at), _) if at.port() == 0 => {
             let found = name
                 .strip_prefix("tcp:")
                 .and_then(|name| name.parse::<SocketAddr>().ok());
@@ -172,14 +209,41 @@ pub fn open(address: &Address, handover: &Handover) -> Result<Vec<Socket>, OpenE
     }
     match address {
         Address::Unix(path) => Ok(vec![unix(path)?]),
+        Address::Abstract(name) => Ok(vec![abstract_socket(name)?]),
         Address::Tcp(address) => Ok(vec![tcp(*address)?]),
-        Address::Systemd => {
-            let sockets = inherited()?;
-            let addresses = sockets.iter().map(Socket::address);
-            addresses.for_each(|address| handover.note_systemd(address));
+        Address::Localhost(_) => unreachable!("opened above"),
+        Address::Systemd(name) => {
+            let sockets = systemd::take(name.as_deref());
+            let sockets = sockets.map_err(|error| error.of(&format!("export {address}")))?;
+            for socket in &sockets {
+                handover.note_systemd(socket.address(), name.clone());
+            }
             Ok(sockets)
         }
     }
+}
+
+/// A port of the loopback, of IPv4 and of IPv6. If the system chooses it, it is the same of both.
+pub fn loopbacks(port: u16) -> [SocketAddr; 2] {
+    [
+        (Ipv4Addr::LOCALHOST, port).into(),
+        (Ipv6Addr::LOCALHOST, port).into(),
+    ]
+}
+
+fn localhost(port: u16, handover: &Handover) -> Result<Vec<Socket>, OpenError> {
+    let [four, _] = loopbacks(port);
+    let mut sockets = open(&Address::Tcp(four), handover)?;
+    let port = sockets.first().and_then(Socket::port).unwrap_or(port);
+    let [_, six] = loopbacks(port);
+    match open(&Address::Tcp(six), handover) {
+        Ok(more) => sockets.extend(more),
+        Err(error) if error.is_without_address() => {
+            tracing::info!("export tcp:{six}: this host has no such loopback, and {four} alone is served");
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(sockets)
 }
 
 fn unix(path: &Path) -> Result<Socket, OpenError> {
@@ -193,8 +257,18 @@ fn unix(path: &Path) -> Result<Socket, OpenError> {
     Ok(Socket::Unix(listener, Some(owned)))
 }
 
+fn abstract_socket(name: &str) -> Result<Socket, OpenError> {
+    let listener = UnixAddr::from_abstract_name(name).and_then(|address| UnixListener::bind_addr(&address));
+    let listener = listener.map_err(|error| {
+        let what = "cannot listen there: another process may; choose another name";
+        failed(&format!("unix:@{name}"), what, error)
+    })?;
+    refuse(&listener);
+    Ok(Socket::Unix(listener, None))
+}
+
 fn tcp(address: SocketAddr) -> Result<Socket, OpenError> {
-    let listener = TcpListener::bind(address).map_err(|error| {
+    let listener = listen_at_port(address).map_err(|error| {
         let what =
             "cannot listen there: another server may, or it is no address of this host; choose another";
         failed(&format!("tcp:{address}"), what, error)
@@ -202,29 +276,28 @@ fn tcp(address: SocketAddr) -> Result<Socket, OpenError> {
     Ok(Socket::Tcp(listener))
 }
 
-/// Takes the sockets that systemd hands over (`LISTEN_FDS`).
-fn inherited() -> Result<Vec<Socket>, OpenError> {
-    let mut handed = listenfd::ListenFd::from_env();
-    let count = handed.len();
-    if count == 0 {
-        let what = "no socket was handed over: start this service from a .socket unit (LISTEN_FDS)";
-        return Err(refused("systemd", what));
-    }
-    let mut take = |index| match handed.take_unix_listener(index) {
-        Ok(Some(listener)) => {
-            refuse(&listener);
-            Ok(Socket::Unix(listener, None))
-        }
-        _ => match handed.take_tcp_listener(index) {
-            Ok(Some(listener)) => Ok(Socket::Tcp(listener)),
-            _ => {
-                let what = format!("socket {index} is no listening unix or TCP stream socket");
-                Err(refused("systemd", &what))
-            }
-        },
+/// Listens at a TCP address. One of IPv6 leaves the port of IPv4 to others, whatever the system's default is.
+///
+/// # Errors
+/// The system's error.
+pub fn listen_at_port(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = if address.is_ipv4() {
+        AddressFamily::INET
+    } else {
+        AddressFamily::INET6
     };
-    (0..count).map(&mut take).collect()
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if address.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    bind(&socket, &address)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
+
+/// Until the door that serves the address says how many clients may wait.
+const BACKLOG: i32 = 128;
 
 fn at(path: &Path) -> String {
     format!("unix:{}", path.display())

@@ -129,8 +129,8 @@ enum Way {
 }
 
 impl Opened for OfDisk {
-    fn client_line(&self, disk: &str, _tls: &Settings) -> Option<String> {
-        (disk == self.disk).then(|| format!("file: {}", self.path.display()))
+    fn client_line(&self, disk: &Disk, _tls: &Settings) -> Option<String> {
+        (disk.name == self.disk).then(|| format!("file: {}", self.path.display()))
     }
 
     fn serve(

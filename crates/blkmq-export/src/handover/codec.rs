@@ -136,12 +136,12 @@ pub struct Socket {
 }
 
 /// Who made a socket that listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A daemon: it removes the path at its end.
     Daemon,
-    /// Systemd.
-    Systemd,
+    /// Systemd; with the name by which an address has it.
+    Systemd(Option<String>),
 }
 
 /// What clients were told of a disk.
@@ -281,7 +281,8 @@ impl Message {
                 address: reader.text("an address")?,
                 origin: match reader.u8("a socket's origin")? {
                     0 => Origin::Daemon,
-                    1 => Origin::Systemd,
+                    1 => Origin::Systemd(None),
+                    2 => Origin::Systemd(Some(reader.text("a socket's name")?)),
                     other => return Err(DecodeError::Value("a socket's origin", other.into())),
                 },
             }),
@@ -370,7 +371,14 @@ impl Message {
             Self::Socket(socket) => {
                 writer.text(&socket.door);
                 writer.text(&socket.address);
-                writer.u8((socket.origin == Origin::Systemd).into());
+                match &socket.origin {
+                    Origin::Daemon => writer.u8(0),
+                    Origin::Systemd(None) => writer.u8(1),
+                    Origin::Systemd(Some(name)) => {
+                        writer.u8(2);
+                        writer.text(name);
+                    }
+                }
                 SOCKET
             }
             Self::Path { address, file } => {

@@ -63,8 +63,8 @@ struct State {
     paths: BTreeSet<String>,
     /// The identities of inherited paths, by address.
     files: BTreeMap<String, FileId>,
-    /// Addresses whose sockets belong to systemd.
-    of_systemd: BTreeSet<String>,
+    /// Addresses whose sockets belong to systemd, with the names by which they were asked for.
+    of_systemd: BTreeMap<String, Option<String>>,
     instance: Option<u64>,
 }
 
@@ -267,7 +267,7 @@ impl Handover {
             let named = codec::Socket {
                 door: door.door.to_owned(),
                 address: door.address.clone(),
-                origin: door.origin,
+                origin: door.origin.clone(),
             };
             Some(socket.try_clone().map(|socket| (named, socket)))
         };
@@ -330,28 +330,27 @@ impl Handover {
     /// Takes the inherited sockets of a front door that `is_wanted` names by address and origin.
     pub(crate) fn take_inherited(
         &self,
-        is_wanted: impl Fn(&str, Origin) -> bool,
+        is_wanted: impl Fn(&str, &Origin) -> bool,
     ) -> Vec<(String, Origin, OwnedFd)> {
         let mut state = self.lock();
         let taken = state
             .inherited
-            .extract_if(.., |(named, _)| is_wanted(&named.address, named.origin));
+            .extract_if(.., |(named, _)| is_wanted(&named.address, &named.origin));
         let taken: Vec<_> = taken
             .map(|(named, socket)| (named.address, named.origin, socket))
             .collect();
         for (address, origin, _) in &taken {
-            let of_origin = match origin {
-                Origin::Daemon => &mut state.paths,
-                Origin::Systemd => &mut state.of_systemd,
-            };
-            of_origin.insert(address.clone());
+            match origin {
+                Origin::Daemon => drop(state.paths.insert(address.clone())),
+                Origin::Systemd(name) => drop(state.of_systemd.insert(address.clone(), name.clone())),
+            }
         }
         taken
     }
 
-    /// Records that the socket of an address belongs to systemd.
-    pub(crate) fn note_systemd(&self, address: String) {
-        self.lock().of_systemd.insert(address);
+    /// Records that the socket of an address belongs to systemd, by which name it was asked for.
+    pub(crate) fn note_systemd(&self, address: String, name: Option<String>) {
+        self.lock().of_systemd.insert(address, name);
     }
 
     /// Closes the inherited sockets that nothing here serves, and removes their paths. Returns
@@ -359,7 +358,9 @@ impl Handover {
     pub fn drop_unused(&self) -> Vec<String> {
         let unused = std::mem::take(&mut self.lock().inherited);
         for (named, _) in &unused {
-            if let (Origin::Daemon, Some(path)) = (named.origin, named.address.strip_prefix("unix:")) {
+            if let (Origin::Daemon, Some(path)) = (&named.origin, named.address.strip_prefix("unix:"))
+                && !path.starts_with('@')
+            {
                 let path = PathBuf::from(path);
                 // The path may be gone already.
                 drop(match self.file_of(&named.address) {
@@ -400,16 +401,12 @@ impl Handover {
     pub(crate) fn add_door(&self, door: &'static str, socket: &Socket, restore: Restore) -> io::Result<()> {
         let address = socket.address();
         let mut state = self.lock();
-        let is_systemds = state.of_systemd.contains(&address);
+        let of_systemd = state.of_systemd.get(&address).cloned();
         let file = socket.file().or_else(|| state.files.get(&address).copied());
         state.doors.push(Door {
             door,
             address,
-            origin: if is_systemds {
-                Origin::Systemd
-            } else {
-                Origin::Daemon
-            },
+            origin: of_systemd.map_or(Origin::Daemon, Origin::Systemd),
             socket: Some(socket.as_fd().try_clone_to_owned()?),
             file,
             restore,

@@ -353,7 +353,8 @@ fn exports(disks: &[Disk], only: Option<&[String]>) -> Result<ExportTable, Serve
 }
 
 fn export(disk: &Disk) -> Export {
-    let mut export = Export::new(ExportId(disk.number), disk.name.clone(), disk.size);
+    let mut export = Export::new(ExportId(disk.number), disk.export.clone(), disk.size);
+    export.disk.clone_from(&disk.name);
     export.description = disk.description.clone();
     export.block_min_bytes = disk.block_size;
     export.block_preferred_bytes = disk.limits.physical_block.max(disk.block_size).clamp(4096, 65536);

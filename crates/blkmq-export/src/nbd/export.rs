@@ -61,6 +61,8 @@ pub struct Export {
     pub id: ExportId,
     /// At most 4096 bytes without NUL.
     pub name: String,
+    /// The disk's name, by which clients' certificates are permitted. Default: the export's.
+    pub disk: String,
     /// For people; at most 4096 bytes without NUL, may be empty.
     pub description: String,
     /// Bytes of the export; a multiple of `block_min_bytes`.
@@ -76,9 +78,11 @@ pub struct Export {
 impl Export {
     /// An export of `size_bytes` with blocks of 1 (minimum) and 4096 (preferred) bytes and the default features.
     pub fn new(id: ExportId, name: impl Into<String>, size_bytes: u64) -> Export {
+        let name = name.into();
         Export {
             id,
-            name: name.into(),
+            disk: name.clone(),
+            name,
             description: String::new(),
             size_bytes,
             block_min_bytes: 1,
@@ -181,10 +185,10 @@ impl ExportTable {
         }
     }
 
-    /// The same table without the exports whose names are not wanted.
+    /// The same table without the exports whose disks are not wanted.
     #[must_use]
     pub fn only(&self, is_wanted: impl Fn(&str) -> bool) -> ExportTable {
-        let wanted = self.exports.iter().filter(|export| is_wanted(&export.name));
+        let wanted = self.exports.iter().filter(|export| is_wanted(&export.disk));
         ExportTable {
             exports: wanted.cloned().collect(),
             instance: self.instance,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 
 use super::door::{self, Served};
@@ -21,7 +22,7 @@ impl FrontDoor for Nbd {
     }
 
     fn help(&self) -> &'static str {
-        "Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT or systemd; may be given again"
+        "Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT, systemd or systemd:NAME; may be given again"
     }
 
     fn has_tls(&self) -> bool {
@@ -35,7 +36,7 @@ impl FrontDoor for Nbd {
 
 impl Address for common::Address {
     fn places(&self, _disks: &[&str]) -> Vec<Place> {
-        Place::of_socket(self).into_iter().collect()
+        Place::of_socket(self)
     }
 
     fn check_places(&self, _disks: &[&str]) -> Result<(), OpenError> {
@@ -63,7 +64,8 @@ impl Address for common::Address {
 }
 
 impl Opened for Socket {
-    fn client_line(&self, disk: &str, tls: &Settings) -> Option<String> {
+    fn client_line(&self, disk: &Disk, tls: &Settings) -> Option<String> {
+        let disk = escape(&disk.export);
         let nbd = if tls.mode == Mode::Require { "nbds" } else { "nbd" };
         Some(match self {
             Self::Unix(..) => {
@@ -74,6 +76,8 @@ impl Opened for Socket {
                 let address = listener
                     .local_addr()
                     .map_or_else(|_| "?".to_owned(), |address| address.to_string());
+                // The mark of a zone begins an escape in a URI.
+                let address = address.replace('%', "%25");
                 format!("{nbd}://{address}/{disk}")
             }
         })
@@ -101,7 +105,7 @@ impl Opened for Socket {
     }
 }
 
-/// Escapes a path for the query of a URI.
+/// Escapes a path for the query of a URI, or an export's name for its path.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -151,7 +151,7 @@ enum Way {
 
 impl Opened for OfDisk {
     /// The number may not be known yet.
-    fn client_line(&self, _disk: &str, _tls: &Settings) -> Option<String> {
+    fn client_line(&self, _disk: &Disk, _tls: &Settings) -> Option<String> {
         None
     }
 

@@ -89,7 +89,7 @@ impl Address for PerDisk {
     fn places(&self, disks: &[&str]) -> Vec<common::Place> {
         let addresses = disks.iter().filter_map(|disk| self.address(disk).ok());
         addresses
-            .filter_map(|address| common::Place::of_socket(&address))
+            .flat_map(|address| common::Place::of_socket(&address))
             .collect()
     }
 
@@ -168,9 +168,9 @@ impl Place {
 }
 
 impl Opened for OfDisk {
-    fn client_line(&self, disk: &str, _tls: &Settings) -> Option<String> {
+    fn client_line(&self, disk: &Disk, _tls: &Settings) -> Option<String> {
         let connects = matches!(self.place, Place::There(_));
-        (disk == self.disk).then(|| client_lines(disk, &self.place.path(), connects))
+        (disk.name == self.disk).then(|| client_lines(&disk.name, &self.place.path(), connects))
     }
 
     fn serve(

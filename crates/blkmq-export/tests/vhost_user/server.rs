@@ -9,6 +9,7 @@ use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{self, Offer};
+use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 
 pub(crate) struct Server {
@@ -41,8 +42,9 @@ impl Server {
         let door = front_door::find("vhost_user").expect("it is built");
         let address = door.parse(&format!("unix:{}", pattern.display())).unwrap();
         for opened in address.open(&["vm"], &common.handover).unwrap() {
+            let vm = engine.disk("vm").unwrap();
             let lines = opened
-                .client_line("vm", &blkmq_tls::settings::OFF)
+                .client_line(&vm, &blkmq_tls::settings::OFF)
                 .expect("its own disk");
             let path = pattern.to_string_lossy().replace("{disk}", "vm");
             for (line, monitor) in lines
@@ -51,7 +53,11 @@ impl Server {
             {
                 assert!(line.starts_with(monitor) && line.contains(&path), "{line}");
             }
-            assert_eq!(opened.client_line("other", &blkmq_tls::settings::OFF), None);
+            let other = Disk {
+                name: "other".to_owned(),
+                ..vm
+            };
+            assert_eq!(opened.client_line(&other, &blkmq_tls::settings::OFF), None);
             let offer = Offer {
                 disks: None,
                 admitted: AddressLimits::default(),

@@ -221,6 +221,7 @@ impl OfQueue<'_> {
         let path = self.paths.path_of(entry.group);
         Disk {
             serial: crate::disk::serial_of(&entry.name, entry.serial.as_deref()),
+            export: entry.export.unwrap_or_else(|| entry.name.clone()),
             name: entry.name,
             description: entry.description,
             queue: self.id,

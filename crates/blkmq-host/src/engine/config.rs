@@ -145,6 +145,8 @@ pub struct DiskEntry {
     /// What its guests find as its serial number, at most [`crate::disk::SERIAL_BYTES_MAX`]. Default: see
     /// [`crate::disk::default_serial`].
     pub serial: Option<String>,
+    /// What NBD clients call it. Default: its name.
+    pub export: Option<String>,
     /// Bytes, a multiple of the block size.
     pub size: u64,
     /// Whether writes and other changes are refused.

@@ -27,6 +27,8 @@ pub struct MappedSpec {
     pub description: String,
     /// As of [`crate::DiskEntry`].
     pub serial: Option<String>,
+    /// As of [`crate::DiskEntry`].
+    pub export: Option<String>,
     /// The disks that it lies on, and how.
     pub map: MapConfig,
     /// Whether writes are refused, though its members may allow them.
@@ -145,6 +147,7 @@ fn disk(id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>, tenant: Tena
         name: spec.name.clone(),
         description: spec.description.clone(),
         serial: crate::disk::serial_of(&spec.name, spec.serial.as_deref()),
+        export: spec.export.clone().unwrap_or_else(|| spec.name.clone()),
         queue: MAPPED,
         id,
         size: of_core.size,

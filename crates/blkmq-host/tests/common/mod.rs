@@ -32,6 +32,7 @@ pub(crate) fn queue(name: &str, null: NullConfig, elevator: Kind) -> QueueSpec {
         name: name.to_owned(),
         description: String::new(),
         serial: None,
+        export: None,
         size: SIZE,
         read_only: false,
         group: GroupId(0),

@@ -46,6 +46,7 @@ pub(super) fn disks(control: &Control) -> Value {
             "name": disk.name,
             "description": disk.description,
             "serial": disk.serial,
+            "export": disk.export,
             "queue": queues.get(&disk.queue),
             "is_mapped": disk.queue == MAPPED,
             "size": disk.size,

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::common::OwnedPath;
+use blkmq_export::common::{OwnedPath, listen_at_port};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -49,21 +49,21 @@ impl Server {
     /// It cannot listen there.
     pub(crate) fn start(place: Place, daemon: Arc<Daemon>, later: bool) -> Result<Self> {
         let state = Arc::<State>::default();
-        let listener = if later { None } else { Some(state.listen(&place)?) };
+        let listeners = if later { None } else { Some(state.listen(&place)?) };
         let of_thread = Arc::clone(&state);
         let thread = thread::Builder::new().name("metrics".to_owned());
         let serve = move || {
             let start = Instant::now();
-            let mut listener = listener;
-            while listener.is_none() && !of_thread.is_over() {
+            let mut listeners = listeners;
+            while listeners.is_none() && !of_thread.is_over() {
                 match of_thread.listen(&place) {
-                    Ok(opened) => listener = Some(opened),
+                    Ok(opened) => listeners = Some(opened),
                     Err(error) if start.elapsed() > FREE_MAX => return tracing::warn!("metrics: {error:#}"),
                     Err(_) => thread::sleep(TRY_AGAIN),
                 }
             }
-            if let Some(listener) = listener {
-                serve(&listener, &daemon, &of_thread);
+            if let Some(listeners) = listeners {
+                serve(&listeners, &daemon, &of_thread);
             }
         };
         thread.spawn(serve).context("no thread for metrics can be made")?;
@@ -76,10 +76,10 @@ impl State {
         self.path.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listen(&self, place: &Place) -> Result<Listener> {
-        let (listener, path) = listen_there(place)?;
+    fn listen(&self, place: &Place) -> Result<Vec<Listener>> {
+        let (listeners, path) = listen_there(place)?;
         *self.path() = path;
-        Ok(listener)
+        Ok(listeners)
     }
 
     fn is_over(&self) -> bool {
@@ -95,7 +95,7 @@ impl Drop for Server {
     }
 }
 
-fn listen_there(place: &Place) -> Result<(Listener, Option<OwnedPath>)> {
+fn listen_there(place: &Place) -> Result<(Vec<Listener>, Option<OwnedPath>)> {
     match place {
         Place::Unix(path) => {
             let whose = |path: &std::path::Path| {
@@ -105,12 +105,22 @@ fn listen_there(place: &Place) -> Result<(Listener, Option<OwnedPath>)> {
             let (listener, owned) = listen::listen(path, whose)
                 .with_context(|| format!("metrics address unix:{}", path.display()))?;
             listener.set_nonblocking(true)?;
-            Ok((Listener::Unix(listener), Some(owned)))
+            Ok((vec![Listener::Unix(listener)], Some(owned)))
         }
-        Place::Tcp(at) => {
-            let listener = TcpListener::bind(at).with_context(|| format!("metrics address tcp:{at}"))?;
-            listener.set_nonblocking(true)?;
-            Ok((Listener::Tcp(listener), None))
+        Place::Tcp(all) => {
+            let mut opened = Vec::new();
+            for at in all {
+                match listen_at_port(*at) {
+                    Ok(listener) => opened.push(listener),
+                    // A host without IPv6 has one loopback.
+                    Err(_) if !opened.is_empty() => {}
+                    Err(error) => return Err(error).with_context(|| format!("metrics address tcp:{at}")),
+                }
+            }
+            opened
+                .iter()
+                .try_for_each(|listener| listener.set_nonblocking(true))?;
+            Ok((opened.into_iter().map(Listener::Tcp).collect(), None))
         }
     }
 }
@@ -140,12 +150,14 @@ impl Listener {
     }
 }
 
-fn serve(listener: &Listener, daemon: &Daemon, state: &State) {
+fn serve(listeners: &[Listener], daemon: &Daemon, state: &State) {
     let mut clients: Vec<Client> = Vec::with_capacity(CLIENTS_MAX);
     while !state.is_over() {
-        wait(listener, &clients);
+        wait(listeners, &clients);
         clients.retain(|client| client.since.elapsed() < CLIENT_MAX);
-        accept_all(listener, &mut clients);
+        for listener in listeners {
+            accept_all(listener, &mut clients);
+        }
         clients.retain_mut(|client| match client.go_on(daemon) {
             Ok(is_there) => is_there,
             Err(error) => {
@@ -158,10 +170,11 @@ fn serve(listener: &Listener, daemon: &Daemon, state: &State) {
 
 /// Waits until a client connects or can continue; with a limit, since a client's time may end, or
 /// the daemon.
-fn wait(listener: &Listener, clients: &[Client]) {
+fn wait(listeners: &[Listener], clients: &[Client]) {
     let mut fds: Vec<PollFd<'_>> = clients.iter().map(Client::awaits).collect();
     if has_room(clients) {
-        fds.push(PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN));
+        let listeners = listeners.iter();
+        fds.extend(listeners.map(|listener| PollFd::from_borrowed_fd(listener.fd(), PollFlags::IN)));
     }
     let _ = poll(&mut fds, Some(&LOOK_AGAIN.try_into().expect("it fits")));
 }

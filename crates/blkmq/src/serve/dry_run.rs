@@ -18,8 +18,8 @@ pub(super) fn check_exports(new: &Config) -> Result<()> {
     let mut taken: Vec<(Place, String)> = Vec::new();
     for (name, address) in own_addresses(new) {
         let address = address.parse::<Address>().ok();
-        let place = address.and_then(|address| Place::of_socket(&address));
-        take(&mut taken, place.into_iter().collect(), &format!("the {name}"))?;
+        let places = address.map(|address| Place::of_socket(&address));
+        take(&mut taken, places.unwrap_or_default(), &format!("the {name}"))?;
     }
     for export in &new.exports {
         let (address, disks) = (read(export)?, new.disks_of(export));

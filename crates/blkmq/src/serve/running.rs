@@ -30,6 +30,7 @@ use self::prepared::{OpenedDisk, Planned, Prepared};
 pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::last_sync::Files;
 use super::{dry_run, read, served};
+use crate::metrics;
 
 /// A daemon that serves, with what can be changed.
 pub(crate) struct Running {
@@ -133,8 +134,12 @@ impl Running {
     }
 
     /// Where metrics are read, if anywhere.
-    pub(crate) fn metrics_address(&self) -> Option<String> {
-        self.lock().config.metrics.clone()
+    pub(crate) fn metrics_place(&self) -> Result<Option<metrics::Place>> {
+        let state = self.lock();
+        let address = state.config.metrics.as_ref();
+        address
+            .map(|address| metrics::place(address, state.config.metrics_allow_insecure))
+            .transpose()
     }
 
     /// Permits no change any more, since the daemon ends, and waits for the one that is under way, for

@@ -28,7 +28,7 @@ fn one_of_each() -> Vec<Message> {
         Message::Socket(Socket {
             door: door.clone(),
             address: address.clone(),
-            origin: Origin::Systemd,
+            origin: Origin::Systemd(Some("nbd.socket".to_owned())),
         }),
         Message::Path {
             address: "unix:/run/nbd.sock".to_owned(),

@@ -45,6 +45,7 @@ fn disks(names: &[&str]) -> Vec<Disk> {
         name: (*name).to_owned(),
         description: String::new(),
         serial: crate::disk::default_serial(name),
+        export: (*name).to_owned(),
         queue: QueueId(0),
         id: DiskId(id),
         size: 1 << 20,
@@ -75,6 +76,7 @@ fn linear(name: &str, members: &[(&str, u64, Option<u64>)]) -> MappedSpec {
         name: name.to_owned(),
         description: String::new(),
         serial: None,
+        export: None,
         map: MapConfig {
             kind: MapKind::Linear,
             members: members.iter().map(member).collect(),

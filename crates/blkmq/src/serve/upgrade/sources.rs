@@ -202,4 +202,5 @@ const SETTINGS: &[&str] = &[
     "group",
     "description",
     "serial",
+    "export",
 ];
