@@ -171,6 +171,7 @@ impl Device for FileDevice {
 
     fn limits(&self) -> Limits {
         let (block, disks) = (self.shared.block, self.shared.disks());
+        let granularities = disks.iter().map(|disk| disk.discards.granularity);
         let ranges = disks.iter().map(|disk| disk.range().max(disk.block_size()));
         Limits {
             logical_block: block,
@@ -179,7 +180,12 @@ impl Device for FileDevice {
             physical_block: ranges.max().unwrap_or(1).max(block).max(PHYSICAL_BLOCK),
             transfer_max: LARGE_BYTES as u32,
             segments_max: SEGMENTS_MAX as u16,
-            discard_max: DISCARD_MAX,
+            // Nothing is offered that has no effect.
+            discard_max: match disks.iter().any(|disk| disk.gives_back()) {
+                true => DISCARD_MAX,
+                false => 0,
+            },
+            discard_granularity: granularities.max().unwrap_or(0).max(block).max(PHYSICAL_BLOCK),
             zeroes_max: ZEROES_MAX,
             zeroes_are_written: disks.iter().any(|disk| disk.writes_zeroes()),
             cache: true,

@@ -50,6 +50,8 @@ pub struct FileDisk {
     /// Its data is in memory, so that a read is a copy and never waits: see [`is_in_memory`].
     pub(super) is_in_memory: bool,
     pub(super) lacks: Lacks,
+    /// What the block device says of discards; 0 where it has none.
+    pub(super) discards: Discards,
     pub(super) piece_size: PieceSize,
     pub(super) syncs: Syncs,
     /// Whether the device can be polled, once that was tried; if not, the reason.
@@ -93,9 +95,19 @@ pub struct Alignment {
 /// Relaxed throughout: a late read costs one more refusal.
 #[derive(Debug, Default)]
 pub(super) struct Lacks {
+    pub(super) discarding: AtomicBool,
     pub(super) punching: AtomicBool,
     pub(super) zeroing: AtomicBool,
     pub(super) polling: AtomicBool,
+}
+
+/// What a block device says of discards, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Discards {
+    /// The longest one; 0 where it has none.
+    pub(super) max: u64,
+    /// The smallest one that has an effect, and its alignment.
+    pub(super) granularity: u32,
 }
 
 impl FileDisk {
@@ -117,6 +129,7 @@ impl FileDisk {
             range: AtomicU32::new(1),
             locks: BlockLocks::default(),
             lacks: Lacks::default(),
+            discards: Discards::default(),
             piece_size: PieceSize::new(),
             syncs: Syncs::new(),
             polling: OnceLock::new(),
@@ -259,6 +272,19 @@ impl FileDisk {
     /// Returns whether zeroes have to be written, as far as is known: no holes can be made.
     pub(super) fn writes_zeroes(&self) -> bool {
         self.lacks.punching.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a block device can be told to forget a range, as far as is known.
+    pub(super) fn may_discard(&self) -> bool {
+        self.discards.max > 0 && !self.lacks.discarding.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a discard has an effect, as far as is known.
+    pub(super) fn gives_back(&self) -> bool {
+        match self.is_block_device() {
+            true => self.may_discard() || self.discards.max > 0 && !self.writes_zeroes(),
+            false => !self.writes_zeroes(),
+        }
     }
 
     pub(super) fn is_block_device(&self) -> bool {

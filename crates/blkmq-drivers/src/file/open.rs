@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use super::bounce::BLOCK_BYTES_MAX;
 use super::config::{Direct, FileConfig};
-use super::disk::{Alignment, Backing, FileDisk};
+use super::disk::{Alignment, Backing, Discards, FileDisk};
 use super::error::FileError;
 use super::lock::{self, Lock};
 use crate::driver::Purpose;
@@ -59,6 +59,11 @@ impl FileDisk {
         disk.settle_direct(config, direct)?;
         let can_punch = disk.read_only || can_punch(&disk);
         disk.lacks.punching.store(!can_punch, Ordering::Relaxed);
+        if let Backing::Block(number) = device {
+            disk.discards = discards_of(number);
+            let is_known = has_discard_command(&rustix::system::uname().release().to_string_lossy());
+            disk.lacks.discarding.store(!is_known, Ordering::Relaxed);
+        }
         Ok(disk)
     }
 
@@ -342,16 +347,35 @@ fn can_punch(disk: &FileDisk) -> bool {
             let punched = rustix::fs::fallocate(&disk.file, mode, behind, PUNCHED);
             !matches!(punched, Err(Errno::OPNOTSUPP | Errno::NOSYS))
         }
-        Backing::Block(number) => {
-            let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
-            // A partition's queue is that of its device.
-            let most = ["queue", "../queue"].iter().find_map(|queue| {
-                let path = format!("/sys/dev/block/{major}:{minor}/{queue}/write_zeroes_max_bytes");
-                std::fs::read_to_string(path).ok()
-            });
-            most.is_none_or(|most| most.trim() != "0")
-        }
+        Backing::Block(number) => queue_limit(number, "write_zeroes_max_bytes").is_none_or(|most| most > 0),
     }
+}
+
+/// A limit of a block device's queue, if the system tells it.
+fn queue_limit(number: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    // A partition's queue is that of its device.
+    ["queue", "../queue"].iter().find_map(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    })
+}
+
+fn discards_of(number: u64) -> Discards {
+    let limit = |name| queue_limit(number, name).unwrap_or(0);
+    Discards {
+        max: limit("discard_max_bytes"),
+        granularity: limit("discard_granularity").try_into().unwrap_or(u32::MAX),
+    }
+}
+
+/// Returns whether a kernel of this release has io_uring's command for discards (6.12). An older one makes holes, where the
+/// device can zero a range by freeing it.
+fn has_discard_command(release: &str) -> bool {
+    let mut numbers = release
+        .split(['.', '-'])
+        .map(|part| part.parse::<u32>().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(6), Some(12))
 }
 
 fn can_read(file: &File, alignment: Alignment, size: u64) -> bool {
@@ -383,6 +407,20 @@ mod tests {
         FileConfig {
             path: path.to_owned(),
             ..FileConfig::default()
+        }
+    }
+
+    #[test]
+    fn discard_command_is_one_of_newer_kernels() {
+        for (release, has) in [
+            ("6.12.0-1-amd64", true),
+            ("6.18.44-x", true),
+            ("7.0-rc1", true),
+            ("6.1.0-37", false),
+            ("5.15.0", false),
+            ("", false),
+        ] {
+            assert_eq!(has_discard_command(release), has, "{release}");
         }
     }
 

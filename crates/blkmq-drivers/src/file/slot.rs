@@ -40,6 +40,8 @@ pub(super) enum Step {
     Fetch,
     /// Data moves between memory and file.
     Transfer,
+    /// A block device is told that it may forget the range.
+    Discard,
     /// A hole is made.
     Punch,
     /// The filesystem zeroes the range.
@@ -285,7 +287,7 @@ impl Slot {
         }
         match self.step {
             Step::Fetch | Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
-            Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
+            Step::Discard | Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
             Step::Sync => {
                 disk.flush_failed
                     .fetch_or(result != 0 && !cfg!(blkmq_mutant = "latch"), Ordering::Relaxed);
@@ -327,7 +329,7 @@ impl Slot {
         if self.is_paused {
             return;
         }
-        if matches!(self.step, Step::Punch | Step::ZeroRange) {
+        if matches!(self.step, Step::Discard | Step::Punch | Step::ZeroRange) {
             self.piece = disk.cut(self.offset + self.moved, self.len - self.moved, now);
         }
         if self.step == Step::Sync && self.sync.is_none() {
@@ -369,6 +371,9 @@ impl Slot {
     /// Returns the first method of zeroing that the filesystem has not refused yet.
     fn way_to_zero(&self, disk: &FileDisk) -> Result<Step, Status> {
         let is_fast_only = self.flags.has(Flags::FAST_ONLY);
+        if self.op == Op::Discard && disk.is_block_device() && disk.may_discard() {
+            return Ok(Step::Discard);
+        }
         let may_punch = self.op == Op::Discard || !self.flags.has(Flags::NO_UNMAP);
         if may_punch && !disk.lacks.punching.load(Ordering::Relaxed) {
             return Ok(Step::Punch);
@@ -456,10 +461,10 @@ impl Slot {
                 }
             }
             libc::EOPNOTSUPP | libc::ENOSYS => {
-                let lack = if self.step == Step::Punch {
-                    &disk.lacks.punching
-                } else {
-                    &disk.lacks.zeroing
+                let lack = match self.step {
+                    Step::Discard => &disk.lacks.discarding,
+                    Step::Punch => &disk.lacks.punching,
+                    _ => &disk.lacks.zeroing,
                 };
                 lack.store(true, Ordering::Relaxed);
                 match self.way_to_zero(disk) {

@@ -2,15 +2,18 @@
 //! of the pieces follows the time that the filesystem takes.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
 use std::time::Instant as Clock;
 
 use blkmq_core::bio::Flags;
 use blkmq_core::time::Nanos;
+use blkmq_host::device::Device;
 
 use super::tests::{Rig, rig};
 use super::*;
-use crate::file::Direct;
+use crate::file::{Direct, FileConfig, FileDevice};
 use crate::mapping::Mapping;
 use crate::testing::{Scratch, cookie, flagged, lend, request, request_with, scratch_file};
 
@@ -63,6 +66,81 @@ fn run_beside_reader(rig: &mut Rig, rq: &Request) -> (Status, Reads) {
         }
     }
     (status.unwrap(), reads)
+}
+
+/// A file as a loop device, until it is dropped.
+struct Loop(String);
+
+impl Loop {
+    /// `None` without the permission or the tool, which is said.
+    fn new(image: &Scratch) -> Option<Self> {
+        let made = Command::new("losetup")
+            .args(["--show", "-f"])
+            .arg(&**image)
+            .output();
+        match made {
+            Ok(output) if output.status.success() => {
+                Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+            }
+            _ => {
+                blkmq_skip::skip("no loop device can be made (it needs losetup, and root)");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+#[test]
+fn trim_of_a_block_device_gives_back_what_no_zeroing_would() {
+    let image = scratch_file("trimmed-loop", BYTES);
+    std::fs::write(&*image, vec![7; BYTES as usize]).unwrap();
+    let Some(device) = Loop::new(&image) else { return };
+    let mut rig = rig(Path::new(&device.0), Direct::Auto);
+    let limits = rig.device.limits();
+    assert_eq!((limits.discard_max > 0, limits.discard_granularity), (true, 4096));
+    // As of a thin volume or null_blk: it has discards, and no zeroing that frees.
+    let disk = rig.device.disks().remove(0);
+    disk.lacks.punching.store(true, Ordering::Relaxed);
+    let blocks = || std::fs::metadata(&*image).unwrap().blocks();
+    let before = blocks();
+    disk.lacks.discarding.store(true, Ordering::Relaxed);
+    assert_eq!(rig.run(&request(Op::Discard, 0, BYTES / 2)), Status::Ok);
+    assert_eq!(blocks(), before, "without the command nothing is given back");
+    disk.lacks.discarding.store(false, Ordering::Relaxed);
+    assert_eq!(rig.run(&request(Op::Discard, 0, BYTES / 2)), Status::Ok);
+    let after = blocks();
+    assert!(after <= before / 2 + 64, "{before} blocks before, {after} after");
+    assert!(disk.may_discard(), "the command is known");
+    drop((rig, device));
+    let content = std::fs::read(&*image).unwrap();
+    assert!(content[BYTES as usize / 2..].iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn trim_is_not_offered_where_it_gives_nothing_back() {
+    let image = scratch_file("no-discard", BYTES);
+    let offered = |path: &Path, change: &dyn Fn(&mut FileDisk)| {
+        let config = FileConfig {
+            path: path.to_owned(),
+            ..FileConfig::default()
+        };
+        let mut disk = FileDisk::open(&config).unwrap();
+        change(&mut disk);
+        FileDevice::new(vec![disk], 8).unwrap().limits().discard_max > 0
+    };
+    assert!(offered(&image, &|_| {}));
+    assert!(!offered(&image, &|disk| *disk.lacks.punching.get_mut() = true));
+    let Some(device) = Loop::new(&image) else { return };
+    let device = Path::new(&device.0);
+    assert!(offered(device, &|_| {}));
+    // It has zeroing that frees, and no discards.
+    assert!(!offered(device, &|disk| disk.discards.max = 0));
 }
 
 #[test]
