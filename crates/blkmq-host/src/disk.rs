@@ -84,6 +84,16 @@ struct UserList {
     wakers: BTreeMap<u64, Waker>,
     /// How many of them are parts of other users.
     parts: usize,
+    hearings: BTreeMap<u64, Hearing>,
+}
+
+/// How a user of a disk learns that it has grown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hearing {
+    /// The user, for people.
+    pub who: String,
+    /// Why it cannot be told, and what to do, for people. `None` if it is told.
+    pub otherwise: Option<&'static str>,
 }
 
 /// A place among the users of a disk, until it is dropped.
@@ -158,6 +168,11 @@ impl Users {
         woken.iter().for_each(Waker::wake);
     }
 
+    /// How the present users learn that the disk has grown, as far as they have said.
+    pub fn hearings(&self) -> Vec<Hearing> {
+        self.lock().hearings.values().cloned().collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, UserList> {
         // No code that can panic runs under the lock.
         self.0.list.lock().unwrap_or_else(PoisonError::into_inner)
@@ -169,12 +184,18 @@ impl Use {
     pub fn is_to_end(&self) -> bool {
         self.users.are_to_leave()
     }
+
+    /// Says how the user learns that the disk has grown.
+    pub fn hears(&self, hearing: Hearing) {
+        self.users.lock().hearings.insert(self.number, hearing);
+    }
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
         let mut list = self.users.lock();
         list.wakers.remove(&self.number);
+        list.hearings.remove(&self.number);
         list.parts -= usize::from(self.is_part);
     }
 }

@@ -319,7 +319,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
         CtlCommand::Resize { disk, size } => {
             let bytes = size.as_deref().map(|size| blkmq_host::value::size("size", size));
             let params = json!({"disk": disk, "size": bytes.transpose()?});
-            print_record(args.json, &client.call("disk.resize", &params)?)
+            print_resized(args.json, &client.call("disk.resize", &params)?)
         }
         CtlCommand::Dump => {
             let config = client.call("config.get", &json!({}))?;
@@ -456,6 +456,25 @@ fn print_record(is_json: bool, record: &Value) -> Result<()> {
     let fields = record.as_object().into_iter().flatten();
     let lines = fields.map(|(key, value)| format!("{key:<18} {}\n", table::plain(value)));
     print(&lines.collect::<String>())
+}
+
+/// Prints who was told of a disk's size, and who has to be told otherwise.
+fn print_resized(is_json: bool, record: &Value) -> Result<()> {
+    if is_json {
+        return print_json(record);
+    }
+    let mut out = String::new();
+    for key in ["before", "size"] {
+        out += &format!("{key:<18} {}\n", table::plain(&record[key]));
+    }
+    for client in record["told"].as_array().into_iter().flatten() {
+        out += &format!("{:<18} {}\n", "told", table::plain(client));
+    }
+    for client in record["not_told"].as_array().into_iter().flatten() {
+        let (who, why) = (table::plain(&client["client"]), table::plain(&client["why"]));
+        out += &format!("{:<18} {who}: {why}\n", "not told");
+    }
+    print(&out)
 }
 
 fn print_json(value: &Value) -> Result<()> {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::time::Instant;
-use blkmq_host::disk::{Disk, QueueId, Use};
+use blkmq_host::disk::{Disk, Hearing, QueueId, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
@@ -80,6 +80,11 @@ pub(crate) trait Protocol: Sized {
 
     /// The disk has another size than the client was told.
     fn tell_size(_client: &mut Client<Self>) {}
+
+    /// How the client learns that its disk has grown; `None` for a part of one.
+    fn hearing(_client: &Client<Self>) -> Option<Hearing> {
+        None
+    }
 
     /// A batch of calls is over: replies are sent.
     fn end_of_batch(_client: &mut Client<Self>, _cx: &mut Cx<'_>) {}
@@ -187,8 +192,18 @@ impl<P: Protocol> Client<P> {
         if self.disk_use.is_none() {
             return Err("the disk is removed".to_owned());
         }
+        self.note_hearing();
         self.member.iter().for_each(|member| member.select(&disk.name));
         Ok(())
+    }
+
+    /// Has the users of the disk know how it learns that the disk has grown.
+    pub(crate) fn note_hearing(&self) {
+        if let Some(entry) = &self.disk_use
+            && let Some(hearing) = P::hearing(self)
+        {
+            entry.hears(hearing);
+        }
     }
 
     /// Has a client that was made by a daemon that takes over wait until that daemon serves: nobody

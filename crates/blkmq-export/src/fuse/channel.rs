@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Data};
+use blkmq_host::disk::Hearing;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::Cx;
 use rustix::io::Errno;
@@ -255,6 +256,13 @@ impl Protocol for Channel {
 
     fn name(client: &MountClient) -> String {
         client.protocol.filesystem.name.clone()
+    }
+
+    fn hearing(_client: &MountClient) -> Option<Hearing> {
+        Some(Hearing {
+            who: "the kernel, at its FUSE file".to_owned(),
+            otherwise: None,
+        })
     }
 
     fn start(client: &mut MountClient, cx: &mut Cx<'_>) -> Result<(), String> {

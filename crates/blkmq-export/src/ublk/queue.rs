@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
+use blkmq_host::disk::Hearing;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
@@ -245,6 +246,14 @@ impl Protocol for Queue {
 
     fn name(client: &QueueClient) -> String {
         client.protocol.device.name.clone()
+    }
+
+    fn hearing(client: &QueueClient) -> Option<Hearing> {
+        let Queue { number, device, .. } = &client.protocol;
+        (*number == 0).then(|| Hearing {
+            who: format!("the kernel, at {}", device.name),
+            otherwise: None,
+        })
     }
 
     fn start(client: &mut QueueClient, cx: &mut Cx<'_>) -> Result<(), String> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::{Instant, Nanos};
-use blkmq_host::disk::Disk;
+use blkmq_host::disk::{Disk, Hearing};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::Cx;
 use rustix::io::Errno;
@@ -53,6 +53,8 @@ pub(super) struct Connection {
     is_selected: bool,
     /// Another daemon continues it.
     is_others: bool,
+    /// Whether it is told when the disk grows, as the users of the disk know.
+    hears: bool,
     started_at: Instant,
     shared: Shared,
     /// Makes the dialer connect to the front end again when it is dropped.
@@ -94,6 +96,7 @@ pub(super) fn client(admitted: Admitted, disk: Disk, shared: Shared) -> FrontEnd
         pending: None,
         is_selected: false,
         is_others: false,
+        hears: false,
         started_at: Instant::default(),
         _held: shared.dialed.as_ref().map(Dialed::hold),
         shared,
@@ -348,6 +351,14 @@ impl Protocol for Connection {
         format!("connection of {peer} to {}", device.disk().name)
     }
 
+    fn hearing(client: &FrontEnd) -> Option<Hearing> {
+        let Connection { peer, device, .. } = &client.protocol;
+        Some(Hearing {
+            who: format!("front end {peer}"),
+            otherwise: (!device.hears_of_changes()).then_some(CANNOT_HEAR),
+        })
+    }
+
     fn start(client: &mut FrontEnd, cx: &mut Cx<'_>) -> Result<(), String> {
         client.protocol.started_at = cx.now();
         let disk = client.protocol.device.disk().clone();
@@ -376,6 +387,10 @@ impl Protocol for Connection {
             readiness.watch(cx.ring_client(), socket.as_raw_fd());
         }
         client.receive_messages(cx);
+        let hears = client.protocol.device.hears_of_changes();
+        if std::mem::replace(&mut client.protocol.hears, hears) != hears {
+            client.note_hearing();
+        }
         // Sessions that had to end may have ended.
         client.start_rings(cx);
     }
@@ -447,5 +462,9 @@ impl Protocol for Connection {
 }
 
 const HUNG_UP: i32 = (libc::POLLHUP | libc::POLLERR) as i32;
+/// What to do about a front end that has no channel for changes.
+const CANNOT_HEAR: &str = "it has not agreed to messages about changes (BACKEND_REQ and CONFIG): have Firecracker ask again by \
+                           PATCH /drives/ID with the drive_id alone; Cloud Hypervisor has no command for that, and finds the \
+                           new size when the machine starts again";
 /// Messages that one turn executes before others have their turns.
 const MESSAGES_MAX: usize = 16;

@@ -128,6 +128,11 @@ impl Device {
         }
     }
 
+    /// Returns whether the front end has a channel on which it is told of changes.
+    pub(super) fn hears_of_changes(&self) -> bool {
+        self.channel.is_some()
+    }
+
     pub(super) fn disk(&self) -> &Disk {
         &self.disk
     }

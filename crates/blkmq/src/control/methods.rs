@@ -198,7 +198,11 @@ pub(super) static METHODS: &[Method] = &[
             }
             let Params { disk, size } = of(params)?;
             let (before, size) = daemon.running.resize(&disk, size)?;
-            Ok(json!({"before": before, "size": size}))
+            let (told, not_told) = daemon.running.hearings(&disk);
+            let not_told = not_told.into_iter();
+            let not_told = not_told.map(|(who, why)| json!({"client": who, "why": why}));
+            let not_told: Vec<Value> = not_told.collect();
+            Ok(json!({"before": before, "size": size, "told": told, "not_told": not_told}))
         },
     ),
     ask(

@@ -21,7 +21,7 @@ use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{Offer, Served};
 use blkmq_host::control::Control;
-use blkmq_host::disk::Disk;
+use blkmq_host::disk::{Disk, Hearing};
 use blkmq_host::engine::Engine;
 
 use self::gate::Gate;
@@ -287,8 +287,29 @@ impl Running {
             self.offer(&mut state, &config, &self.engine.disks())?;
             self.changes.fetch_add(1, Ordering::Relaxed);
             tracing::info!("disk {name}: has grown from {old} to {new} bytes");
+            let (_, not_told) = self.hearings(name);
+            if let Some((who, why)) = not_told.first() {
+                tracing::warn!(
+                    "disk {name}: {} clients are not told that it has grown, such as {who}: {why}",
+                    not_told.len()
+                );
+            }
         }
         Ok((old, new))
+    }
+
+    /// The users of a disk that are told when it grows; and those that cannot be, with the reason and what to do.
+    pub(crate) fn hearings(&self, disk: &str) -> (Vec<String>, Vec<(String, &'static str)>) {
+        let disks = self.engine.disks();
+        let found = disks.iter().find(|other| other.name == disk);
+        let (mut told, mut not_told) = (Vec::new(), Vec::new());
+        for Hearing { who, otherwise } in found.map_or_else(Vec::new, |disk| disk.users.hearings()) {
+            match otherwise {
+                None => told.push(who),
+                Some(why) => not_told.push((who, why)),
+            }
+        }
+        (told, not_told)
     }
 
     /// Checks all disks for files or devices that have grown, but for those of drives that do not

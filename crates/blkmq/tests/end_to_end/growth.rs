@@ -74,6 +74,47 @@ fn clients_of_a_disk_that_has_grown_stay_connected_over_an_upgrade() {
 }
 
 #[test]
+fn resize_says_which_clients_are_told_and_which_cannot_be() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm.raw", DISK_BYTES);
+    let disk = format!("name=vm,file={image}");
+    let guests = format!("unix:{}", scratch.word("{disk}.sock"));
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let words = ["--disk", &disk, "--vhost-user", &guests, "--nbd", &nbd];
+    let mut daemon = Daemon::start(&[&words[..], &["--control", &control]].concat());
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    let mut resize = |bytes: u64| {
+        let params = json!({"disk": "vm", "size": bytes});
+        let answer = control.call("disk.resize", &params).expect("it grows");
+        (answer["told"].to_string(), answer["not_told"].to_string())
+    };
+    let mut guest = Guest::connect(&scratch.path("vm.sock"));
+    guest.start();
+    let (told, not_told) = resize(2 * DISK_BYTES);
+    assert_eq!(told, "[]");
+    assert!(
+        not_told.contains("front end process") && not_told.contains("PATCH /drives/ID"),
+        "{not_told}"
+    );
+    let is_warned = |line: &str| line.contains("1 clients are not told that it has grown");
+    assert!(daemon.wait_for(LONG, is_warned), "{}", daemon.said());
+    let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+    ours.set_read_timeout(Some(LONG)).expect("a time limit");
+    guest.send(SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]);
+    assert_eq!(guest.ask(GET_STATUS, &[]), 0);
+    let _client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    let (told, not_told) = resize(3 * DISK_BYTES);
+    is_told(&ours);
+    assert!(told.contains("front end process"), "{told}");
+    assert!(
+        not_told.contains("NBD client") && !not_told.contains("front end"),
+        "{not_told}"
+    );
+    daemon.stop();
+}
+
+#[test]
 fn disks_without_a_size_of_their_own_are_no_error_whatever_their_name_is() {
     let scratch = Scratch::new();
     scratch.image("vm.raw", DISK_BYTES);

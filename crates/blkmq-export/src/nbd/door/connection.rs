@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::time::Instant;
+use blkmq_host::disk::Hearing;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::Cx;
 use rustix::net::sockopt;
@@ -188,6 +189,13 @@ impl Protocol for Connection {
             Some(disk) => format!("connection of {peer} to {}", disk.name),
             None => format!("connection of {peer}, with no disk yet"),
         }
+    }
+
+    fn hearing(client: &NbdClient) -> Option<Hearing> {
+        Some(Hearing {
+            who: format!("NBD client {}", client.protocol.peer),
+            otherwise: Some("NBD has no message for that: it finds the new size when it connects again"),
+        })
     }
 
     fn start(client: &mut NbdClient, cx: &mut Cx<'_>) -> Result<(), String> {
