@@ -126,6 +126,18 @@ pub trait Device: Allocation + Any {
         ))
     }
 
+    /// Serves a disk again whose drive was full or gone, although data that was not durable then may be lost: its users
+    /// are told of that once, as of all [`Losses`]. May block.
+    ///
+    /// # Errors
+    /// Why it cannot be served as before, and what to do.
+    fn reopen(&self, _disk: DiskId) -> io::Result<()> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "its driver serves it again by itself, as soon as the drive does",
+        ))
+    }
+
     /// Says whether the drive has left a question unanswered for too long. Does not block.
     fn is_silent(&self) -> bool {
         false

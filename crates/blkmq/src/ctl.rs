@@ -85,6 +85,12 @@ pub enum CtlCommand {
         /// Bytes, or a number with K, M, G or T
         size: Option<String>,
     },
+    /// Serve a disk as before whose drive was full or gone: its clients are told once that data may be lost
+    Reopen {
+        /// The disk
+        #[arg(add = ArgValueCompleter::new(Disks))]
+        disk: String,
+    },
     /// Print the configuration of the daemon as it is now
     Dump,
     /// Change the daemon to what a configuration file says
@@ -320,6 +326,10 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let bytes = size.as_deref().map(|size| blkmq_host::value::size("size", size));
             let params = json!({"disk": disk, "size": bytes.transpose()?});
             print_resized(args.json, &client.call("disk.resize", &params)?)
+        }
+        CtlCommand::Reopen { disk } => {
+            client.call("disk.reopen", &json!({"disk": disk}))?;
+            Ok(())
         }
         CtlCommand::Dump => {
             let config = client.call("config.get", &json!({}))?;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, FileId, Polling, Remains, State};
+use blkmq_host::device::{Allocation, Device, Extent, FileId, Losses, Polling, Remains, State};
 use blkmq_host::ring::RingHandle;
 
 use super::bounce::LARGE_BYTES;
@@ -217,6 +217,11 @@ impl Device for FileDevice {
         disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.resize(wanted)
     }
 
+    fn reopen(&self, disk: DiskId) -> io::Result<()> {
+        let disks = self.shared.disks();
+        disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.reopen()
+    }
+
     fn may_leave(&self) -> bool {
         true
     }
@@ -276,6 +281,16 @@ impl Allocation for FileDevice {
         let disk = self.shared.disks().get(disk).cloned();
         disk.ok_or(io::ErrorKind::InvalidInput)?
             .extents(offset, len, max, out)
+    }
+
+    fn losses(&self, disk: DiskId) -> Losses {
+        let disks = self.shared.disks();
+        disks.get(disk).map_or_else(Losses::default, |disk| disk.losses())
+    }
+
+    fn tell_losses(&self, disk: DiskId) {
+        let disks = self.shared.disks();
+        disks.get(disk).iter().for_each(|disk| disk.tell_losses());
     }
 
     fn state(&self, disk: DiskId) -> State {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use blkmq_core::bio::Status;
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::LogBudget;
-use blkmq_host::device::{Extent, FileId, State};
+use blkmq_host::device::{Extent, FileId, Losses, State};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -62,6 +62,10 @@ pub struct FileDisk {
     /// Where the file ended when it was found to end before the disk: what was behind is lost, though the file may have grown
     /// again since. `u64::MAX` if nothing is lost. Relaxed throughout: the requests that find it out are under way together.
     lost_from: AtomicU64,
+    /// How often a flush has failed or data was found lost, since the disk was opened again; and how many of these times
+    /// a client was told of.
+    losses: AtomicU64,
+    told: AtomicU64,
     /// From when on the next write looks where the file ends, in nanoseconds; 0 if none has looked.
     look_due: AtomicU64,
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
@@ -135,6 +139,8 @@ impl FileDisk {
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
             lost_from: AtomicU64::new(u64::MAX),
+            losses: AtomicU64::new(0),
+            told: AtomicU64::new(0),
             look_due: AtomicU64::new(0),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -324,9 +330,10 @@ impl FileDisk {
             return;
         };
         if end < self.size() && self.lost_from.fetch_min(end, Ordering::Relaxed) == u64::MAX {
+            self.losses.fetch_add(1, Ordering::Relaxed);
             tracing::error!(
                 "file {:?}: is truncated: it ends at {end}, and the disk at {}; what was behind is lost, and requests there fail \
-                 until the disk is opened again: restore the file first",
+                 until the disk is opened again (blkmq ctl reopen): restore the file first",
                 self.path,
                 self.size()
             );
@@ -341,6 +348,63 @@ impl FileDisk {
     /// Returns whether any bytes are lost.
     pub(super) fn is_truncated(&self) -> bool {
         self.lost_from.load(Ordering::Relaxed) < u64::MAX
+    }
+
+    /// Records that the kernel may have dropped what it could not write.
+    pub(super) fn note_failed_flush(&self) {
+        // Relaxed, as all of these: the flush that has failed tells its client, whatever others see yet.
+        if !self.flush_failed.swap(true, Ordering::Relaxed) {
+            self.losses.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often writes may have been lost.
+    pub(super) fn losses(&self) -> Losses {
+        Losses {
+            count: self.losses.load(Ordering::Relaxed),
+            told: self.told.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Notes that a client was told of all losses.
+    pub(super) fn tell_losses(&self) {
+        let count = self.losses.load(Ordering::Relaxed);
+        self.told.fetch_max(count, Ordering::Relaxed);
+    }
+
+    /// Serves again what was recorded as lost: the drive below was full or gone, and what was not durable then may be
+    /// lost, of which every client was told, or is at its next flush. Blocks for as long as a sync takes.
+    ///
+    /// # Errors
+    /// The file is not there as it was, or it still cannot be made durable.
+    pub(super) fn reopen(&self) -> io::Result<()> {
+        let other = |what: String| Err(io::Error::other(what));
+        let there = std::fs::metadata(&self.path);
+        if there.as_ref().ok().map(FileId::of) != self.id {
+            return other(format!(
+                "what is at {:?} now is not what was opened: was its filesystem mounted again? Then remove the disk and add it, or \
+                 restart the daemon",
+                self.path
+            ));
+        }
+        let end = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        if end < self.size() {
+            let size = self.size();
+            return other(format!(
+                "it ends at {end}, and the disk at {size}: restore the file first"
+            ));
+        }
+        if !self.read_only {
+            // The first one may report what could not be written before.
+            let synced = rustix::fs::fdatasync(&self.file).or_else(|_| rustix::fs::fdatasync(&self.file));
+            synced.map_err(|error| io::Error::other(format!("it still cannot be made durable: {error}")))?;
+        }
+        self.lost_from.store(u64::MAX, Ordering::Relaxed);
+        self.flush_failed.store(false, Ordering::Relaxed);
+        self.is_failing.store(false, Ordering::Relaxed);
+        self.is_full.store(false, Ordering::Relaxed);
+        tracing::info!("file {:?}: opened again", self.path);
+        Ok(())
     }
 
     /// Cuts the next piece of a discard or a zeroing. A block device gets them whole: it has no extents, others do not

@@ -289,8 +289,9 @@ impl Slot {
             Step::Fetch | Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
             Step::Discard | Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
             Step::Sync => {
-                disk.flush_failed
-                    .fetch_or(result != 0 && !cfg!(blkmq_mutant = "latch"), Ordering::Relaxed);
+                if result != 0 && !cfg!(blkmq_mutant = "latch") {
+                    disk.note_failed_flush();
+                }
                 self.end_sync(disk);
                 match result {
                     0 => self.await_syncs(disk),
@@ -402,7 +403,7 @@ impl Slot {
             {
                 // The kernel may have synced the file for this write, and reported only here that
                 // an earlier write was lost.
-                disk.flush_failed.store(true, Ordering::Relaxed);
+                disk.note_failed_flush();
             }
             return self.fail(-result, disk, now);
         };

@@ -205,6 +205,24 @@ pub(super) static METHODS: &[Method] = &[
             Ok(json!({"before": before, "size": size, "told": told, "not_told": not_told}))
         },
     ),
+    change(
+        "disk.reopen",
+        "serve a disk as before whose drive was full or gone; its clients are told once that data may be lost: {disk}",
+        |_, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                disk: String,
+            }
+            let Params { disk } = of(params)?;
+            daemon
+                .running
+                .control()
+                .reopen_disk(&disk)
+                .map_err(anyhow::Error::from)?;
+            Ok(json!({}))
+        },
+    ),
     ask(
         "queue.list",
         "the queues, with their elevators and tunables",

@@ -115,6 +115,47 @@ fn resize_says_which_clients_are_told_and_which_cannot_be() {
 }
 
 #[test]
+fn disk_that_is_opened_again_serves_what_was_lost_and_tells_each_client_once() {
+    let scratch = Scratch::new();
+    scratch.image("vm.raw", DISK_BYTES);
+    let disk = format!("name=vm,file={}", scratch.word("vm.raw"));
+    let socket = format!("unix:{}", scratch.word("control.sock"));
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let daemon = Daemon::start(&["--disk", &disk, "--nbd", &nbd, "--control", &socket]);
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    let [mut one, mut other] =
+        [(), ()].map(|()| Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served"));
+    let image = std::fs::OpenOptions::new()
+        .write(true)
+        .open(scratch.path("vm.raw"));
+    let image = image.expect("the image");
+    image.set_len(DISK_BYTES / 2).expect("it is cut off");
+    let lost = DISK_BYTES - BLOCK as u64;
+    assert!(one.read(lost, BLOCK).is_err());
+    let params = json!({"disk": "vm"});
+    let refused = control.call("disk.reopen", &params).expect_err("it is too short");
+    assert!(
+        refused.to_string().contains("restore the file first"),
+        "{refused}"
+    );
+    image.set_len(DISK_BYTES).expect("it is restored");
+    assert!(one.read(lost, BLOCK).is_err());
+    control.call("disk.reopen", &params).expect("it is whole");
+    let state = control.call("disk.list", &json!({})).expect("a list")[0]["state"].take();
+    assert_eq!(state, "ok");
+    for client in [&mut one, &mut other] {
+        assert!(client.read(lost, BLOCK).is_ok());
+        client.write(lost, &block(lost, 1)).expect("a write");
+        assert!(client.flush().is_err(), "it is told once");
+        client.flush().expect("and not again");
+    }
+    // A client that comes later has missed nothing.
+    let mut late = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    late.flush().expect("nothing is lost since");
+    daemon.stop();
+}
+
+#[test]
 fn disks_without_a_size_of_their_own_are_no_error_whatever_their_name_is() {
     let scratch = Scratch::new();
     scratch.image("vm.raw", DISK_BYTES);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use blkmq_core::bio::Flags;
 use blkmq_core::ids::DiskId;
-use blkmq_host::device::Allocation;
+use blkmq_host::device::{Allocation, Device};
 use blkmq_host::ring::RingConfig;
 
 use super::*;
@@ -93,6 +93,29 @@ pub(super) fn cut(mut memory: &mut [u8], lens: &[usize]) -> Vec<Lent> {
     }
     pieces.push(lend(memory));
     pieces
+}
+
+#[test]
+fn flush_succeeds_again_once_the_disk_was_opened_again_after_one_that_failed() {
+    let path = scratch_file("reopened", 8192);
+    let mut rig = rig(&path, Direct::Auto);
+    let disk = rig.device.disks().remove(0);
+    disk.note_failed_flush();
+    disk.note_failed_flush();
+    let flush = request(Op::Flush, 0, 0);
+    assert_eq!(rig.run(&flush), Status::Io);
+    assert_eq!(rig.device.losses(DiskId(0)).count, 1);
+    // Another file in its place is not the disk.
+    let moved = path.with_extension("moved");
+    std::fs::rename(&*path, &moved).unwrap();
+    std::fs::write(&*path, [0; 8192]).unwrap();
+    let error = rig.device.reopen(DiskId(0)).unwrap_err().to_string();
+    assert!(error.contains("is not what was opened"), "{error}");
+    assert_eq!(rig.run(&flush), Status::Io);
+    std::fs::rename(&moved, &*path).unwrap();
+    rig.device.reopen(DiskId(0)).unwrap();
+    assert_eq!(rig.run(&flush), Status::Ok);
+    assert_eq!(rig.device.losses(DiskId(0)).told, 0);
 }
 
 #[test]

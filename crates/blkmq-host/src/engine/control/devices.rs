@@ -150,6 +150,23 @@ impl Control {
         }
     }
 
+    /// Has a disk served again whose drive was full or gone: see [`Device::reopen`](crate::device::Device::reopen). May
+    /// block.
+    ///
+    /// # Errors
+    /// There is no such disk, or it cannot be served as before.
+    pub fn reopen_disk(&self, name: &str) -> Result<(), Error> {
+        let disks = self.shared.disks();
+        let refuse = |why: String| Error::Disk(format!("disk {name}: {why}"));
+        let disk = disks.iter().find(|disk| disk.name == name);
+        let disk = disk.ok_or_else(|| refuse("there is no such disk".to_owned()))?;
+        if disk.queue == MAPPED {
+            return Err(refuse("lies on other disks: open those again".to_owned()));
+        }
+        let reopened = self.entry(disk.queue)?.device.reopen(disk.id);
+        reopened.map_err(|error| refuse(format!("is not opened again: {error}")))
+    }
+
     /// Asks a disk's drive for the disk's size, after the driver has resized it to `wanted` bytes, if given.
     /// The drive may take long to answer; changes continue meanwhile. [`Control::resize_disk`] applies the answer.
     ///
