@@ -199,7 +199,7 @@ pub(crate) fn pair(certificate: &Path, key: &Path, kind: &str, error: &rustls::E
         rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),
         // The library does not say which key it was given.
         rustls::Error::General(_) => format!(
-            "the key cannot be used: the certificate has {kind}, and usable are RSA of 2048 to 4096 bits, ECDSA on P-256 and \
+            "the key cannot be used: the certificate has {kind}, and usable are RSA of 2048, 2560, 3072, 3584 and 4096 bits, ECDSA on P-256 and \
              P-384, and Ed25519"
         ),
         error => error.to_string(),

@@ -11,6 +11,7 @@
 //! | [`stream`] | the change of plain bytes into records and back: the buffers, and the limits of one turn |
 //! | `handshake` | the records that the library gets until there are keys |
 //! | `records` | how records are opened and sealed with these keys |
+//! | `words` | why a handshake failed, for people |
 //! | `outbox` | where records wait for the socket |
 
 pub mod client;
@@ -22,12 +23,14 @@ mod records;
 pub mod server;
 pub mod settings;
 pub mod stream;
+mod words;
 
 pub use client::{Client, ClientFiles};
 pub use files::FileError;
 pub use server::Server;
 pub use settings::{Mode, Settings};
 pub use stream::{Opened, Stream};
+pub use words::explain;
 
 use std::sync::Arc;
 

@@ -210,7 +210,7 @@ impl Line {
         loop {
             let shaken = tls.shake_hands();
             self.flush(&mut tls)?;
-            shaken.map_err(|error| io::Error::other(format!("TLS: {error}")))?;
+            shaken.map_err(|error| io::Error::other(format!("TLS: {}", blkmq_tls::explain(&error))))?;
             if !tls.is_shaking_hands() {
                 self.tls = Some(tls);
                 return Ok(());

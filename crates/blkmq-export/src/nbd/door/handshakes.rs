@@ -105,7 +105,7 @@ impl Shared {
                 let outcome = match stream.shake_hands() {
                     Ok(()) if stream.is_shaking_hands() => Ok(None),
                     Ok(()) => Ok(Some(stream.peer_names())),
-                    Err(error) => Err(error.to_string()),
+                    Err(error) => Err(blkmq_tls::explain(&error)),
                 };
                 desk.put(stream, outcome);
             }

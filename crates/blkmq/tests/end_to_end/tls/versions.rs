@@ -52,6 +52,11 @@ fn tls_1_3_is_spoken_with_its_usual_ciphers_and_nothing_older() {
         assert!(taken || said.contains("alert"), "{offer:?}:\n{said}");
     }
     run("nbdinfo", &[&stage.own_uri("a")]);
+    let said = daemon.said();
+    assert!(
+        said.contains("it offers TLS 1.2 at most, and TLS 1.3 is needed"),
+        "{said}"
+    );
     daemon.stop();
 }
 

@@ -1,0 +1,168 @@
+//! Why a handshake failed, in words: who offers or has what, what is needed, and what to do. The library's own text has
+//! its names of the fault alone. The NBD front door and the NBD driver write it to the log.
+
+use rustls::{AlertDescription, CertificateError, Error, PeerIncompatible};
+
+/// Why a handshake failed, for people.
+pub fn explain(error: &Error) -> String {
+    let advice = match error {
+        Error::PeerIncompatible(what) => of_peer(what),
+        Error::InvalidCertificate(what) => of_certificate(what),
+        Error::AlertReceived(what) => of_alert(*what),
+        Error::NoCertificatesPresented => Some(
+            "clients need a certificate of an authority in tls_ca here: give the client one, with its key (libnbd: \
+             tls-certificates=DIRECTORY)",
+        ),
+        Error::InvalidMessage(_) => Some("what it sends is no TLS, or damaged: is it meant to use TLS here?"),
+        _ => None,
+    };
+    match advice {
+        Some(advice) => format!("{error}: {advice}"),
+        None => error.to_string(),
+    }
+}
+
+fn of_peer(what: &PeerIncompatible) -> Option<&'static str> {
+    Some(match what {
+        PeerIncompatible::SupportedVersionsExtensionRequired
+        | PeerIncompatible::Tls12NotOffered
+        | PeerIncompatible::Tls12NotOfferedOrEnabled => {
+            "it offers TLS 1.2 at most, and TLS 1.3 is needed: Debian 12's nbd-client has no option for it; use nbdfuse, qemu-nbd or \
+             another client that has it, or a tunnel"
+        }
+        PeerIncompatible::ServerDoesNotSupportTls12Or13
+        | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig => {
+            "the server has TLS 1.2 at most, and TLS 1.3 is needed: have it permit TLS 1.3"
+        }
+        PeerIncompatible::NoCipherSuitesInCommon => {
+            "it offers none of TLS_AES_128_GCM_SHA256, TLS_AES_256_GCM_SHA384 and TLS_CHACHA20_POLY1305_SHA256: permit one"
+        }
+        PeerIncompatible::NoKxGroupsInCommon
+        | PeerIncompatible::NamedGroupsExtensionRequired
+        | PeerIncompatible::KeyShareExtensionRequired => {
+            "it offers none of the groups X25519, P-256 and P-384: permit one"
+        }
+        PeerIncompatible::NoSignatureSchemesInCommon
+        | PeerIncompatible::NoCertificateRequestSignatureSchemesInCommon
+        | PeerIncompatible::SignatureAlgorithmsExtensionRequired => {
+            "it accepts no signature that the certificate's key can make: use a key on P-256, or of RSA with 2048 bits or more"
+        }
+        _ => return None,
+    })
+}
+
+fn of_certificate(what: &CertificateError) -> Option<&'static str> {
+    Some(match what {
+        CertificateError::UnknownIssuer => {
+            "its certificate is of an authority that is not trusted here, or one between it and a trusted one was not sent: add \
+             the authority to tls_ca, or the whole chain to its certificate; one that signs itself has to be in tls_ca itself"
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "its certificate, or one of the chain, has expired by this host's clock: renew it, or set the clock"
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "its certificate, or one of the chain, is not valid yet by this host's clock: set the clock"
+        }
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "the name has to be among the certificate's alternative names (subjectAltName), as the common name (CN) does not \
+             count: issue another certificate, or set tls_hostname to a name that it has"
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "its certificate is for something else: it needs extendedKeyUsage clientAuth of a client, and serverAuth of a server"
+        }
+        CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+        | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            "its certificate, or one of the chain, is signed in a way that is not accepted: usable are RSA of 2048 to 8192 bits with \
+             SHA-256 or better, ECDSA on P-256 and P-384, and Ed25519"
+        }
+        CertificateError::Other(other) => of_other(&other.to_string())?,
+        _ => return None,
+    })
+}
+
+/// Faults of certificates for which the library has no name of its own, by the words of its parser.
+fn of_other(words: &str) -> Option<&'static str> {
+    let known = [
+        (
+            "CaUsedAsEndEntity",
+            "its certificate is an authority's (CA:TRUE), such as one that openssl req -x509 makes: issue it another one, \
+             CA:FALSE, that the authority signs",
+        ),
+        (
+            "EndEntityUsedAsCa",
+            "its certificate is signed by one that is no authority's (CA:FALSE): have an authority sign it",
+        ),
+        (
+            "UnsupportedCertVersion",
+            "its certificate, or one of the chain, is of version 1: issue it again as version 3, with a subjectAltName",
+        ),
+    ];
+    known
+        .into_iter()
+        .find(|(name, _)| words.contains(name))
+        .map(|(_, advice)| advice)
+}
+
+fn of_alert(what: AlertDescription) -> Option<&'static str> {
+    Some(match what {
+        AlertDescription::ProtocolVersion => "the other side has no TLS 1.3, which is needed here",
+        AlertDescription::HandshakeFailure | AlertDescription::InsufficientSecurity => {
+            "the other side finds no version, cipher, group or signature that both accept"
+        }
+        AlertDescription::UnknownCA => {
+            "the other side does not trust the authority of the certificate that it was shown: give it the authority (its CA file)"
+        }
+        AlertDescription::CertificateExpired => {
+            "the certificate that the other side was shown has expired by its clock: renew it, or set its clock"
+        }
+        AlertDescription::CertificateRequired => "the other side demands a certificate, and was shown none",
+        AlertDescription::BadCertificate
+        | AlertDescription::UnsupportedCertificate
+        | AlertDescription::CertificateUnknown => {
+            "the other side does not accept the certificate that it was shown: its log says why; often the name is not among the \
+             alternative names, or the authority is another one"
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::{CertificateError, OtherError};
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("CaUsedAsEndEntity")]
+    struct Parser;
+
+    #[test]
+    fn faults_of_handshakes_are_explained_with_what_is_needed() {
+        let other = CertificateError::Other(OtherError(Arc::new(Parser)));
+        for (error, words) in [
+            (
+                Error::PeerIncompatible(PeerIncompatible::SupportedVersionsExtensionRequired),
+                "offers TLS 1.2 at most, and TLS 1.3 is needed",
+            ),
+            (
+                Error::InvalidCertificate(CertificateError::UnknownIssuer),
+                "add the authority to tls_ca",
+            ),
+            (Error::InvalidCertificate(other), "is an authority's (CA:TRUE)"),
+            (Error::NoCertificatesPresented, "give the client one"),
+            (
+                Error::AlertReceived(AlertDescription::UnknownCA),
+                "does not trust the authority",
+            ),
+        ] {
+            let said = explain(&error);
+            assert!(
+                said.starts_with(&error.to_string()) && said.contains(words),
+                "{said}"
+            );
+        }
+        let plain = Error::DecryptError;
+        assert_eq!(explain(&plain), plain.to_string());
+    }
+}
