@@ -20,6 +20,7 @@ use super::rights::Way as MountWay;
 use super::ring::RingMemory;
 use super::saved::SavedMount;
 use super::slots::Memory;
+use super::visible;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
@@ -218,6 +219,11 @@ impl ServedFile {
         let (mount, device) = place.mount().map_err(cannot_be)?;
         let copy = device.try_clone().map_err(cannot_be)?;
         self.note_mounted(&mount, &common);
+        if let (_, Some(entry)) = mount.remains()
+            && let Some(why) = visible::why_hidden(&self.path, &entry)
+        {
+            tracing::warn!("fuse: {path}: {why}");
+        }
         let filesystem = Arc::new(FileSystem::new(self.disk.clone(), mount, &common, &self.log));
         let _ = self.filesystem.set(Arc::clone(&filesystem));
         let elsewhere: Restore = Arc::new(|_, _| Err("this daemon has mounted another disk there".into()));

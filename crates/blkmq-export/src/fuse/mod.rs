@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`protocol`] | what a request means, and an answer |
 //! | `mount`, `dentry`, `mount_table`, `question`, `rights` | how a file becomes a disk, when it is a plain file again, who serves it, and who may mount |
+//! | `visible` | whether a mount is seen by the host, or hidden in a namespace of the service |
 //! | `filesystem` | what a mount shows, and how it ends |
 //! | `requests` | what a request asks of the disk, and what is answered |
 //! | `channel` | how `/dev/fuse` is served on its reactor |
@@ -24,6 +25,7 @@ mod rights;
 mod ring;
 pub mod saved;
 mod slots;
+mod visible;
 
 pub use front_door::Fuse;
 pub use question::answer as answer_question;

@@ -50,6 +50,36 @@ pub(super) fn is_used_by_us(path: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
+/// Returns whether a table has a mount of the filesystem with this number.
+pub(super) fn has_device(table: &[u8], device: &str) -> bool {
+    let mut lines = table.split(|byte| *byte == b'\n');
+    lines.any(|line| line.split(|byte| *byte == b' ').nth(2) == Some(device.as_bytes()))
+}
+
+/// Returns whether mounts in a directory are passed on to other mount namespaces.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn is_shared(directory: &Path) -> io::Result<bool> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(is_shared_in(&table, &directory.canonicalize()?))
+}
+
+fn is_shared_in(table: &[u8], directory: &Path) -> bool {
+    let of = |path: &Path| {
+        let mut lines = table.split(|byte| *byte == b'\n');
+        lines.rfind(|line| entry(line, path).is_some())
+    };
+    let Some(line) = directory.ancestors().find_map(of) else {
+        return false;
+    };
+    // Between the options and the separator are tags.
+    let mut tags = line.split(|byte| *byte == b' ').skip(6);
+    tags.by_ref()
+        .take_while(|tag| *tag != b"-")
+        .any(|tag| tag.starts_with(b"shared:"))
+}
+
 /// The number of the topmost mount at a path, as the kernel reports it to this process.
 fn number<'a>(table: &'a [u8], path: &Path) -> Option<&'a [u8]> {
     let lines = table.split(|byte| *byte == b'\n');
@@ -112,6 +142,14 @@ mod tests {
         assert_eq!(found("/srv"), None);
         assert_eq!(number(TABLE, Path::new("/srv/my disk")), Some(&b"92"[..]));
         assert_eq!(number(TABLE, Path::new("/srv")), None);
+    }
+
+    #[test]
+    fn mount_that_passes_others_on_is_that_of_the_directory() {
+        let is_shared = |path: &str| is_shared_in(TABLE, Path::new(path));
+        assert!(is_shared("/") && is_shared("/srv/images"));
+        assert!(!is_shared("/srv/other/below"));
+        assert!(has_device(TABLE, "0:60") && !has_device(TABLE, "0:6"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod durability;
 mod ends;
+mod hidden;
 pub(crate) mod loops;
 mod memory;
 mod rings;
