@@ -5,6 +5,7 @@
 //! those that name the same one, so one elevator sees all of their tenants: files on one filesystem
 //! do. Others have a queue of their own. `queue=` overrides all of this, within one driver.
 
+mod ahead;
 pub mod drives;
 pub(crate) mod multipath;
 pub mod scheduler;
@@ -12,7 +13,7 @@ pub mod settings;
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::driver::{Attributes, BLOCK_MIN, OpenDisk, Purpose, device_error};
+use blkmq_drivers::driver::{Attributes, BLOCK_MIN, OpenDisk, OpenError, Purpose, device_error};
 use blkmq_host::group_paths;
 use blkmq_host::mapped::MappedSpec;
 use blkmq_host::{DiskEntry, Error, QueueSpec};
@@ -100,6 +101,7 @@ fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Er
     let mut members: Vec<(String, Vec<Member>)> = Vec::new();
     let mut mapped = Vec::new();
     let below = config.below_mapped();
+    let mut ahead = ahead::open(&disks, purpose);
     for spec in disks {
         group_paths::check_path(&spec.group)?;
         let group = group::number_of(&mut groups, &spec.group);
@@ -109,7 +111,8 @@ fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Er
         }
         let kept = below.get(spec.name.as_str()).copied();
         let kept = kept.and_then(|user| Some((user, spec.source.driver()?.least_size()?)));
-        let (queue, mut member) = open(spec, group, &mut paths, purpose)?;
+        let opened = ahead.remove(&spec.name);
+        let (queue, mut member) = open_as(spec, group, &mut paths, purpose, opened)?;
         if let Some((user, size)) = kept {
             keep_size(&mut member.entry, size, user);
         }
@@ -228,6 +231,15 @@ fn mapped_disk(spec: DiskSpec, group: GroupId) -> Result<MappedSpec, Error> {
     })
 }
 
+/// What a driver is to know of a disk.
+fn attributes(spec: &DiskSpec, purpose: Purpose) -> Attributes {
+    Attributes {
+        read_only: spec.read_only,
+        block_size: spec.block_size,
+        purpose,
+    }
+}
+
 /// Opens a disk, and its paths if it has some. Also returns the name of its queue.
 pub(crate) fn open(
     spec: DiskSpec,
@@ -235,6 +247,18 @@ pub(crate) fn open(
     paths: &mut Paths,
     purpose: Purpose,
 ) -> Result<(String, Member), Error> {
+    open_as(spec, group, paths, purpose, None)
+}
+
+/// The same for one that may have been opened ahead.
+fn open_as(
+    spec: DiskSpec,
+    group: GroupId,
+    paths: &mut Paths,
+    purpose: Purpose,
+    ahead: Option<Result<Box<dyn OpenDisk>, OpenError>>,
+) -> Result<(String, Member), Error> {
+    let attributes = attributes(&spec, purpose);
     let mut entry = DiskEntry {
         name: spec.name,
         description: spec.description,
@@ -247,12 +271,7 @@ pub(crate) fn open(
     };
     let opened: Box<dyn OpenDisk> = match spec.source {
         Source::Driver(config) => {
-            let attributes = Attributes {
-                read_only: spec.read_only,
-                block_size: spec.block_size,
-                purpose,
-            };
-            let opened = config.open(&attributes);
+            let opened = ahead.unwrap_or_else(|| config.open(&attributes));
             opened.map_err(|error| disk_error(&entry.name, error))?
         }
         Source::Multipath(source) => Box::new(multipath::open(&entry, source, paths, purpose)?),

@@ -21,8 +21,8 @@ pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> R
         let rados = made.map_err(|error| RbdError::Call {
             image: image.to_owned(),
             advice: match error.is_option {
-                true => "",
-                false => advice(error.source.raw_os_error()),
+                true => "".into(),
+                false => advice(error.source.raw_os_error()).into(),
             },
             action: error.action,
             source: error.source,

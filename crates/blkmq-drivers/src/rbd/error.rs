@@ -28,7 +28,7 @@ pub enum RbdError {
         /// Ceph's error.
         source: io::Error,
         /// What to do about it, with its punctuation, or nothing.
-        advice: &'static str,
+        advice: Cow<'static, str>,
     },
     /// The cluster does not answer.
     #[error(

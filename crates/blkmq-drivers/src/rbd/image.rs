@@ -1,6 +1,7 @@
 //! An open image: its size, which may grow while clients use it, its lock, and the stored ranges. Made
 //! here, joined with others by `device`, used by all hardware contexts at once.
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -96,7 +97,7 @@ fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
     let failed = |action: &'static str, source: io::Error| RbdError::Call {
         image: name.clone(),
         action: action.into(),
-        advice: advice(&source),
+        advice: advice(&source, config),
         source,
     };
     let rados = cluster::connect(name, &config.cluster, config.open_timeout)?;
@@ -136,13 +137,25 @@ fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
     })
 }
 
-fn advice(error: &io::Error) -> &'static str {
+fn advice(error: &io::Error, config: &RbdConfig) -> Cow<'static, str> {
     match error.raw_os_error() {
-        Some(libc::ENOENT) => ": there is none of this name; see `rbd ls` and `ceph osd lspools`",
+        Some(libc::ENOENT) => ": there is none of this name; see `rbd ls` and `ceph osd lspools`".into(),
         Some(libc::EPERM | libc::EACCES) => {
-            ": the user (id=) may not; `profile rbd` is what a user of disks needs"
+            let user = config.cluster.id.as_deref().unwrap_or("admin");
+            let pool = &config.image.pool;
+            let profile = if config.is_read_only() {
+                "rbd-read-only"
+            } else {
+                "rbd"
+            };
+            format!(
+                ": the user client.{user} may not: it needs mon 'profile rbd' and osd 'profile {profile} pool={pool}'; if the image is \
+                 a clone of one in another pool (rbd info names its parent), osd 'profile {profile} pool={pool}, profile \
+                 rbd-read-only pool=PARENTS' (ceph auth caps)"
+            )
+            .into()
         }
-        _ => "",
+        _ => "".into(),
     }
 }
 

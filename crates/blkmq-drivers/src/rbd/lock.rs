@@ -49,7 +49,7 @@ fn try_to_take(raw: &RawImage, image: &str) -> Result<Option<String>, RbdError> 
             image: image.to_owned(),
             action: action.into(),
             source,
-            advice: "",
+            advice: "".into(),
         },
     };
     let owner = raw

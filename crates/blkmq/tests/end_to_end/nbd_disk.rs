@@ -1,6 +1,7 @@
 //! Decides whether disks on real NBD servers support every operation, and survive a server's death:
 //! nbdkit, QEMU's and our own as servers below, QEMU's and libnbd's tools and fio as clients above.
 
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,6 +9,54 @@ use std::time::{Duration, Instant};
 use crate::common::nbd::Client;
 use crate::common::tools::{installed, output_within, run};
 use crate::common::{Daemon, Scratch, pattern};
+
+/// Listens at a path, and passes each connection on to another one after a while.
+fn slow_way(at: &Path, to: &Path, pause: Duration) {
+    let listener = UnixListener::bind(at).expect("a socket can be bound");
+    let to = to.to_owned();
+    std::thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let to = to.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(pause);
+                let server = UnixStream::connect(to).expect("it is served");
+                let (mut one, mut other) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                std::thread::spawn(move || std::io::copy(&mut one, &mut other));
+                let (mut server, mut client) = (server, client);
+                let _ = std::io::copy(&mut server, &mut client);
+            });
+        }
+    });
+}
+
+#[test]
+fn disks_at_other_hosts_are_opened_side_by_side() {
+    let (scratch, near) = (Scratch::new(), Scratch::new());
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let slow = scratch.path("slow.sock");
+    let pause = Duration::from_millis(500);
+    slow_way(&slow, &scratch.path("nbd.sock"), pause);
+    let disk = |number: u32| {
+        let slow = slow.display();
+        format!("name=d{number},nbd=nbd+unix:///vm1?socket={slow},connections=1")
+    };
+    let disks: Vec<String> = (0..DISKS).map(disk).collect();
+    let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
+    let start = Instant::now();
+    let above = Daemon::serve(&near, &disks);
+    let taken = start.elapsed();
+    assert!(
+        taken < pause * DISKS / 2,
+        "{DISKS} disks were opened in {taken:?}"
+    );
+    let client = Client::connect(&near.path("nbd.sock"), "d7").expect("it is served");
+    assert_eq!(client.size(), 1 << 20);
+    drop(client);
+    above.stop();
+    daemon.stop();
+}
+
+const DISKS: u32 = 8;
 
 /// A server below; dropping it kills it.
 pub(crate) struct Below(Child);
