@@ -67,13 +67,13 @@ pub(crate) fn find_data(path: &Path, disk_bytes: u64) {
         let mut attached = Attached::new(path, queues);
         assert_eq!(attached.client.get_u64("capacity").unwrap(), disk_bytes);
         let none = ReqFlags::empty();
-        let content: Vec<u8> = (0..REGION_BYTES / 2)
+        let content: Vec<u8> = (0..CONTENT_BYTES)
             .map(|at| (at / 512 + at + queues as usize) as u8)
             .collect();
         attached.put(0, &content);
         for queue in 0..queues as usize {
             for number in 0..PIECES {
-                let (at, start) = (number * PIECE, (queue * REGION_BYTES + number * PIECE) as u64);
+                let (at, start) = (number * PIECE, (queue * APART + number * PIECE) as u64);
                 let from = attached.at(at);
                 attached.queues[queue].write(start, from, PIECE, number, none);
             }
@@ -84,14 +84,14 @@ pub(crate) fn find_data(path: &Path, disk_bytes: u64) {
         // Each reads what another has written, in differently placed pieces.
         for queue in 0..queues as usize {
             let other = queues as usize - 1 - queue;
-            attached.put(REGION_BYTES / 2, &vec![0; REGION_BYTES / 2]);
+            let place = place_of_reads(queue);
             for number in 0..PIECES {
-                let start = (other * REGION_BYTES + number * PIECE) as u64;
-                let into = attached.at(REGION_BYTES / 2 + number * PIECE);
+                let start = (other * APART + number * PIECE) as u64;
+                let into = attached.at(place + number * PIECE);
                 attached.queues[queue].read(start, into, PIECE, number, none);
             }
             attached.wait(queue, PIECES);
-            assert!(attached.get(REGION_BYTES / 2, REGION_BYTES / 2) == content);
+            assert!(attached.get(place, CONTENT_BYTES) == content);
         }
         zeroes_and_discards(&mut attached, &content, disk_bytes);
     }
@@ -104,17 +104,17 @@ fn zeroes_and_discards(attached: &mut Attached, content: &[u8], disk_bytes: u64)
     attached.queues[0].write_zeroes(PIECE as u64, PIECE as u64, 0, none);
     attached.queues[0].discard(2 * PIECE as u64, PIECE as u64, 1, none);
     attached.wait(0, 2);
-    let half = REGION_BYTES / 2;
+    let place = place_of_reads(0);
     let parts: Vec<libc::iovec> = (0..3 * PIECE / 1024)
         .map(|part| libc::iovec {
-            iov_base: attached.at(half + 1024 * part).cast(),
+            iov_base: attached.at(place + 1024 * part).cast(),
             iov_len: 1024,
         })
         .collect();
     attached.queues[0].readv(0, parts.as_ptr(), parts.len() as u32, 0, none);
     attached.wait(0, 1);
-    assert!(attached.get(half, PIECE) == content[..PIECE]);
-    assert!(attached.get(half + PIECE, PIECE).iter().all(|byte| *byte == 0));
+    assert!(attached.get(place, PIECE) == content[..PIECE]);
+    assert!(attached.get(place + PIECE, PIECE).iter().all(|byte| *byte == 0));
     // Beyond the end: only that request fails.
     let into = attached.at(0);
     attached.queues[0].read(disk_bytes, into, 512, 7, none);
@@ -122,6 +122,17 @@ fn zeroes_and_discards(attached: &mut Attached, content: &[u8], disk_bytes: u64)
     assert!(ended[0].0 == 7 && ended[0].1 < 0, "{ended:?}");
 }
 
-const REGION_BYTES: usize = 2 << 20;
+/// The part of the region into which a queue reads. Each queue has its own: what orders the requests
+/// of two queues is in the guest's memory, which ThreadSanitizer sees at one address for us and at
+/// another for the client.
+fn place_of_reads(queue: usize) -> usize {
+    (1 + queue) * CONTENT_BYTES
+}
+
+/// The content that is written, and what each of two queues reads.
+const REGION_BYTES: usize = 3 * CONTENT_BYTES;
+const CONTENT_BYTES: usize = 1 << 20;
+/// Between the starts of what the queues write.
+const APART: usize = 2 * CONTENT_BYTES;
 const PIECE: usize = 64 << 10;
-const PIECES: usize = REGION_BYTES / 2 / PIECE;
+const PIECES: usize = CONTENT_BYTES / PIECE;
