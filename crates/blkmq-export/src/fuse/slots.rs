@@ -245,5 +245,9 @@ mod tests {
         slots.get_mut(0).take_back();
         slots.put(0);
         assert!(slots.next().is_some());
+        // Memory that is dropped while it is lent is leaked.
+        for index in 1..LARGE as u16 {
+            slots.get_mut(index).take_back();
+        }
     }
 }

@@ -52,6 +52,13 @@ impl Guest {
     }
 }
 
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Memory that is dropped while it is lent is leaked.
+        self.loans.end();
+    }
+}
+
 /// Address, bytes, flags and next of a descriptor.
 type Fields = (u64, u32, u16, u16);
 
