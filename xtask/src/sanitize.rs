@@ -46,6 +46,9 @@ pub(crate) fn run(steps: &mut Steps, sanitizer: Sanitizer) -> Result<()> {
                 root().join("xtask/leaks-on-purpose.txt").display()
             ),
         )
+        // Without this, the stack of a leak ends at the first function of the standard library that
+        // has no frame pointer, and no suppression names that.
+        .env("ASAN_OPTIONS", "fast_unwind_on_malloc=0")
         .env(
             "CARGO_TARGET_DIR",
             target_dir()?.join(format!("sanitizer-{name}")),
