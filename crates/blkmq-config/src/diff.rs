@@ -75,6 +75,7 @@ pub fn diff(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result
     check_daemon(old, new)?;
     check_disks(old, new, sizes)?;
     check_queues(old, new)?;
+    check_exports(old, new)?;
     let mut changes = Vec::new();
     if old.shutdown_limit != new.shutdown_limit {
         changes.push(Change::ShutdownLimit);
@@ -106,6 +107,24 @@ pub fn diff(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result
     Ok(changes)
 }
 
+/// Several exports may have one address whose port the system chooses (`tcp:0`). Which of them a
+/// change means cannot be told.
+fn check_exports(old: &Config, new: &Config) -> Result<()> {
+    for export in &new.exports {
+        let [was, is] = [old, new].map(|config| -> Vec<&ExportSpec> {
+            let all = config.exports.iter();
+            all.filter(|other| is_same_place(other, export)).collect()
+        });
+        if !was.is_empty() && was.len().max(is.len()) > 1 && was != is {
+            bail!(
+                "export {} cannot be changed while the daemon runs: there are several of this address; give each its own",
+                export.address
+            );
+        }
+    }
+    Ok(())
+}
+
 fn exports_that_go(old: &Config, new: &Config, changes: &mut Vec<Change>) {
     let stays = |export: &ExportSpec| new.exports.iter().any(|other| is_same_place(other, export));
     let gone = old.exports.iter().filter(|export| !stays(export));
@@ -114,11 +133,14 @@ fn exports_that_go(old: &Config, new: &Config, changes: &mut Vec<Change>) {
 
 fn exports_that_come(old: &Config, new: &Config, changes: &mut Vec<Change>) {
     for export in &new.exports {
-        match old.exports.iter().find(|other| is_same_place(other, export)) {
-            None => changes.push(Change::AddExport(export.clone())),
-            Some(other) if other != export => changes.push(Change::Export(export.clone())),
-            Some(_) => {}
+        if old.exports.contains(export) {
+            continue;
         }
+        let is_there = old.exports.iter().any(|other| is_same_place(other, export));
+        changes.push(match is_there {
+            true => Change::Export(export.clone()),
+            false => Change::AddExport(export.clone()),
+        });
     }
 }
 
@@ -327,6 +349,27 @@ mod tests {
     }
 
     const A: &str = "[disk.a]\nram = \"1M\"\n";
+
+    #[test]
+    fn exports_of_one_address_differ_in_nothing_or_cannot_be_changed() {
+        let export = |disk: &str| format!("[[export]]\nnbd = \"tcp:0\"\ndisks = [\"{disk}\"]\n");
+        let [a, b] = ["a", "b"].map(export);
+        let (both, swapped) = (format!("{a}{b}"), format!("{b}{a}"));
+        for (old, new, wanted) in [
+            (both.as_str(), both.as_str(), ""),
+            ("", &both, "serve at nbd tcp:0; serve at nbd tcp:0"),
+            (&both, "", "close nbd tcp:0; close nbd tcp:0"),
+        ] {
+            assert_eq!(steps(old, new).unwrap(), wanted, "{old} -> {new}");
+        }
+        for (old, new) in [(&both, &swapped), (&a, &both), (&both, &b)] {
+            let error = steps(old, new).unwrap_err().to_string();
+            assert!(
+                error.contains("export tcp:0 cannot be changed while the daemon runs"),
+                "{old} -> {new}: {error}"
+            );
+        }
+    }
 
     #[test]
     fn what_differs_is_a_step_and_what_does_not_is_none() {
