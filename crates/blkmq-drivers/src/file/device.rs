@@ -196,8 +196,8 @@ impl Device for FileDevice {
         }
     }
 
-    fn disks_max(&self, _disks: usize) -> usize {
-        DISKS_MAX
+    fn disks_max(&self, disks: usize) -> usize {
+        disks.max(DISKS_MAX)
     }
 
     fn add_disk(&self, id: DiskId, disk: Box<dyn Any + Send>) -> io::Result<()> {

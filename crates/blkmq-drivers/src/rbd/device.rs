@@ -121,8 +121,8 @@ impl Device for RbdDevice {
             .for_each(|image| self.shared.meet(image));
     }
 
-    fn disks_max(&self, _disks: usize) -> usize {
-        DISKS_MAX
+    fn disks_max(&self, disks: usize) -> usize {
+        disks.max(DISKS_MAX)
     }
 
     fn add_disk(&self, id: DiskId, disk: Box<dyn Any + Send>) -> io::Result<()> {

@@ -96,6 +96,13 @@ pub(super) fn cut(mut memory: &mut [u8], lens: &[usize]) -> Vec<Lent> {
 }
 
 #[test]
+fn queue_that_begins_with_more_disks_than_may_join_keeps_them() {
+    let path = scratch_file("many-disks", 4096);
+    let rig = rig(&path, Direct::Auto);
+    assert_eq!((rig.device.disks_max(1), rig.device.disks_max(2000)), (1024, 2000));
+}
+
+#[test]
 fn flush_succeeds_again_once_the_disk_was_opened_again_after_one_that_failed() {
     let path = scratch_file("reopened", 8192);
     let mut rig = rig(&path, Direct::Auto);
