@@ -11,7 +11,7 @@ mod hand;
 use blkmq_core::bio::{Bio, Class, Flags, Op, Prio, Status};
 use blkmq_core::driver::Issued;
 use blkmq_core::ids::{DiskId, GroupId};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::Nanos;
 
 use bench::{BLOCK_BYTES, Bench, GROUPS};
@@ -63,7 +63,7 @@ fn step(bench: &mut Bench, bytes: &mut Bytes<'_>) -> Option<()> {
         10 => bench.freeze_end(),
         11 => bench.quiesce_begin(),
         12 => bench.quiesce_end(),
-        13 => bench.set_elevator(Kind::ALL[usize::from(bytes.one()?) % Kind::ALL.len()]),
+        13 => bench.set_elevator(sched::BUILT_IN[usize::from(bytes.one()?) % sched::BUILT_IN.len()]),
         14 => match bytes.array()? {
             [which @ 0..128, value] => bench.set_tunable(which.into(), value.into()),
             [_, depth] => bench.set_depth(depth.into()),

@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result};
 use blkmq_bench::engine::many::{self, Crowd};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -15,7 +15,9 @@ fn main() -> Result<()> {
         disks: disks.parse()?,
         share_queue: queues == "shared",
         groups: groups.parse()?,
-        elevator: Kind::by_name(elevator).context("no such elevator")?,
+        elevator: sched::Registry::default()
+            .get(elevator)
+            .context("no such elevator")?,
     };
     println!("{} I/Os", many::run(crowd, count.parse()?)?);
     Ok(())

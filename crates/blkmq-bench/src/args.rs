@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use blkmq_core::sched::{ElevatorType, Registry, UnknownElevator};
 
 /// The options that every bench has.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -24,6 +25,11 @@ pub struct BenchArgs {
     /// A first impression in under 20 seconds: one short round of every point
     #[arg(long)]
     pub quick: bool,
+}
+
+/// Finds an elevator by its name.
+pub(crate) fn elevator(name: &str) -> Result<&'static ElevatorType, UnknownElevator> {
+    Registry::default().choose(name)
 }
 
 /// How long a bench measures.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use blkmq_core::bio::Op;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_host::engine::Engine;
 use blkmq_host::value;
 
@@ -23,7 +23,7 @@ pub use self::device::DeviceArg;
 pub(crate) use self::device::{NULL_BYTES, Opened, start};
 pub(crate) use self::load::Job;
 use self::load::Load;
-use crate::args::{BenchArgs, Plan};
+use crate::args::{BenchArgs, Plan, elevator};
 use crate::histogram::Histogram;
 use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
@@ -43,7 +43,7 @@ pub struct EngineArgs {
     pub device: DeviceArg,
     /// Elevators to measure [default: all; on a file or an NBD server: none]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = elevator)]
-    pub elevator: Vec<Kind>,
+    pub elevator: Vec<&'static ElevatorType>,
     /// Submitters, a thread each [default: 1,2,8; on a file: 1; on an NBD server, a connection
     /// each: 1,4]
     #[arg(long, value_name = "N", value_delimiter = ',')]
@@ -131,10 +131,10 @@ pub fn main(args: &EngineArgs) -> Result<()> {
 /// Fills in the defaults that depend on the device, and checks everything.
 fn with_defaults(args: &EngineArgs) -> Result<EngineArgs> {
     let mut args = args.clone();
-    let (elevators, jobs, depths): (&[Kind], &[u32], &[u32]) = match args.device {
-        DeviceArg::Null | DeviceArg::Ram => (&Kind::ALL, &[1, 2, 8], &[1, 16, 64, 256, 1024]),
-        DeviceArg::File(_) => (&[Kind::None], &[1], &[1, 32]),
-        DeviceArg::Nbd(_) => (&[Kind::None], &[1, 4], &[64]),
+    let (elevators, jobs, depths): (&[&'static ElevatorType], &[u32], &[u32]) = match args.device {
+        DeviceArg::Null | DeviceArg::Ram => (&sched::BUILT_IN, &[1, 2, 8], &[1, 16, 64, 256, 1024]),
+        DeviceArg::File(_) => (&[sched::NONE], &[1], &[1, 32]),
+        DeviceArg::Nbd(_) => (&[sched::NONE], &[1, 4], &[64]),
     };
     fill_in(&mut args.elevator, elevators);
     fill_in(&mut args.jobs, jobs);
@@ -225,7 +225,7 @@ fn points(args: &EngineArgs) -> Vec<Point<'_>> {
 }
 
 /// The point's name; the default, random reads of 4 KiB, is not part of it.
-fn case(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32) -> String {
+fn case(args: &EngineArgs, elevator: &'static ElevatorType, jobs: u32, depth: u32) -> String {
     let mut case = format!("{}/{elevator}/jobs={jobs}/depth={depth}", args.device);
     if args.rw != Pattern::Randread {
         case += &format!("/rw={}", args.rw.name());
@@ -240,7 +240,13 @@ fn case(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32) -> String {
 }
 
 /// Starts an engine, loads it from `jobs` attached threads for the plan's window, and ends it.
-fn measure(args: &EngineArgs, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
+fn measure(
+    args: &EngineArgs,
+    elevator: &'static ElevatorType,
+    jobs: u32,
+    depth: u32,
+    plan: &Plan,
+) -> Result<Sample> {
     let writable = args.rw.op().is_write() || args.device == DeviceArg::Ram;
     let start = || {
         if args.groups {
@@ -386,11 +392,6 @@ fn summary(rows: &[Row]) -> String {
         }
     }
     lines
-}
-
-fn elevator(name: &str) -> Result<Kind, String> {
-    let names = || Kind::ALL.map(Kind::name).join(", ");
-    Kind::by_name(name).ok_or_else(|| format!("must be one of {}", names()))
 }
 
 fn block_size(word: &str) -> Result<u32, String> {

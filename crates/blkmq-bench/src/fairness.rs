@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_host::value;
 
@@ -67,9 +67,8 @@ pub struct FairnessArgs {
     /// may be given again
     #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
     case: Vec<Scene>,
-    /// Sides to measure: none, caps, mq-deadline, kyber, bfq, bfq-target [default: all but
-    /// bfq-target; of clients none, bfq]
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side)]
+    /// Sides to measure.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = side, help = side_help())]
     pub side: Vec<Side>,
     /// What the light tenant's I/O should take at most with bfq-target, in microseconds
     #[arg(long, value_name = "MICROSECONDS", default_value = "250", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
@@ -89,7 +88,7 @@ pub struct FairnessArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// An elevator, or none.
-    Elevator(Kind),
+    Elevator(&'static ElevatorType),
     /// No elevator, and every tenant, the light one included, capped at its due part of the drive's
     /// capacity.
     Caps,
@@ -202,7 +201,7 @@ fn chosen(args: &FairnessArgs, table: Vec<Scene>) -> Result<Vec<Scene>> {
 /// The requested sides, ordered so that each follows those whose results it needs: `caps` follows
 /// `none`.
 fn sides(asked: &[Side], without_caps: bool) -> Vec<Side> {
-    let elevators = Kind::ALL.into_iter().map(Side::Elevator);
+    let elevators = sched::BUILT_IN.into_iter().map(Side::Elevator);
     let mut all: Vec<Side> = elevators.collect();
     if !without_caps {
         all.insert(1, Side::Caps);
@@ -211,7 +210,7 @@ fn sides(asked: &[Side], without_caps: bool) -> Vec<Side> {
     all.retain(|side| {
         asked.is_empty() && *side != Side::Target
             || asked.contains(side)
-            || *side == Side::Elevator(Kind::None)
+            || *side == Side::Elevator(sched::NONE)
     });
     all
 }
@@ -249,7 +248,7 @@ fn points<'a>(
 }
 
 fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, plan: &Plan) -> Result<Sample> {
-    if side == Side::Elevator(Kind::None) {
+    if side == Side::Elevator(sched::NONE) {
         reference.measure_alone(scene, ground, plan)?;
     }
     let none = reference.none.borrow().get(&scene.case).copied();
@@ -258,16 +257,16 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
         Side::Caps => play(
             scene,
             ground,
-            Kind::None,
+            sched::NONE,
             none.map(|none| scene.capacity(none.ios, none.bytes)),
             plan,
         )?,
-        Side::Target => play(&scene.with_target(ground.target), ground, Kind::Bfq, None, plan)?,
+        Side::Target => play(&scene.with_target(ground.target), ground, sched::BFQ, None, plan)?,
     };
-    let is_none = side == Side::Elevator(Kind::None);
+    let is_none = side == Side::Elevator(sched::NONE);
     let mut figures = reference.against_none(&scene.case, is_none, visit.steady);
     figures.extend(shares(scene, &visit.series, visit.turned_at, plan));
-    if matches!(side, Side::Elevator(kind) if kind != Kind::None) && scene.crowd.len() > 1 {
+    if matches!(side, Side::Elevator(kind) if kind != sched::NONE) && scene.crowd.len() > 1 {
         figures.push(("dry_part", visit.dry));
     }
     let latency = Latency::from(&visit.latency);
@@ -286,26 +285,26 @@ fn measure(scene: &Scene, side: Side, ground: &Ground, reference: &Reference, pl
 /// Measures the same scene under the kernel's scheduler of that name.
 fn measure_kernel(
     scene: &Scene,
-    kind: Kind,
+    kind: &'static ElevatorType,
     kernel: &Loop,
     reference: &Reference,
     plan: &Plan,
 ) -> Result<Sample> {
     let case = format!("kernel/{}", scene.case);
-    if kind == Kind::None && scene.victim.is_some() {
+    if kind == sched::NONE && scene.victim.is_some() {
         let scene = scene.victim_alone();
-        let alone = kernel.play(&scene, kind.name(), plan)?.total(&scene);
+        let alone = kernel.play(&scene, kind.name, plan)?.total(&scene);
         let mut known = reference.alone.borrow_mut();
         known.insert(case.clone(), alone.latency);
     }
-    let visit = kernel.play(scene, kind.name(), plan)?;
+    let visit = kernel.play(scene, kind.name, plan)?;
     let total = visit.total(scene);
     let crowd = visit.series.of_first(scene.crowd.len());
     let totals = Totals {
         ios: total.iops(),
         bytes: crowd.rate_since(Duration::ZERO),
     };
-    let mut figures = reference.against_none(&case, kind == Kind::None, totals);
+    let mut figures = reference.against_none(&case, kind == sched::NONE, totals);
     figures.extend(reference.against_alone(&case, total.latency));
     figures.extend(shares(scene, &crowd, Duration::ZERO, plan));
     if scene.victim.is_some() {
@@ -395,7 +394,7 @@ impl Reference {
             return Ok(());
         }
         let alone = scene.victim_alone();
-        let visit = play(&alone, ground, Kind::None, None, plan)?;
+        let visit = play(&alone, ground, sched::NONE, None, plan)?;
         self.alone
             .borrow_mut()
             .insert(scene.case.clone(), Latency::from(&visit.latency));
@@ -407,7 +406,7 @@ impl Side {
     /// Its name in the report.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Elevator(kind) => kind.name(),
+            Self::Elevator(kind) => kind.name,
             Self::Caps => "caps",
             Self::Target => "bfq-target",
         }
@@ -415,14 +414,22 @@ impl Side {
 }
 
 fn side(name: &str) -> Result<Side, String> {
-    let all = [sides(&[], false), vec![Side::Target]].concat();
-    let found = all.iter().find(|side| side.name() == name);
-    found.copied().ok_or_else(|| {
-        format!(
-            "must be one of {}",
-            all.iter().map(|side| side.name()).collect::<Vec<_>>().join(", ")
-        )
-    })
+    let found = all_sides().into_iter().find(|side| side.name() == name);
+    found.ok_or_else(|| format!("must be one of {}", side_names()))
+}
+
+fn side_help() -> String {
+    let names = side_names();
+    format!("Sides to measure: {names} [default: all but bfq-target; of clients none, bfq]")
+}
+
+fn side_names() -> String {
+    let names: Vec<&str> = all_sides().into_iter().map(Side::name).collect();
+    names.join(", ")
+}
+
+fn all_sides() -> Vec<Side> {
+    [sides(&[], false), vec![Side::Target]].concat()
 }
 
 fn about(ground: &Ground) -> About {

@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail, ensure};
 use blkmq_core::bio::Direction;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_host::{Disk, Engine, EngineConfig};
 use serde_json::{Value, json};
@@ -22,6 +22,7 @@ use self::device_model::DeviceModel;
 use self::player::{Outcome, Speed, moves_data, play};
 use self::simulated::Simulation;
 use self::source::{Recorded, Recording};
+use crate::args::elevator;
 use crate::table::align;
 
 /// Play recorded I/O again
@@ -48,16 +49,11 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "MODEL", conflicts_with_all = ["disk", "group", "config"])]
     simulate: Option<DeviceModel>,
     /// The scheduler of the modelled drive
-    #[arg(long, value_name = "NAME", default_value = "none", requires = "simulate", value_parser = scheduler)]
-    sched: Kind,
+    #[arg(long, value_name = "NAME", default_value = "none", requires = "simulate", value_parser = elevator)]
+    sched: &'static ElevatorType,
     /// Seed of the model: equal seeds give equal figures
     #[arg(long, value_name = "N", default_value_t = 1, requires = "simulate")]
     seed: u64,
-}
-
-fn scheduler(name: &str) -> Result<Kind, String> {
-    let known = || Kind::ALL.map(Kind::name).join(", ");
-    Kind::by_name(name).ok_or_else(|| format!("must be one of {}", known()))
 }
 
 impl FromStr for Speed {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_sim::scenario::scale;
 
 use crate::args::BenchArgs;
@@ -67,11 +67,11 @@ impl Side {
     }
 
     /// Whether this point can be measured: without an elevator submitters do not meet.
-    fn fits(self, kind: Kind, submitters: usize) -> bool {
+    fn fits(self, kind: &'static ElevatorType, submitters: usize) -> bool {
         match self {
-            Self::Lock => kind != Kind::None,
+            Self::Lock => kind != sched::NONE,
             Self::Gate => true,
-            Self::FourGates => kind != Kind::None && submitters.is_multiple_of(4),
+            Self::FourGates => kind != sched::NONE && submitters.is_multiple_of(4),
         }
     }
 }
@@ -98,7 +98,7 @@ fn points(submitters: &[usize]) -> Vec<Point<'static>> {
 }
 
 /// One run of the model; its time is virtual.
-fn sample(side: Side, kind: Kind, submitters: usize, seed: u64) -> Sample {
+fn sample(side: Side, kind: &'static ElevatorType, submitters: usize, seed: u64) -> Sample {
     let gates = if side == Side::FourGates { 4 } else { 1 };
     let depth = DEPTH / gates as u64;
     let point = scale::measure(kind, submitters / gates, depth, side == Side::Lock, seed);
@@ -126,7 +126,7 @@ fn about() -> About {
     }
 }
 
-const KINDS: [Kind; 3] = [Kind::None, Kind::MqDeadline, Kind::Bfq];
+const KINDS: [&ElevatorType; 3] = [sched::NONE, sched::MQ_DEADLINE, sched::BFQ];
 const SUBMITTERS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const SUBMITTERS_MAX: usize = 128;
 /// I/Os under way, over all submitters.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use blkmq_core::queue::Dispatch;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_drivers::null::NullConfig;
 use blkmq_sim::scenario::clients::{self, CLIENTS, Side};
 
@@ -30,7 +30,7 @@ pub struct SingleDispatchArgs {
     pub common: BenchArgs,
     /// Elevators to measure [default: mq-deadline,bfq]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = scheduler)]
-    pub elevator: Vec<Kind>,
+    pub elevator: Vec<&'static ElevatorType>,
     /// Submitters on the null drive, a reactor each [default: 1,2,8]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub jobs: Vec<u32>,
@@ -84,7 +84,7 @@ pub fn main(args: &SingleDispatchArgs) -> Result<()> {
 fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
     let mut args = args.clone();
     if args.elevator.is_empty() {
-        args.elevator = vec![Kind::MqDeadline, Kind::Bfq];
+        args.elevator = vec![sched::MQ_DEADLINE, sched::BFQ];
     }
     if args.jobs.is_empty() {
         args.jobs = vec![1, 2, 8];
@@ -136,7 +136,13 @@ fn points(args: &SingleDispatchArgs) -> Vec<Point<'_>> {
 }
 
 /// Loads a null drive from `jobs` reactors for the plan's window.
-fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Result<Sample> {
+fn on_null(
+    side: Side,
+    elevator: &'static ElevatorType,
+    jobs: u32,
+    depth: u32,
+    plan: &Plan,
+) -> Result<Sample> {
     let load = Jobs {
         jobs,
         depth: depth / jobs,
@@ -146,7 +152,7 @@ fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Re
         match side {
             // Except on SCSI, only `bfq` ran all contexts: whenever the drive had become empty, as
             // this one does after each request.
-            Side::Before if elevator == Kind::Bfq => queue.dispatch = Dispatch::EveryContext,
+            Side::Before if elevator == sched::BFQ => queue.dispatch = Dispatch::EveryContext,
             Side::Before => queue.dispatch = Dispatch::OwnContext,
             Side::SingleQueue | Side::SingleDirect => queue.hctxs = Some(1),
             Side::After => {}
@@ -156,7 +162,7 @@ fn on_null(side: Side, elevator: Kind, jobs: u32, depth: u32, plan: &Plan) -> Re
 }
 
 /// One run of the model; its time is virtual.
-fn on_disk(side: Side, elevator: Kind, clients: usize, seed: u64) -> Sample {
+fn on_disk(side: Side, elevator: &'static ElevatorType, clients: usize, seed: u64) -> Sample {
     let point = clients::measure(side, elevator, clients, seed);
     let quantile = |permille: usize| {
         let last = point.latencies.len() - 1;
@@ -261,11 +267,11 @@ fn theirs(clients: usize) -> String {
 }
 
 /// Finds an elevator by its name; `none` stands for no elevator.
-pub(crate) fn scheduler(name: &str) -> Result<Kind, String> {
-    let kinds = || Kind::ALL.into_iter().filter(|kind| *kind != Kind::None);
-    let names = || kinds().map(Kind::name).collect::<Vec<_>>().join(", ");
+pub(crate) fn scheduler(name: &str) -> Result<&'static ElevatorType, String> {
+    let kinds = || sched::BUILT_IN.into_iter().filter(|kind| *kind != sched::NONE);
+    let names = || kinds().map(|kind| kind.name).collect::<Vec<_>>().join(", ");
     kinds()
-        .find(|kind| kind.name() == name)
+        .find(|kind| kind.name == name)
         .ok_or_else(|| format!("must be one of {}", names()))
 }
 
@@ -296,7 +302,7 @@ mod tests {
     fn the_published_times_stand_beside_ours_for_the_same_number_of_clients() {
         let args = SingleDispatchArgs {
             common: BenchArgs::default(),
-            elevator: vec![Kind::MqDeadline],
+            elevator: vec![sched::MQ_DEADLINE],
             jobs: vec![1],
             depth: 256,
             clients: vec![8, 9],

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use blkmq_core::bio::Op;
 use blkmq_core::mapper::multipath::{Detours, Selector};
 use blkmq_core::mapper::table::MapKind;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_drivers::multipath::{MultipathConfig, MultipathDevice, PathDevice};
 use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::device::Device;
@@ -179,7 +179,7 @@ fn measure(
             _ => None,
         },
     };
-    let engine = engine::start(opened, Kind::None, args.jobs, args.depth).context("starting the engine")?;
+    let engine = engine::start(opened, sched::NONE, args.jobs, args.depth).context("starting the engine")?;
     let job = Job {
         op: Op::Read,
         block_bytes: 4096,

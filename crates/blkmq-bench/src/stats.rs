@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::Result;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::stat::StatsMode;
 use blkmq_drivers::null::NullConfig;
 
@@ -25,7 +25,7 @@ pub struct StatsArgs {
     pub common: BenchArgs,
     /// The elevator
     #[arg(long, value_name = "NAME", default_value = "bfq", value_parser = scheduler)]
-    pub elevator: Kind,
+    pub elevator: &'static ElevatorType,
     /// Submitters, a reactor each [default: 1,8]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub jobs: Vec<u32>,

@@ -7,7 +7,7 @@ mod servers;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 
 use self::servers::{Credentials, Server, Side};
 use crate::args::{BenchArgs, Plan};
@@ -105,7 +105,7 @@ fn measure(server: &Server, rw: Pattern, (bs, depth): Size, plan: &Plan) -> Resu
     let program = std::env::current_exe().context("finding this program")?;
     // nbdkit has threads for each connection, which end when it closes.
     let before = Usage::of_with_ended_threads(server.pid())?;
-    let sample = engine::before::measure(&program, &args, Kind::None, 1, depth, plan)?;
+    let sample = engine::before::measure(&program, &args, sched::NONE, 1, depth, plan)?;
     let used = Usage::of_with_ended_threads(server.pid())? - before;
     // The client warms up before its window, so a part of the server's usage is warm-up.
     let part = plan.window.as_secs_f64() / (plan.window + plan.warm_up).as_secs_f64();

@@ -16,7 +16,7 @@ use blkmq_bench::single_dispatch::dbench::Door;
 use blkmq_bench::single_dispatch::{self, SingleDispatchArgs};
 use blkmq_bench::stack::{self, StackArgs};
 use blkmq_bench::stats::{self, StatsArgs};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use clap::Parser;
 use serde_json::Value;
 
@@ -360,7 +360,7 @@ fn the_engine_bench_measures_every_elevator_and_submitter() {
     let report = read(&json);
     assert_eq!(report["bench"], "engine");
     let rows = report["rows"].as_array().expect("rows");
-    assert_eq!(rows.len(), blkmq_core::sched::Kind::ALL.len() * 2 * 2);
+    assert_eq!(rows.len(), sched::BUILT_IN.len() * 2 * 2);
     assert_eq!(rows[3]["case"], "null/none/jobs=8/depth=64");
     for row in rows {
         assert!(is_positive(&row["iops"]) && is_positive(&row["p999_ns"]), "{row}");
@@ -462,7 +462,7 @@ fn a_file_is_not_written_to_without_leave() {
 
 #[test]
 fn the_counted_paths_do_as_many_ios_as_they_are_told() {
-    let elevators = blkmq_core::sched::Kind::ALL.map(|elevator| elevator.name());
+    let elevators = sched::BUILT_IN.map(|elevator| elevator.name);
     let selectors = blkmq_core::mapper::multipath::Selector::ALL.map(|selector| selector.name());
     let others = ["direct", "depth-1", "polled", "linear", "striped"];
     for way in others.into_iter().chain(elevators).chain(selectors) {
@@ -474,7 +474,7 @@ fn the_counted_paths_do_as_many_ios_as_they_are_told() {
 
 #[test]
 fn twenty_disks_among_idle_ones_do_as_many_ios_as_they_are_told() {
-    for (share_queue, elevator) in [(false, Kind::None), (true, Kind::None), (true, Kind::Bfq)] {
+    for (share_queue, elevator) in [(false, sched::NONE), (true, sched::NONE), (true, sched::BFQ)] {
         let crowd = Crowd {
             disks: 25,
             share_queue,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use blkmq_core::poll::Wait;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 
 use crate::disk::{DiskSpec, Source};
 use crate::export::ExportSpec;
@@ -41,7 +41,7 @@ pub struct Config {
     /// How threads wait. Default auto.
     pub wait: Wait,
     /// The elevator of queues for which neither their settings nor their disks name one. Default none.
-    pub sched: Option<Kind>,
+    pub sched: Option<&'static ElevatorType>,
     /// The address of the control socket, or `none`. Default: see [`Control`].
     pub control: Control,
     /// The address where metrics are read. Default: none.

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_drivers::driver::{DiskRequest, DriverConfig};
 use blkmq_drivers::keys::Pairs;
 use blkmq_drivers::multipath::MultipathConfig;
@@ -21,6 +21,7 @@ use crate::mapped;
 use crate::name::check_name;
 use crate::paths::{self, PathRef};
 use crate::queue::{Polling, elevator, poll_delay};
+use crate::registries::Registries;
 
 /// One disk as configured.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +43,7 @@ pub struct DiskSpec {
     /// Its queue; `None` for the queue of its filesystem, or one of its own.
     pub queue: Option<String>,
     /// The elevator of its queue, if the disk sets one.
-    pub sched: Option<Kind>,
+    pub sched: Option<&'static ElevatorType>,
     /// How completions of its queue's requests are found, if the disk sets it.
     pub polling: Polling,
     /// The group it is accounted to. Default: the disk's name under the root.
@@ -135,20 +136,20 @@ impl DiskSpec {
     /// # Errors
     /// Names the disk, the key, the value and what is allowed.
     pub fn parse(text: &str) -> Result<Self> {
-        Self::parse_with(text, &Registry::default())
+        Self::parse_with(text, &Registries::default())
     }
 
-    /// The same, with other drivers than the built-in ones.
+    /// The same, with other drivers and elevators than the built-in ones.
     ///
     /// # Errors
     /// As [`DiskSpec::parse`].
-    pub fn parse_with(text: &str, drivers: &Registry) -> Result<Self> {
+    pub fn parse_with(text: &str, registries: &Registries) -> Result<Self> {
         let mut pairs = Pairs::from(pairs(text)?);
         let name = pairs.take("name").with_context(|| format!("--disk {text}"))?;
         let Some(name) = name else {
             bail!("--disk {text}: name= is missing: say what clients ask for, as in --disk name=vm1,{text}");
         };
-        Self::from(name, pairs, drivers)
+        Self::from(name, pairs, registries)
     }
 
     /// Makes a disk of its keys and values.
@@ -156,29 +157,37 @@ impl DiskSpec {
     /// # Errors
     /// As [`DiskSpec::parse`].
     pub fn from_pairs(name: String, pairs: Vec<(String, String)>) -> Result<Self> {
-        Self::from_pairs_with(name, pairs, &Registry::default())
+        Self::from_pairs_with(name, pairs, &Registries::default())
     }
 
-    /// The same, with other drivers than the built-in ones.
+    /// The same, with other drivers and elevators than the built-in ones.
     ///
     /// # Errors
     /// As [`DiskSpec::parse`].
-    pub fn from_pairs_with(name: String, pairs: Vec<(String, String)>, drivers: &Registry) -> Result<Self> {
-        Self::from(name, pairs.into(), drivers)
+    pub fn from_pairs_with(
+        name: String,
+        pairs: Vec<(String, String)>,
+        registries: &Registries,
+    ) -> Result<Self> {
+        Self::from(name, pairs.into(), registries)
     }
 
-    fn from(name: String, mut pairs: Pairs, drivers: &Registry) -> Result<Self> {
+    fn from(name: String, mut pairs: Pairs, registries: &Registries) -> Result<Self> {
         check_name("disk", &name)?;
         let context = || format!("disk {name}");
-        Self::build(&name, &mut pairs, drivers).with_context(context)
+        Self::build(&name, &mut pairs, registries).with_context(context)
     }
 
-    fn build(name: &str, pairs: &mut Pairs, drivers: &Registry) -> Result<Self> {
+    fn build(name: &str, pairs: &mut Pairs, registries: &Registries) -> Result<Self> {
+        let drivers = &registries.drivers;
         let switch = |pair: Option<String>, key| pair.map_or(Ok(false), |text| value::switch(key, &text));
         let read_only = switch(pairs.take("ro")?, "ro")? || switch(pairs.take("read_only")?, "read_only")?;
         let queue = pairs.take("queue")?;
         queue.iter().try_for_each(|queue| check_name("queue", queue))?;
-        let sched = pairs.take("sched")?.map(|text| elevator(&text)).transpose()?;
+        let sched = pairs.take("sched")?;
+        let sched = sched
+            .map(|text| elevator(&text, &registries.elevators))
+            .transpose()?;
         let polling = Polling {
             io_poll: pairs
                 .take("io_poll")?
@@ -321,7 +330,11 @@ fn names(drivers: &Registry) -> Vec<&'static str> {
 }
 
 /// A disk on other disks has no queue, so keys for one are refused.
-fn refuse_queue_keys(queue: &Option<String>, sched: Option<Kind>, polling: Polling) -> Result<()> {
+fn refuse_queue_keys(
+    queue: &Option<String>,
+    sched: Option<&'static ElevatorType>,
+    polling: Polling,
+) -> Result<()> {
     let given = [
         ("queue", queue.is_some()),
         ("sched", sched.is_some()),
@@ -387,6 +400,7 @@ const EXPORT_BYTES_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {
+    use blkmq_core::sched;
     use blkmq_drivers::driver::config_of;
     use blkmq_drivers::file::FileConfig;
     use blkmq_drivers::nbd::NbdConfig;
@@ -412,7 +426,7 @@ mod tests {
         assert_eq!((disk.name.as_str(), disk.queue.as_deref()), ("vm1", Some("q")));
         assert_eq!(
             (disk.sched, disk.group.as_str()),
-            (Some(Kind::MqDeadline), "/vm1")
+            (Some(sched::MQ_DEADLINE), "/vm1")
         );
         let file: &FileConfig = config(&disk);
         assert_eq!((file.path.to_str(), file.size), (Some("vm1.raw"), Some(64 << 20)));

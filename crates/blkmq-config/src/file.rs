@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use blkmq_core::ids::REACTORS_MAX;
 use blkmq_core::poll::Policy;
+use blkmq_core::sched;
 use blkmq_core::time::Nanos;
-use blkmq_drivers::registry::Registry;
 use blkmq_host::value;
 use blkmq_tls::Settings;
 use serde::Deserialize;
@@ -22,6 +22,7 @@ use crate::export::ExportSpec;
 use crate::group::{self, GroupSpec};
 use crate::name::check_name;
 use crate::queue::{Polling, QueueSettings, elevator, poll_delay};
+use crate::registries::Registries;
 
 /// The file as written.
 #[derive(Debug, Deserialize)]
@@ -108,29 +109,29 @@ impl Config {
     /// # Errors
     /// The fault, with the table and the key.
     pub fn from_toml(text: &str) -> Result<Self> {
-        Self::from_toml_with(text, &Registry::default())
+        Self::from_toml_with(text, &Registries::default())
     }
 
-    /// The same, with other drivers than the built-in ones.
+    /// The same, with other drivers and elevators than the built-in ones.
     ///
     /// # Errors
     /// As [`Self::from_toml`].
-    pub fn from_toml_with(text: &str, drivers: &Registry) -> Result<Self> {
-        parse(text, drivers)
+    pub fn from_toml_with(text: &str, registries: &Registries) -> Result<Self> {
+        parse(text, registries)
     }
 }
 
 /// Parses a configuration file's text.
-pub(crate) fn parse(text: &str, drivers: &Registry) -> Result<Config> {
-    read(toml::from_str(text)?, drivers)
+pub(crate) fn parse(text: &str, registries: &Registries) -> Result<Config> {
+    read(toml::from_str(text)?, registries)
 }
 
 /// Parses a configuration file's tables.
 pub(crate) fn parse_table(table: toml::Table) -> Result<Config> {
-    read(File::deserialize(Value::Table(table))?, &Registry::default())
+    read(File::deserialize(Value::Table(table))?, &Registries::default())
 }
 
-fn read(file: File, drivers: &Registry) -> Result<Config> {
+fn read(file: File, registries: &Registries) -> Result<Config> {
     let default = Config::default();
     let shutdown_limit = match &file.daemon.shutdown_limit {
         Some(text) => duration("shutdown_limit", text).context("[daemon]")?,
@@ -143,7 +144,10 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
     let nbd_handshake_deadline = nbd_handshake_deadline.context("[daemon]")?;
     let fuse_io_uring = file.daemon.fuse_io_uring.as_deref().map_or(Ok(None), ring);
     let fuse_io_uring = fuse_io_uring.context("[daemon]")?;
-    let sched = file.daemon.sched.as_deref().map(elevator).transpose();
+    let sched = file.daemon.sched.as_deref();
+    let sched = sched
+        .map(|name| elevator(name, &registries.elevators))
+        .transpose();
     let sched = sched.context("[daemon]")?;
     at_least_one("nbd_connections", file.daemon.nbd_connections).context("[daemon]")?;
     if let Some(0) = file.daemon.reactors {
@@ -156,7 +160,7 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
     let queue = |(name, queue): (String, Queue)| -> Result<_> {
         let context = format!("[queue.{name}]");
         check_name("queue", &name)?;
-        Ok((name, queue.settings().context(context)?))
+        Ok((name, queue.settings(&registries.elevators).context(context)?))
     };
     Ok(Config {
         reactors: file.daemon.reactors,
@@ -176,7 +180,7 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
         },
         disks: tables(file.disk)?
             .into_iter()
-            .map(|named| disk(named, drivers))
+            .map(|named| disk(named, registries))
             .collect::<Result<_>>()?,
         groups: file.group.into_iter().map(one_group).collect::<Result<_>>()?,
         queues: file.queue.into_iter().map(queue).collect::<Result<_>>()?,
@@ -185,9 +189,13 @@ fn read(file: File, drivers: &Registry) -> Result<Config> {
 }
 
 impl Queue {
-    fn settings(self) -> Result<QueueSettings> {
+    fn settings(self, elevators: &sched::Registry) -> Result<QueueSettings> {
         Ok(QueueSettings {
-            sched: self.sched.as_deref().map(elevator).transpose()?,
+            sched: self
+                .sched
+                .as_deref()
+                .map(|name| elevator(name, elevators))
+                .transpose()?,
             depth: self.depth,
             timeout: self
                 .timeout
@@ -264,12 +272,12 @@ fn memory(value: &Value) -> Result<u64> {
     Ok(bytes)
 }
 
-fn disk((name, table): (String, Value), drivers: &Registry) -> Result<DiskSpec> {
+fn disk((name, table): (String, Value), registries: &Registries) -> Result<DiskSpec> {
     let Value::Table(table) = table else {
         bail!("[disk] {name} rejected: must be a table, as in [disk.{name}]");
     };
     let pairs = pairs(&format!("[disk.{name}]"), table)?;
-    DiskSpec::from_pairs_with(name, pairs, drivers)
+    DiskSpec::from_pairs_with(name, pairs, registries)
 }
 
 fn one_group((path, table): (String, Value)) -> Result<GroupSpec> {
@@ -419,7 +427,7 @@ mod tests {
     use crate::plan::scheduler::without_effect;
 
     fn parse(text: &str) -> Result<Config> {
-        super::parse(text, &Registry::default())
+        super::parse(text, &Registries::default())
     }
 
     const EXAMPLE: &str = r#"

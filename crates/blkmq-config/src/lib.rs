@@ -32,6 +32,7 @@ mod name;
 mod paths;
 pub mod plan;
 pub mod queue;
+mod registries;
 pub mod same;
 mod told;
 
@@ -42,4 +43,5 @@ pub use export::ExportSpec;
 pub use group::GroupSpec;
 pub use plan::{Plan, plan, plan_for_check, plan_with_all_groups};
 pub use queue::{Polling, QueueSettings};
+pub use registries::Registries;
 pub use told::{differing_keys, tell};

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use blkmq_core::poll::{DELAY_MAX_US, Policy};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 
 /// A queue's settings; `None` means the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueSettings {
     /// The elevator. Default none.
-    pub sched: Option<Kind>,
+    pub sched: Option<&'static ElevatorType>,
     /// Requests in flight at the drive, 1 to 65536: for files, and null disks with `shared_tags`, over all threads, else for each.
     /// Default 256 for files, 128 for ram and nbd, as many as the drive takes for null.
     pub depth: Option<u32>,
@@ -51,10 +51,7 @@ pub(crate) fn poll_delay(text: &str) -> Result<Policy> {
 }
 
 /// Finds an elevator by its name.
-pub(crate) fn elevator(name: &str) -> Result<Kind> {
-    let Some(kind) = Kind::by_name(name) else {
-        let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-        bail!("sched={name} rejected: must be one of {}", known.join(", "));
-    };
-    Ok(kind)
+pub(crate) fn elevator(name: &str, elevators: &sched::Registry) -> Result<&'static ElevatorType> {
+    let found = elevators.choose(name);
+    found.map_err(|error| anyhow!("sched={name} rejected: {error}"))
 }

@@ -88,7 +88,7 @@ fn files_of_one_filesystem_join_its_queue_with_their_groups_and_leave_it() {
     let disk = live::add_disk(&control, &again, "c").unwrap();
     assert_eq!((queues(&engine), control.groups(disk.queue).len()), (only, 2));
     assert_eq!(control.group(disk.queue, "/c").unwrap().weight, 7);
-    assert_eq!(control.core(disk.queue).unwrap().elevator().name(), "mq-deadline");
+    assert_eq!(control.core(disk.queue).unwrap().elevator().name, "mq-deadline");
     engine.shutdown(LONG).unwrap();
 }
 

@@ -55,6 +55,8 @@ pub(crate) enum Report {
 /// against the depth.
 pub(crate) struct GateState {
     pub(crate) elevator: Option<Box<dyn Elevator>>,
+    /// Whether the elevator divides the drive among groups ([`crate::sched::ElevatorType::knows_groups`]).
+    pub(crate) knows_groups: bool,
     pub(crate) inserts: Vec<Consumer<Box<Request>>>,
     pub(crate) reports: Vec<Consumer<Report>>,
     /// Requests that the elevator gave out and whose end has not been reported.
@@ -161,7 +163,7 @@ impl GateState {
                 match report {
                     Report::Ended(note, disk) => {
                         self.shares.ended(disk);
-                        tell_targets(&mut self.targets, &note, elevator.knows_groups());
+                        tell_targets(&mut self.targets, &note, self.knows_groups);
                         count_end(stats, &note);
                         elevator.completed(&note);
                     }
@@ -187,11 +189,10 @@ impl GateState {
             return Some(rq);
         }
         let elevator = self.elevator.as_mut()?;
-        let knows_groups = elevator.knows_groups();
         if self.in_flight >= depth {
             return None;
         }
-        let for_urgent = knows_groups && self.targets.is_reached();
+        let for_urgent = self.knows_groups && self.targets.is_reached();
         let mut next = self.targets.next_held_back();
         while next.is_none() {
             let shared = match self.shares.next_held_back(depth) {
@@ -236,7 +237,7 @@ impl GateState {
         self.in_flight -= 1;
         self.shares.ended(disk);
         if let Some(elevator) = &mut self.elevator {
-            tell_targets(&mut self.targets, note, elevator.knows_groups());
+            tell_targets(&mut self.targets, note, self.knows_groups);
             elevator.completed(note);
         }
     }
@@ -263,12 +264,12 @@ impl GateState {
     /// Says when to call the elevator, or the caps, again. While `depth` requests are in flight, or one waits that
     /// was pushed back, the elevator's time is left out: something else comes first.
     pub(crate) fn next_wakeup(&self, depth: u32) -> Option<Instant> {
-        let is_full = |elevator: &dyn Elevator| {
+        let is_full = || {
             self.in_flight >= depth
                 || !self.requeue_list.is_empty()
-                || elevator.knows_groups() && self.targets.is_reached()
+                || self.knows_groups && self.targets.is_reached()
         };
-        let elevator = self.elevator.as_deref().filter(|elevator| !is_full(*elevator));
+        let elevator = self.elevator.as_deref().filter(|_| !is_full());
         let elevator = elevator
             .and_then(|elevator| elevator.next_wakeup())
             .filter(|_| !cfg!(blkmq_mutant = "hold_timer"));

@@ -7,8 +7,8 @@ mod disks;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
 
 use blkmq_sync::CachePadded;
 use blkmq_sync::epoch_count::FreezeState;
@@ -25,13 +25,13 @@ use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
 use crate::flush;
 pub use crate::gate::Dispatch;
 use crate::gate::{GateState, Report};
-use crate::group::GroupStates;
+use crate::group::{GroupStates, GroupTree};
 use crate::ids::{ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::poll::Polling;
 use crate::request::Request;
 pub use crate::rerun::Rerun;
-use crate::sched;
+use crate::sched::{ElevatorType, Setup};
 use crate::share::Shares;
 use crate::stat::{Shard, Stats, StatsMode, Watch};
 pub use crate::tag::TagMode;
@@ -135,10 +135,12 @@ pub struct Queue {
     usage: FreezeState,
     /// Counts entries that may issue started requests; it admits none while quiesced.
     issuing: FreezeState,
-    /// The elevator's kind, as its number in [`sched::Kind::ALL`]; with [`THROTTLED`] if there are, or were,
-    /// caps. 0 is the direct path. The kind changes only while drained, so a relaxed load by a thread that has
-    /// entered `usage` sees the right one (the entry orders it).
+    /// [`SCHEDULED`] with an elevator, and [`THROTTLED`] if there are, or were, caps. 0 is the direct path. Whether
+    /// there is an elevator changes only while drained, so a relaxed load by a thread that has entered `usage` sees
+    /// the right way (the entry orders it).
     way: AtomicU8,
+    /// The elevator, for observers; no I/O locks it.
+    elevator: Mutex<&'static ElevatorType>,
     /// What reactors need to know of groups.
     pub(crate) group_states: GroupStates,
     /// The latest grace period that all reactors are to make (`sw_ctx`).
@@ -203,9 +205,12 @@ impl Queue {
         };
         let entries = config.reactors.iter().zip(senders).map(reactor).collect();
         let groups = config.groups;
-        let elevator = config.elevator.build(&config.limits, requests_max, &groups);
-        let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
-        let throttled = if is_capped { THROTTLED } else { 0 };
+        let elevator = config.elevator.build(&Setup {
+            limits: &config.limits,
+            requests_max,
+            groups: &groups,
+        });
+        let way = way(config.elevator, &groups);
         let group_states = GroupStates::new(&groups);
         let throttle = Throttle::new(&groups, requests_max + flushes_max, &config.limits);
         let stats = Stats::new(groups.capacity(), config.stats, config.clock);
@@ -243,6 +248,7 @@ impl Queue {
             has_lifted_caps: AtomicBool::new(false),
             gate: Gate::new(GateState {
                 elevator,
+                knows_groups: config.elevator.knows_groups,
                 inserts,
                 reports,
                 in_flight: 0,
@@ -258,7 +264,8 @@ impl Queue {
             shared_tags,
             usage: FreezeState::new(reactors),
             issuing: FreezeState::new(reactors),
-            way: AtomicU8::new(config.elevator as u8 | throttled),
+            way: AtomicU8::new(way),
+            elevator: Mutex::new(config.elevator),
             group_states,
             grace_period: AtomicU64::new(0),
             stats,
@@ -384,13 +391,13 @@ impl Queue {
 
     #[inline]
     pub(crate) fn is_scheduled(&self) -> bool {
-        self.way.load(Ordering::Relaxed) & !THROTTLED != sched::Kind::None as u8
+        self.way.load(Ordering::Relaxed) & SCHEDULED != 0
     }
 
     /// Says whether requests may have to go through the gate: all for an elevator, or some for caps.
     #[inline]
     pub(crate) fn is_gated(&self) -> bool {
-        self.way.load(Ordering::Relaxed) != sched::Kind::None as u8
+        self.way.load(Ordering::Relaxed) != 0
     }
 
     fn is_throttled(&self) -> bool {
@@ -550,14 +557,23 @@ impl Queue {
     }
 }
 
+/// Bit of [`Queue::way`]: there is an elevator.
+const SCHEDULED: u8 = 1;
 /// Bit of [`Queue::way`]: there are, or were, caps.
-const THROTTLED: u8 = 128;
+const THROTTLED: u8 = 2;
 /// The finished grace period of a handle that is not attached: it counts as all grace periods.
 pub(crate) const UNATTACHED: u64 = u64::MAX;
 
+/// The way of requests: [`Queue::way`].
+fn way(elevator: &ElevatorType, groups: &GroupTree) -> u8 {
+    let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
+    let scheduled = if elevator.is_some() { SCHEDULED } else { 0 };
+    scheduled | if is_capped { THROTTLED } else { 0 }
+}
+
 /// Disks have a share of the depth if the tags are shared, unless the elevator divides the drive by itself.
-fn shares(tags: TagMode, kind: sched::Kind, disks: usize, requests_max: usize) -> Shares {
-    let is_due = matches!(tags, TagMode::Shared(_)) && kind != sched::Kind::None && kind != sched::Kind::Bfq;
+fn shares(tags: TagMode, elevator: &ElevatorType, disks: usize, requests_max: usize) -> Shares {
+    let is_due = matches!(tags, TagMode::Shared(_)) && elevator.is_some() && !elevator.knows_groups;
     Shares::new(if is_due { disks } else { 0 }, requests_max)
 }
 

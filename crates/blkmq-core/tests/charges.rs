@@ -8,12 +8,12 @@ use blkmq_core::group::{CapKind, Caps, GroupTree, ROOT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::limits::Limits;
 use blkmq_core::queue::QueueConfig;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use common::{Bench, bio, config};
 
 /// A queue with a group that has these caps.
-fn bench(kind: Kind, reactors: u16, caps: Caps, limits: Limits) -> (Bench, GroupId) {
+fn bench(kind: &'static ElevatorType, reactors: u16, caps: Caps, limits: Limits) -> (Bench, GroupId) {
     let mut config = QueueConfig {
         groups: GroupTree::new(4),
         elevator: kind,
@@ -62,7 +62,7 @@ fn zeroes(group: GroupId, flags: Flags, blocks: u64, cookie: u64) -> Bio {
 /// Zeroing of 4 MiB, so that the first part, which is charged afterwards, matters little.
 fn time_of_zeroing(limits: &Limits, flags: Flags) -> Nanos {
     let caps = Caps::default().with(CapKind::WriteBps, 4 << 20);
-    let (mut bench, group) = bench(Kind::MqDeadline, 1, caps, limits.clone());
+    let (mut bench, group) = bench(sched::MQ_DEADLINE, 1, caps, limits.clone());
     let blocks = (4 << 20) / 4096;
     let mut bio = zeroes(group, flags, blocks, 1);
     bio.offset = 0;
@@ -107,7 +107,7 @@ fn written_zeroes_are_cut_like_writes_and_others_are_not() {
         ..Limits::default()
     };
     for (flags, pieces) in [(Flags::NONE, 1), (Flags::NO_UNMAP, 16)] {
-        let (mut bench, group) = bench(Kind::None, 1, Caps::default(), limits.clone());
+        let (mut bench, group) = bench(sched::NONE, 1, Caps::default(), limits.clone());
         submit(&mut bench, [zeroes(group, flags, 256, 0)]);
         bench.run_until_idle();
         assert_eq!(bench.issued(0).len(), pieces, "{flags:?}");
@@ -131,7 +131,7 @@ fn with_cache() -> Limits {
 
 #[test]
 fn a_flush_waits_for_a_cap_on_requests_and_counts_as_one() {
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         for reactors in [1, 2] {
             let caps = Caps::default().with(CapKind::Iops, 100);
             let (mut bench, group) = bench(kind, reactors, caps, with_cache());
@@ -158,7 +158,7 @@ fn a_flush_waits_for_a_cap_on_requests_and_counts_as_one() {
 
 #[test]
 fn a_flush_is_no_bytes_and_does_not_wait_behind_writes_that_are() {
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         let caps = Caps::default().with(CapKind::WriteBps, 1 << 20);
         let (mut bench, group) = bench(kind, 1, caps, with_cache());
         let write = |cookie| Bio {
@@ -180,7 +180,7 @@ fn a_flush_is_no_bytes_and_does_not_wait_behind_writes_that_are() {
 
 #[test]
 fn a_freeze_lets_flushes_go_that_wait_for_a_cap_and_what_they_owe_is_paid_afterwards() {
-    for kind in [Kind::None, Kind::MqDeadline] {
+    for kind in [sched::NONE, sched::MQ_DEADLINE] {
         let caps = Caps::default().with(CapKind::WriteIops, 1);
         let (mut bench, group) = bench(kind, 1, caps, with_cache());
         for cookie in 0..2 {
@@ -205,7 +205,7 @@ fn a_freeze_lets_flushes_go_that_wait_for_a_cap_and_what_they_owe_is_paid_afterw
 #[test]
 fn groups_without_caps_flush_past_those_that_wait() {
     let caps = Caps::default().with(CapKind::Iops, 1);
-    let (mut bench, group) = bench(Kind::MqDeadline, 2, caps, with_cache());
+    let (mut bench, group) = bench(sched::MQ_DEADLINE, 2, caps, with_cache());
     submit(&mut bench, [flush(group, 0)]);
     run(&mut bench);
     submit(&mut bench, [flush(group, 1)]);
@@ -220,7 +220,7 @@ fn groups_without_caps_flush_past_those_that_wait() {
 
 #[test]
 fn a_flush_of_a_thread_without_a_context_is_issued_by_the_one_that_it_uses() {
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         let caps = Caps::default().with(CapKind::Iops, 100);
         let mut config = QueueConfig {
             groups: GroupTree::new(4),

@@ -10,7 +10,7 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
-use blkmq_core::sched::{Elevator, InsertAt, Inserted, Kind, Note};
+use blkmq_core::sched::{self, Elevator, ElevatorType, InsertAt, Inserted, Note, Setup};
 use blkmq_core::time::{Instant, Nanos};
 
 /// The load's positions, 70 % of them of reads.
@@ -114,13 +114,15 @@ fn depths() -> Vec<usize> {
 }
 
 /// The elevators with the numbers of groups; `KINDS=bfq` measures only that one.
-fn cases() -> Vec<(Kind, u32)> {
-    let kinds = std::env::var("KINDS").unwrap_or(Kind::ALL.map(Kind::name).join(","));
-    let kinds = kinds
-        .split(',')
-        .map(|name| Kind::by_name(name).expect("KINDS holds elevators"));
+fn cases() -> Vec<(&'static ElevatorType, u32)> {
+    let kinds = std::env::var("KINDS").unwrap_or(sched::BUILT_IN.map(|kind| kind.name).join(","));
+    let kinds = kinds.split(',').map(|name| {
+        sched::Registry::default()
+            .get(name)
+            .expect("KINDS holds elevators")
+    });
     let groups = |kind| {
-        if kind == Kind::Bfq {
+        if kind == sched::BFQ {
             vec![1, 4, 64]
         } else {
             vec![1]
@@ -131,8 +133,12 @@ fn cases() -> Vec<(Kind, u32)> {
         .collect()
 }
 
-fn build(kind: Kind, groups: u32, depth: usize) -> Option<Box<dyn Elevator>> {
-    kind.build(&Limits::default(), 2 * depth, &GroupTree::flat(groups))
+fn build(kind: &'static ElevatorType, groups: u32, depth: usize) -> Option<Box<dyn Elevator>> {
+    kind.build(&Setup {
+        limits: &Limits::default(),
+        requests_max: 2 * depth,
+        groups: &GroupTree::flat(groups),
+    })
 }
 
 /// CPU time of this thread in nanoseconds, which excludes other load on the machine.

@@ -7,13 +7,13 @@ use blkmq_core::bio::{Bio, Flags, Op, Status};
 use blkmq_core::group::{CapKind, Caps, GroupTree, ROOT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::QueueConfig;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use common::{Bench, bio, config};
 
 /// A queue with this many requests and groups; the first `capped` groups have a cap of one I/O per
 /// second.
-fn crowded(kind: Kind, requests: u32, groups: u32, capped: u32) -> Bench {
+fn crowded(kind: &'static ElevatorType, requests: u32, groups: u32, capped: u32) -> Bench {
     let mut tree = GroupTree::new(groups + 1);
     for number in 0..groups {
         let group = tree.create(ROOT, 100).expect("room was made");
@@ -68,7 +68,7 @@ fn run_out(bench: &mut Bench) {
 
 #[test]
 fn a_light_group_is_served_at_once_beside_a_capped_one_that_is_refused_more() {
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         let mut bench = crowded(kind, 512, 2, 1);
         let (heavy, light) = (GroupId(1), GroupId(2));
         let taken = flood(&mut bench, |cookie| read(heavy, cookie));
@@ -98,7 +98,7 @@ fn a_light_group_is_served_at_once_beside_a_capped_one_that_is_refused_more() {
 
 #[test]
 fn thirty_capped_groups_that_came_one_after_the_other_leave_the_next_its_share() {
-    let mut bench = crowded(Kind::None, 4096, 32, 31);
+    let mut bench = crowded(sched::NONE, 4096, 32, 31);
     for group in 1..=31 {
         flood(&mut bench, |cookie| read(GroupId(group), cookie));
         bench.run_dry();
@@ -115,7 +115,7 @@ fn thirty_capped_groups_that_came_one_after_the_other_leave_the_next_its_share()
 #[test]
 fn what_waits_for_a_request_keeps_the_order_of_its_group_and_groups_take_turns() {
     // Two groups with one I/O at the drive each; its completion lets the next one enter.
-    let mut bench = crowded(Kind::None, 8, 2, 0);
+    let mut bench = crowded(sched::NONE, 8, 2, 0);
     for cookie in 0..24 {
         let side = &mut bench.sides[0];
         let group = GroupId(1 + u32::from(cookie >= 12));
@@ -160,7 +160,7 @@ fn what_waits_for_a_request_keeps_the_order_of_its_group_and_groups_take_turns()
 
 #[test]
 fn ordered_writes_of_a_capped_group_leave_room_for_those_of_others() {
-    let mut bench = crowded(Kind::None, 256, 2, 1);
+    let mut bench = crowded(sched::NONE, 256, 2, 1);
     let ordered = |group, cookie: u64| Bio {
         group,
         flags: Flags::PREFLUSH.with(Flags::FUA),
@@ -181,7 +181,7 @@ fn ordered_writes_of_a_capped_group_leave_room_for_those_of_others() {
 
 #[test]
 fn parts_of_large_reads_of_a_capped_group_leave_requests_for_others() {
-    let mut bench = crowded(Kind::MqDeadline, 256, 2, 1);
+    let mut bench = crowded(sched::MQ_DEADLINE, 256, 2, 1);
     let large = |group, cookie: u64| Bio {
         group,
         ..bio(Op::Read, cookie % 16 * 4096, 4096, cookie)

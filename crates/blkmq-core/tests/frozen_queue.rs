@@ -6,10 +6,10 @@ use blkmq_core::bio::{Bio, Op, Status};
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use common::{Bench, bio, config};
 
-const KINDS: [Kind; Kind::ALL.len()] = Kind::ALL;
+const KINDS: [&ElevatorType; sched::BUILT_IN.len()] = sched::BUILT_IN;
 
 #[test]
 fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
@@ -48,7 +48,7 @@ fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
 #[test]
 fn the_limit_of_an_elevator_ends_with_it() {
     let mut config = config(1);
-    config.elevator = Kind::by_name("bfq").expect("there is bfq");
+    config.elevator = sched::Registry::default().get("bfq").expect("there is bfq");
     config.groups = GroupTree::flat(3);
     let mut bench = Bench::new(config);
     for n in 0..32 {
@@ -67,7 +67,7 @@ fn the_limit_of_an_elevator_ends_with_it() {
     assert!(queue.depth_limit() < queue.depth(), "two groups compete");
     queue.freeze_begin();
     bench.run_dry();
-    bench.queue.set_elevator(Kind::None).expect("drained");
+    bench.queue.set_elevator(sched::NONE).expect("drained");
     assert_eq!(bench.queue.depth_limit(), bench.queue.depth());
 }
 

@@ -8,11 +8,11 @@ use blkmq_core::driver::Issued;
 use blkmq_core::group::{CapKind, Caps, GroupError, GroupTree, ROOT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::{QueueConfig, ReactorConfig, TagMode};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use common::{Bench, bio, config};
 
-fn with_groups(reactors: u16, capacity: u32, elevator: Kind) -> QueueConfig {
+fn with_groups(reactors: u16, capacity: u32, elevator: &'static ElevatorType) -> QueueConfig {
     QueueConfig {
         groups: GroupTree::new(capacity),
         elevator,
@@ -64,7 +64,7 @@ fn sleep(bench: &mut Bench) -> Nanos {
 
 #[test]
 fn a_capped_group_waits_for_its_time_and_nobody_else_does() {
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         let mut bench = Bench::new(with_groups(1, 4, kind));
         let (capped, free) = (create(&bench, ROOT), create(&bench, ROOT));
         cap(&bench, capped, 100);
@@ -93,7 +93,7 @@ fn a_capped_group_waits_for_its_time_and_nobody_else_does() {
 
 #[test]
 fn caps_of_the_configuration_hold_from_the_start_and_bad_ones_are_refused() {
-    let mut config = with_groups(1, 2, Kind::None);
+    let mut config = with_groups(1, 2, sched::NONE);
     let group = config.groups.create(ROOT, 300).unwrap();
     let caps = Caps::default().with(CapKind::ReadIops, 50);
     config.groups.set_caps(group, caps).unwrap();
@@ -112,7 +112,7 @@ fn caps_of_the_configuration_hold_from_the_start_and_bad_ones_are_refused() {
 
 #[test]
 fn lifted_caps_hold_nothing_back_and_are_paid_for_when_they_hold_again() {
-    for kind in [Kind::None, Kind::MqDeadline] {
+    for kind in [sched::NONE, sched::MQ_DEADLINE] {
         let mut bench = Bench::new(with_groups(2, 2, kind));
         let group = create(&bench, ROOT);
         cap(&bench, group, 1);
@@ -141,7 +141,10 @@ fn lifted_caps_hold_nothing_back_and_are_paid_for_when_they_hold_again() {
 
 #[test]
 fn a_freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
-    for (from, to) in [(Kind::None, Kind::MqDeadline), (Kind::MqDeadline, Kind::None)] {
+    for (from, to) in [
+        (sched::NONE, sched::MQ_DEADLINE),
+        (sched::MQ_DEADLINE, sched::NONE),
+    ] {
         let mut bench = Bench::new(with_groups(2, 2, from));
         let group = create(&bench, ROOT);
         cap(&bench, group, 1);
@@ -175,7 +178,7 @@ fn a_freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
 
 #[test]
 fn a_quiesced_queue_keeps_what_waits_for_its_caps() {
-    let mut bench = Bench::new(with_groups(1, 2, Kind::None));
+    let mut bench = Bench::new(with_groups(1, 2, sched::NONE));
     let group = create(&bench, ROOT);
     cap(&bench, group, 1000);
     send(&mut bench, 0, (1..=4).map(|cookie| of(group, cookie)));
@@ -196,7 +199,7 @@ fn a_quiesced_queue_keeps_what_waits_for_its_caps() {
 
 #[test]
 fn what_is_still_sent_to_a_removed_group_is_its_ancestors_and_its_number_is_free_when_it_has_ended() {
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         let mut bench = Bench::new(with_groups(2, 3, kind));
         let parent = create(&bench, ROOT);
         let child = create(&bench, parent);
@@ -226,7 +229,7 @@ fn what_is_still_sent_to_a_removed_group_is_its_ancestors_and_its_number_is_free
 
 #[test]
 fn bios_that_wait_for_a_request_are_given_to_the_ancestor_before_the_number_is_free() {
-    let mut config = with_groups(1, 2, Kind::None);
+    let mut config = with_groups(1, 2, sched::NONE);
     config.requests_per_reactor = 1;
     let mut bench = Bench::new(config);
     let group = create(&bench, ROOT);
@@ -248,7 +251,7 @@ fn bios_that_wait_for_a_request_are_given_to_the_ancestor_before_the_number_is_f
 
 #[test]
 fn a_handle_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_does() {
-    let mut config = with_groups(2, 2, Kind::None);
+    let mut config = with_groups(2, 2, sched::NONE);
     config.reactors[1] = ReactorConfig { is_event_loop: false };
     let mut bench = Bench::new(config);
     let away = bench.sides.pop().unwrap();
@@ -267,7 +270,7 @@ fn a_handle_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_d
 
 #[test]
 fn a_parent_of_living_children_stays_and_nothing_is_changed() {
-    let bench = Bench::new(with_groups(1, 4, Kind::None));
+    let bench = Bench::new(with_groups(1, 4, sched::NONE));
     let parent = create(&bench, ROOT);
     let child = create(&bench, parent);
     let refused = bench.queue.remove_group(parent).unwrap();
@@ -283,7 +286,7 @@ fn a_parent_of_living_children_stays_and_nothing_is_changed() {
 
 #[test]
 fn what_the_caps_let_pass_finds_its_way_without_an_own_context_with_few_tags_and_refusals() {
-    let mut config = with_groups(3, 2, Kind::None);
+    let mut config = with_groups(3, 2, sched::NONE);
     config.hctxs = 1;
     config.tags = TagMode::PerHctx(2);
     let mut bench = Bench::new(config);

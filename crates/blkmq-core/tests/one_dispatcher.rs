@@ -8,12 +8,12 @@ use blkmq_core::bio::{Bio, Op, Status};
 use blkmq_core::driver::Issued;
 use blkmq_core::ids::{DiskId, ReactorSet};
 use blkmq_core::queue::{Dispatch, QueueConfig, ReactorConfig, TagMode};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use common::{Bench, bio, config, end, in_flight_of};
 
 /// A queue with an elevator for `reactors`, whose requests at even blocks cannot merge.
-fn scheduled(reactors: u16, kind: Kind) -> QueueConfig {
+fn scheduled(reactors: u16, kind: &'static ElevatorType) -> QueueConfig {
     QueueConfig {
         elevator: kind,
         ..config(reactors)
@@ -21,10 +21,10 @@ fn scheduled(reactors: u16, kind: Kind) -> QueueConfig {
 }
 
 /// The elevators that dispatch at once, in the order of insertion; others may idle on purpose.
-const AT_ONCE: [Kind; 1] = [Kind::MqDeadline];
+const AT_ONCE: [&ElevatorType; 1] = [sched::MQ_DEADLINE];
 
-fn elevators() -> impl Iterator<Item = Kind> {
-    Kind::ALL.into_iter().filter(|kind| *kind != Kind::None)
+fn elevators() -> impl Iterator<Item = &'static ElevatorType> {
+    sched::BUILT_IN.into_iter().filter(|kind| *kind != sched::NONE)
 }
 
 fn blocks(bench: &Bench, side: usize) -> Vec<u64> {
@@ -146,7 +146,7 @@ fn what_a_thread_that_does_not_promise_pushed_back_is_not_left_with_it() {
 fn a_slow_disk_leaves_a_fast_one_its_share_of_shared_tags_while_both_are_active() {
     let mut bench = Bench::new(QueueConfig {
         tags: TagMode::Shared(8),
-        ..scheduled(2, Kind::MqDeadline)
+        ..scheduled(2, sched::MQ_DEADLINE)
     });
     let read = |disk, block| Bio {
         disk: DiskId(disk),
@@ -185,7 +185,7 @@ fn counts(bench: &Bench) -> (usize, usize) {
     )
 }
 
-fn for_itself(reactors: u16, kind: Kind, dispatch: Dispatch) -> Bench {
+fn for_itself(reactors: u16, kind: &'static ElevatorType, dispatch: Dispatch) -> Bench {
     Bench::new(QueueConfig {
         dispatch,
         tags: TagMode::PerHctx(2),

@@ -11,7 +11,7 @@ use blkmq_core::bio::{Bio, Op, Status};
 use blkmq_core::driver::Issued;
 use blkmq_core::group::{CapKind, Caps, GroupTree, ROOT};
 use blkmq_core::queue::QueueConfig;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_core::trace::{Event, NoEvent, Receiver, Sender, Step, Tracer};
 use blkmq_sync::shared_ring::{Memory, words_of};
@@ -57,7 +57,7 @@ fn steps(receiver: &mut Receiver) -> Vec<(Step, u64, u32)> {
         .collect()
 }
 
-fn bench(elevator: Kind) -> Bench {
+fn bench(elevator: &'static ElevatorType) -> Bench {
     Bench::new(QueueConfig {
         elevator,
         ..config(1)
@@ -72,7 +72,7 @@ fn send(bench: &mut Bench, bios: impl IntoIterator<Item = Bio>) {
 #[test]
 fn a_request_of_the_direct_path_is_queued_issued_and_completed() {
     for ends_at_once in [false, true] {
-        let mut bench = bench(Kind::None);
+        let mut bench = bench(sched::NONE);
         bench.sides[0].hand.borrow_mut().inline = ends_at_once;
         let mut events = trace(&mut bench, 0);
         send(&mut bench, [bio(Op::Read, 10, 1, 1)]);
@@ -88,7 +88,7 @@ fn a_request_of_the_direct_path_is_queued_issued_and_completed() {
 
 #[test]
 fn bios_that_are_merged_in_the_plug_or_in_the_elevator_are_told_once_each() {
-    let mut bench = bench(Kind::MqDeadline);
+    let mut bench = bench(sched::MQ_DEADLINE);
     bench.queue.set_depth(1).expect("a depth");
     let mut events = trace(&mut bench, 0);
     send(&mut bench, [bio(Op::Write, 500, 1, 0)]);
@@ -140,7 +140,7 @@ fn bios_that_are_merged_in_the_plug_or_in_the_elevator_are_told_once_each() {
 
 #[test]
 fn what_the_driver_wants_again_is_requeued_and_what_it_pushes_back_is_not_issued() {
-    let mut bench = bench(Kind::None);
+    let mut bench = bench(sched::NONE);
     let mut events = trace(&mut bench, 0);
     let answers = [Issued::DeviceResource, Issued::Done(Status::Requeue)];
     bench.sides[0].hand.borrow_mut().answers.extend(answers);
@@ -153,7 +153,7 @@ fn what_the_driver_wants_again_is_requeued_and_what_it_pushes_back_is_not_issued
 
 #[test]
 fn what_waits_for_a_cap_is_held_back() {
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         let mut bench = Bench::new(QueueConfig {
             groups: GroupTree::new(2),
             elevator: kind,
@@ -183,7 +183,7 @@ fn what_waits_for_a_cap_is_held_back() {
 
 #[test]
 fn events_say_whose_they_are_and_those_without_room_are_counted() {
-    let mut bench = bench(Kind::None);
+    let mut bench = bench(sched::NONE);
     let mut events = trace(&mut bench, 0);
     let mut failing = bio(Op::Write, 0, 1, 1);
     failing.disk.0 = 1;
@@ -205,7 +205,7 @@ fn events_say_whose_they_are_and_those_without_room_are_counted() {
 
 #[test]
 fn disks_that_may_be_others_are_told_between_events() {
-    let mut bench = bench(Kind::None);
+    let mut bench = bench(sched::NONE);
     let mut events = trace(&mut bench, 0);
     send(&mut bench, [bio(Op::Read, 1, 1, 1)]);
     bench.run_dry();

@@ -7,11 +7,11 @@ use blkmq_core::driver::{Done, Issued};
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
 use blkmq_core::queue::{ReactorConfig, TagMode};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::{Instant, Nanos};
 use common::{Bench, bio, config};
 
-const KINDS: [Kind; Kind::ALL.len()] = Kind::ALL;
+const KINDS: [&ElevatorType; sched::BUILT_IN.len()] = sched::BUILT_IN;
 
 #[test]
 fn a_bio_goes_to_the_driver_and_its_end_comes_back() {
@@ -25,7 +25,7 @@ fn a_bio_goes_to_the_driver_and_its_end_comes_back() {
         bench.unplug(0);
         let seen = bench.issued(0);
         assert_eq!((seen[0].offset, seen[0].len), (5 * 4096, 4096));
-        assert_eq!(seen[0].is_ordered, kind != Kind::None, "{kind}");
+        assert_eq!(seen[0].is_ordered, kind != sched::NONE, "{kind}");
         bench.end_all(0, Status::Medium);
         bench.run_until_idle();
         assert_eq!(bench.ended(0), [(42, Status::Medium)]);
@@ -76,7 +76,7 @@ fn what_is_merged_in_a_plug_waits_from_when_the_plug_was_flushed() {
 
 /// Five contiguous bios, of which the driver has done two and a half when it reports `status` for
 /// the request.
-fn done_in_part(kind: Kind, front: bool, status: Status) -> Bench {
+fn done_in_part(kind: &'static ElevatorType, front: bool, status: Status) -> Bench {
     let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
         elevator: kind,
         ..config(1)
@@ -427,7 +427,7 @@ fn a_shared_tag_that_is_freed_runs_the_context_that_waits_for_it() {
 fn a_thread_that_does_not_promise_never_issues_for_others() {
     let mut config = config(2);
     config.reactors[1] = ReactorConfig { is_event_loop: false };
-    config.elevator = Kind::MqDeadline;
+    config.elevator = sched::MQ_DEADLINE;
     config.tags = TagMode::PerHctx(1);
     let mut bench = Bench::new(config);
     bench.submit(1, bio(Op::Read, 0, 1, 1));

@@ -5,7 +5,7 @@ use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
 use blkmq_core::ids::{DiskId, GroupId, HctxId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::device::Device;
 use blkmq_host::ring::{RingConfig, RingHandle};
@@ -26,7 +26,7 @@ struct Rig {
     is_virtual: bool,
 }
 
-fn rig(device: &dyn Device, size: u64, elevator: Kind) -> Rig {
+fn rig(device: &dyn Device, size: u64, elevator: &'static ElevatorType) -> Rig {
     let ring = RingHandle::new(RingConfig::default()).expect("io_uring is available");
     let mut config = QueueConfig::new("q", 1);
     config.limits = device.limits();
@@ -134,7 +134,7 @@ fn run_in_pieces(rig: &mut Rig, chance: &mut Chance, op: Op, offset: u64, memory
 }
 
 /// Writes and reads a disk in merged batches and compares it with a plain array. Returns how many bios were merged.
-fn compare_with_plain(device: &dyn Device, size: usize, elevator: Kind) -> u64 {
+fn compare_with_plain(device: &dyn Device, size: usize, elevator: &'static ElevatorType) -> u64 {
     let block = device.limits().logical_block as usize;
     let mut rig = rig(device, size as u64, elevator);
     let mut plain = vec![0u8; size];
@@ -174,7 +174,7 @@ fn of_a_merged_read_beyond_a_files_end_what_lies_before_it_ends_well() {
         ..FileConfig::default()
     };
     let device = FileDevice::new(vec![FileDisk::open(&config).unwrap()], 128).unwrap();
-    let mut rig = rig(&device, 1 << 20, Kind::MqDeadline);
+    let mut rig = rig(&device, 1 << 20, sched::MQ_DEADLINE);
     // Somebody else has made it shorter meanwhile: two blocks and a part of the third are left.
     std::fs::write(&*path, vec![7u8; 8192 + 512]).unwrap();
     let mut memory = vec![0u8; 5 * 4096];
@@ -193,7 +193,7 @@ fn of_a_merged_read_beyond_a_files_end_what_lies_before_it_ends_well() {
 #[test]
 fn merged_requests_keep_their_data_on_a_file() {
     for direct in [Direct::Auto, Direct::Off] {
-        for elevator in Kind::ALL {
+        for elevator in sched::BUILT_IN {
             let path = scratch_file(&format!("merged_{direct:?}_{elevator}"), 1 << 20);
             let config = FileConfig {
                 path: path.to_path_buf(),
@@ -209,7 +209,7 @@ fn merged_requests_keep_their_data_on_a_file() {
 
 #[test]
 fn merged_requests_keep_their_data_in_memory() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         let ram = RamDevice::new(&RamConfig::default(), &[1 << 20]);
         assert!(compare_with_plain(&ram, 1 << 20, elevator) > 50);
         let cached = NullConfig {
@@ -233,7 +233,7 @@ fn a_drive_without_fua_has_its_data_durable_through_flushes() {
         ..NullConfig::default()
     };
     let device = NullDevice::new(config, &[1 << 20]).unwrap();
-    let mut rig = rig(&device, 1 << 20, Kind::None);
+    let mut rig = rig(&device, 1 << 20, sched::NONE);
     let mut memory = [vec![1u8; 4096], vec![2u8; 4096]];
     let [durable, volatile] = &mut memory;
     let durable = Bio {
@@ -249,7 +249,7 @@ fn a_drive_without_fua_has_its_data_durable_through_flushes() {
 }
 
 /// Runs reads on a faulty null drive and counts those that end with `status`; all others must be well.
-fn count_ends(keys: &[(&str, &str)], elevator: Kind, status: Status) -> usize {
+fn count_ends(keys: &[(&str, &str)], elevator: &'static ElevatorType, status: Status) -> usize {
     let mut config = NullConfig::default();
     for (key, value) in keys {
         config.set(key, value).unwrap();
@@ -272,7 +272,7 @@ fn count_ends(keys: &[(&str, &str)], elevator: Kind, status: Status) -> usize {
 
 #[test]
 fn a_tenth_requeued_all_end_well_with_every_elevator_and_completion() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         for completion in ["inline", "deferred", "timer"] {
             let keys = [("requeue_rate", "10%"), ("completion", completion)];
             assert_eq!(
@@ -286,7 +286,7 @@ fn a_tenth_requeued_all_end_well_with_every_elevator_and_completion() {
 
 #[test]
 fn a_third_refused_for_want_of_a_resource_all_end_well() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         for completion in ["inline", "deferred", "timer"] {
             let keys = [("resource_rate", "33%"), ("completion", completion)];
             assert_eq!(
@@ -300,7 +300,7 @@ fn a_third_refused_for_want_of_a_resource_all_end_well() {
 
 #[test]
 fn half_swallowed_half_time_out_and_no_more() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         let timed_out = count_ends(&[("timeout_rate", "50%")], elevator, Status::Timeout);
         assert!(
             (850..1150).contains(&timed_out),
@@ -313,7 +313,7 @@ fn half_swallowed_half_time_out_and_no_more() {
 fn a_bad_range_fails_the_bios_that_touch_it() {
     let bad = count_ends(
         &[("bad", "8M-12M"), ("latency", "20us")],
-        Kind::None,
+        sched::NONE,
         Status::Medium,
     );
     assert_eq!(bad, (4 << 20) / 8192);
@@ -323,7 +323,7 @@ fn a_bad_range_fails_the_bios_that_touch_it() {
 fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
     let size = 1 << 40;
     let device = RamDevice::new(&RamConfig::default(), &[size]);
-    let mut rig = rig(&device, size, Kind::None);
+    let mut rig = rig(&device, size, sched::NONE);
     let mut ones = vec![1; 4096];
     for offset in [0, size / 2, size - 4096] {
         rig.run_all(vec![bio(Op::Write, offset, 4096, 0, Data::Flat(lend(&mut ones)))]);
@@ -357,7 +357,7 @@ fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
 fn a_discard_of_a_huge_null_disk_is_one_request() {
     let size = 900 << 40;
     let device = NullDevice::new(NullConfig::default(), &[size]).unwrap();
-    let mut rig = rig(&device, size, Kind::None);
+    let mut rig = rig(&device, size, sched::NONE);
     for op in [Op::Discard, Op::WriteZeroes] {
         rig.queue
             .submit(bio(op, 0, size, 1, Data::None), rig.now, &mut rig.fx)

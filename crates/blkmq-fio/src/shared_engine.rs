@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, plan_with_all_groups};
 use blkmq_core::ids::GroupId;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::Nanos;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig, QueueId};
 
@@ -271,15 +271,8 @@ fn set_queue(config: &mut Config, name: &str, options: &JobOptions) -> Result<()
     let queue = disk.queue.get_or_insert_with(|| name.to_owned()).clone();
     let settings: &mut QueueSettings = config.queues.entry(queue.clone()).or_default();
     if !options.sched.is_empty() {
-        let kind = Kind::by_name(&options.sched);
-        let Some(kind) = kind else {
-            let known: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-            bail!(
-                "sched={} rejected: must be one of {}",
-                options.sched,
-                known.join(", ")
-            );
-        };
+        let kind = sched::Registry::default().choose(&options.sched);
+        let kind = kind.map_err(|error| anyhow!("sched={} rejected: {error}", options.sched))?;
         agree(settings.sched.replace(kind), kind, "sched", &queue)?;
     }
     if options.depth > 0 {

@@ -227,7 +227,7 @@ static mut OPTIONS: FiosOwn<[FioOption; 6]> = FiosOwn([
     ),
     text(
         c"sched",
-        c"the elevator of the disk's queue: none, mq-deadline, kyber or bfq",
+        c"the elevator of the disk's queue, as for blkmq serve --sched",
         std::mem::offset_of!(Options, sched),
     ),
     text(

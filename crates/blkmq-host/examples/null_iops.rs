@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::table::MapKind;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::mapped::{MapConfig, MappedSpec, Member};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueSpec};
@@ -21,7 +21,7 @@ fn main() {
     let mut args = std::env::args().skip(1);
     let elevator = args
         .next()
-        .and_then(|name| Kind::by_name(&name))
+        .and_then(|name| sched::Registry::default().get(&name))
         .unwrap_or_default();
     let threads: usize = args.next().and_then(|count| count.parse().ok()).unwrap_or(1);
     let kib: u64 = args.next().and_then(|kib| kib.parse().ok()).unwrap_or(4);

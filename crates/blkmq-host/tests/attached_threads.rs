@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blkmq_core::bio::Direction;
 use blkmq_core::ids::GroupId;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::Nanos;
 use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_host::{Engine, EngineConfig, Error, QueueId};
@@ -30,7 +30,7 @@ fn completing(completion: Completion) -> NullConfig {
 
 #[test]
 fn each_bio_ends_once_under_four_attached_threads_and_two_reactors() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         for completion in [Completion::Inline, Completion::Deferred, Completion::Timer] {
             let engine = engine(2, 4, completing(completion), elevator);
             thread::scope(|scope| {
@@ -53,7 +53,7 @@ fn each_bio_ends_once_under_four_attached_threads_and_two_reactors() {
 #[test]
 fn queues_that_idle_among_many_notice_what_comes() {
     const QUEUES: u16 = 40;
-    for elevator in [Kind::None, Kind::Bfq] {
+    for elevator in [sched::NONE, sched::BFQ] {
         let mut queues: Vec<_> = (0..QUEUES)
             .map(|n| queue(&format!("q{n}"), completing(Completion::Timer), elevator))
             .collect();
@@ -84,7 +84,7 @@ fn queues_that_idle_among_many_notice_what_comes() {
             let control = engine.control();
             for n in (0..QUEUES).chain(0..QUEUES) {
                 control.set_depth(QueueId(n), 3).unwrap();
-                control.set_elevator(QueueId(n), Kind::MqDeadline).unwrap();
+                control.set_elevator(QueueId(n), sched::MQ_DEADLINE).unwrap();
             }
         });
         engine.shutdown(Nanos::from_secs(10)).unwrap();
@@ -93,7 +93,7 @@ fn queues_that_idle_among_many_notice_what_comes() {
 
 #[test]
 fn the_elevator_is_switched_every_10_ms_under_load_and_nothing_is_lost() {
-    let engine = engine(2, 3, completing(Completion::Timer), Kind::None);
+    let engine = engine(2, 3, completing(Completion::Timer), sched::NONE);
     let is_over = AtomicBool::new(false);
     let switches = thread::scope(|scope| {
         let submitters: Vec<_> = (0..3)
@@ -106,7 +106,7 @@ fn the_elevator_is_switched_every_10_ms_under_load_and_nothing_is_lost() {
             let control = engine.control();
             let mut switches = 0;
             while !is_over.load(Ordering::Relaxed) {
-                for kind in [Kind::MqDeadline, Kind::None] {
+                for kind in [sched::MQ_DEADLINE, sched::NONE] {
                     control.set_elevator(Q, kind).unwrap();
                     switches += 1;
                     thread::sleep(Duration::from_millis(10));
@@ -126,7 +126,7 @@ fn the_elevator_is_switched_every_10_ms_under_load_and_nothing_is_lost() {
 
 #[test]
 fn a_freeze_holds_new_requests_back_until_the_last_one_thaws() {
-    let engine = engine(1, 1, completing(Completion::Inline), Kind::None);
+    let engine = engine(1, 1, completing(Completion::Inline), sched::NONE);
     let mut attached = engine.attach().unwrap();
     let control = engine.control();
     let outer = control.freeze(Q).unwrap();
@@ -146,7 +146,7 @@ fn a_freeze_holds_new_requests_back_until_the_last_one_thaws() {
 
 #[test]
 fn a_thaw_wakes_whoever_it_held_back_five_hundred_times() {
-    let engine = engine(1, 1, completing(Completion::Inline), Kind::None);
+    let engine = engine(1, 1, completing(Completion::Inline), sched::NONE);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -172,7 +172,7 @@ fn a_thaw_wakes_whoever_it_held_back_five_hundred_times() {
 fn no_kick_is_lost_over_a_thousand_bursts_after_idleness() {
     // One hardware context, the reactor's: every request of the attached thread goes there and
     // back.
-    let mut spec = queue("q", completing(Completion::Inline), Kind::None);
+    let mut spec = queue("q", completing(Completion::Inline), sched::NONE);
     spec.hctxs = Some(1);
     let engine = Engine::start(EngineConfig {
         attached_max: 1,
@@ -211,7 +211,7 @@ fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_handles() {
         latency: Nanos::from_millis(20),
         ..completing(Completion::Timer)
     };
-    let engine = engine(1, 1, null, Kind::MqDeadline);
+    let engine = engine(1, 1, null, sched::MQ_DEADLINE);
     for round in 0..3 {
         let mut attached = engine.attach().unwrap();
         assert!(matches!(engine.attach(), Err(Error::NoQueueHandle { max: 1 })));
@@ -227,7 +227,7 @@ fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_handles() {
 
 #[test]
 fn a_refused_bio_is_given_back_and_fits_after_an_end() {
-    let mut spec = queue("q", completing(Completion::Timer), Kind::None);
+    let mut spec = queue("q", completing(Completion::Timer), sched::NONE);
     spec.requests_per_reactor = 4;
     let engine = Engine::start(EngineConfig {
         attached_max: 1,
@@ -256,7 +256,7 @@ fn a_timeout_ends_a_wait_although_nothing_ended() {
         latency: Nanos::from_millis(200),
         ..completing(Completion::Timer)
     };
-    let engine = engine(1, 1, null, Kind::None);
+    let engine = engine(1, 1, null, sched::NONE);
     let mut attached = engine.attach().unwrap();
     let mut out = Vec::new();
     assert_eq!(
@@ -281,7 +281,7 @@ fn an_attachment_that_fails_leaves_its_handles() {
         setup_failure: Some(1),
         ..NullConfig::bare()
     };
-    let engine = engine(1, 1, null, Kind::None);
+    let engine = engine(1, 1, null, sched::NONE);
     for _ in 0..2 {
         assert!(matches!(engine.attach(), Err(Error::Device { .. })));
     }
@@ -290,7 +290,7 @@ fn an_attachment_that_fails_leaves_its_handles() {
 
 #[test]
 fn a_shutdown_names_the_threads_that_are_still_attached() {
-    let engine = engine(1, 1, NullConfig::bare(), Kind::None);
+    let engine = engine(1, 1, NullConfig::bare(), sched::NONE);
     let attached = engine.attach().unwrap();
     let error = engine.shutdown(Nanos::from_millis(20)).unwrap_err();
     assert_eq!(error.to_string(), "shutdown: 1 threads are still attached");
@@ -299,7 +299,7 @@ fn a_shutdown_names_the_threads_that_are_still_attached() {
 
 #[test]
 fn what_a_polled_context_ends_is_found_by_reactors_and_attached_threads() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         let null = NullConfig {
             poll_queues: u16::MAX,
             ..completing(Completion::Timer)

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::{GroupId, ReactorId};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_drivers::file::{FileConfig, FileDevice, FileDisk};
 use blkmq_drivers::null::NullConfig;
@@ -179,7 +179,7 @@ fn entry(name: &str) -> DiskEntry {
 }
 
 /// An engine with a queue of one disk in a file.
-fn on_files(images: &Images, elevator: Kind) -> Engine {
+fn on_files(images: &Images, elevator: &'static ElevatorType) -> Engine {
     let device = FileDevice::new(vec![images.open("first")], 32).unwrap();
     let mut spec = QueueSpec::new("files", Arc::new(device));
     spec.elevator = elevator;
@@ -200,7 +200,7 @@ fn add(control: &Control, images: &Images, name: &str) -> Disk {
 
 #[test]
 fn disks_come_and_go_on_a_queue_in_use() {
-    for elevator in [Kind::None, Kind::MqDeadline, Kind::Bfq] {
+    for elevator in [sched::NONE, sched::MQ_DEADLINE, sched::BFQ] {
         let images = Images::new(&format!("come-and-go-{elevator}"));
         let engine = on_files(&images, elevator);
         let control = engine.control();
@@ -229,7 +229,7 @@ fn disks_come_and_go_on_a_queue_in_use() {
 #[test]
 fn a_disk_that_somebody_keeps_is_not_removed_and_serves_on() {
     let images = Images::new("kept");
-    let engine = on_files(&images, Kind::None);
+    let engine = on_files(&images, sched::NONE);
     let control = engine.control();
     let disk = add(&control, &images, "second");
     let counts = use_disk(&engine, &disk, 1, false);
@@ -247,7 +247,7 @@ fn a_disk_that_somebody_keeps_is_not_removed_and_serves_on() {
 #[test]
 fn what_is_submitted_to_a_removed_disk_is_refused() {
     let images = Images::new("removed");
-    let engine = on_files(&images, Kind::None);
+    let engine = on_files(&images, sched::NONE);
     let control = engine.control();
     let disk = add(&control, &images, "second");
     control.remove_disk("second", LONG).unwrap();
@@ -261,7 +261,7 @@ fn what_is_submitted_to_a_removed_disk_is_refused() {
 #[test]
 fn names_twice_other_drivers_and_attached_threads_are_refused() {
     let images = Images::new("refused");
-    let engine = on_files(&images, Kind::None);
+    let engine = on_files(&images, sched::NONE);
     let control = engine.control();
     let twice = control.add_disk(QueueId(0), entry("first"), Box::new(images.open("x")));
     assert!(twice.unwrap_err().to_string().contains("one of this name"));
@@ -272,18 +272,18 @@ fn names_twice_other_drivers_and_attached_threads_are_refused() {
     assert_eq!(engine.disks().len(), 1);
     engine.shutdown(LONG).unwrap();
 
-    let attached = common::engine(1, 1, NullConfig::bare(), Kind::None);
+    let attached = common::engine(1, 1, NullConfig::bare(), sched::NONE);
     let refused = attached.control().remove_queue(QueueId(0));
     assert!(refused.unwrap_err().to_string().contains("attached"));
 }
 
 #[test]
 fn queues_come_and_go_and_their_numbers_are_used_again() {
-    let engine = engine(2, 0, NullConfig::bare(), Kind::None);
+    let engine = engine(2, 0, NullConfig::bare(), sched::NONE);
     let control = engine.control();
     let first = use_disk(&engine, &engine.disk("q").unwrap(), 0, true);
     for round in 0..20 {
-        let elevator = [Kind::None, Kind::Bfq, Kind::Kyber][round % 3];
+        let elevator = [sched::NONE, sched::BFQ, sched::KYBER][round % 3];
         let id = control
             .add_queue(queue("more", NullConfig::bare(), elevator))
             .unwrap();
@@ -309,18 +309,18 @@ fn queues_come_and_go_and_their_numbers_are_used_again() {
 
 #[test]
 fn a_queue_whose_drive_cannot_be_opened_leaves_nothing_behind() {
-    let engine = engine(2, 0, NullConfig::bare(), Kind::None);
+    let engine = engine(2, 0, NullConfig::bare(), sched::NONE);
     let control = engine.control();
     let null = NullConfig {
         setup_failure: Some(1),
         ..NullConfig::bare()
     };
-    let error = control.add_queue(queue("bad", null, Kind::None)).unwrap_err();
+    let error = control.add_queue(queue("bad", null, sched::NONE)).unwrap_err();
     assert!(error.to_string().contains("queue bad: "), "{error}");
     assert_eq!((control.queues().len(), engine.disks().len()), (1, 1));
     assert_eq!(
         control
-            .add_queue(queue("good", NullConfig::bare(), Kind::None))
+            .add_queue(queue("good", NullConfig::bare(), sched::NONE))
             .unwrap(),
         QueueId(1)
     );

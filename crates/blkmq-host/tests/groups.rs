@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use blkmq_core::bio::Bio;
 use blkmq_core::group::{CapKind, Caps, GroupTree};
 use blkmq_core::ids::GroupId;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_drivers::null::NullConfig;
 use blkmq_host::{Attached, Engine, EngineConfig, Error, QueueId};
@@ -18,7 +18,7 @@ use common::{queue, read};
 
 const Q: QueueId = QueueId(0);
 
-fn spacious(reactors: usize, attached: usize, elevator: Kind) -> Engine {
+fn spacious(reactors: usize, attached: usize, elevator: &'static ElevatorType) -> Engine {
     let mut spec = queue("q", NullConfig::bare(), elevator);
     spec.groups = GroupTree::new(8);
     Engine::start(EngineConfig {
@@ -55,7 +55,7 @@ fn says<T>(result: Result<T, Error>, part: &str) {
 
 #[test]
 fn a_capped_group_is_not_faster_than_its_cap_with_any_elevator_and_an_uncapped_one_is() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         let engine = spacious(1, 1, elevator);
         let control = engine.control();
         let capped = control.make_group(Q, "/customers/a").unwrap();
@@ -96,7 +96,7 @@ fn a_capped_group_is_not_faster_than_its_cap_with_any_elevator_and_an_uncapped_o
 
 #[test]
 fn groups_are_made_with_their_ancestors_moved_and_removed_by_path() {
-    let engine = spacious(1, 0, Kind::Bfq);
+    let engine = spacious(1, 0, sched::BFQ);
     let control = engine.control();
     let paths = || -> Vec<String> { control.groups(Q).into_iter().map(|(path, _)| path).collect() };
     let vm = control.make_group(Q, "/a/b/vm").unwrap();
@@ -124,7 +124,7 @@ fn groups_are_made_with_their_ancestors_moved_and_removed_by_path() {
 
 #[test]
 fn a_group_that_a_disk_is_accounted_to_stays() {
-    let mut spec = queue("q", NullConfig::bare(), Kind::None);
+    let mut spec = queue("q", NullConfig::bare(), sched::NONE);
     spec.groups = GroupTree::flat(2);
     spec.group_paths = vec!["/".to_owned(), "/vm".to_owned()];
     spec.disks[0].group = GroupId(1);
@@ -142,7 +142,7 @@ fn a_group_that_a_disk_is_accounted_to_stays() {
 
 #[test]
 fn groups_come_and_go_under_load_and_each_bio_ends_once() {
-    let engine = spacious(2, 3, Kind::None);
+    let engine = spacious(2, 3, sched::NONE);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let load: Vec<_> = (0..3)

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_drivers::null::NullConfig;
 use blkmq_host::{Engine, EngineConfig};
 
@@ -13,7 +13,7 @@ use blkmq_host::{Engine, EngineConfig};
 fn an_idle_engine_with_a_hundred_disks_uses_no_processor_time() {
     let queues = (0..100)
         .map(|disk| {
-            let elevator = Kind::ALL[disk % Kind::ALL.len()];
+            let elevator = sched::BUILT_IN[disk % sched::BUILT_IN.len()];
             let null = NullConfig {
                 // Every other disk is polled: with nothing in flight that must cost nothing,
                 // either.

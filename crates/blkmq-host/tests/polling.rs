@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blkmq_core::bio::Status;
 use blkmq_core::poll::{Policy, Wait};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::Nanos;
 use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_host::{Engine, EngineConfig, QueueId, QueueSpec};
@@ -49,7 +49,7 @@ fn each_way(mut check: impl FnMut(Wait, bool)) {
 #[test]
 fn after_idleness_a_burst_wakes_the_reactor_that_owns_the_drive_each_time() {
     each_way(|wait, polled| {
-        let mut spec = common::queue("q", null(30, polled), Kind::None);
+        let mut spec = common::queue("q", null(30, polled), sched::NONE);
         // All requests go through the reactor's context: it must be woken, and must wake the thread
         // that waits.
         spec.hctxs = Some(1);
@@ -77,7 +77,7 @@ fn after_idleness_a_burst_wakes_the_reactor_that_owns_the_drive_each_time() {
 #[test]
 fn a_queue_drains_for_a_freeze_while_threads_sleep_and_look() {
     each_way(|wait, polled| {
-        let engine = start(wait, common::queue("q", null(100, polled), Kind::None));
+        let engine = start(wait, common::queue("q", null(100, polled), sched::NONE));
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -101,7 +101,7 @@ fn a_request_that_never_ends_is_timed_out_while_it_is_waited_for() {
     each_way(|wait, polled| {
         let mut config = null(100, polled);
         config.set("timeout_rate", "1").unwrap();
-        let mut spec = common::queue("q", config, Kind::None);
+        let mut spec = common::queue("q", config, sched::NONE);
         spec.timeout = Nanos::from_millis(20);
         let engine = start(wait, spec);
         let mut attached = engine.attach().unwrap();
@@ -120,7 +120,7 @@ fn a_request_that_never_ends_is_timed_out_while_it_is_waited_for() {
 
 #[test]
 fn polling_is_switched_and_its_delay_changed_under_load_and_nothing_is_lost() {
-    let engine = start(Wait::Auto, common::queue("q", null(40, true), Kind::None));
+    let engine = start(Wait::Auto, common::queue("q", null(40, true), sched::NONE));
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -144,7 +144,7 @@ fn polling_is_switched_and_its_delay_changed_under_load_and_nothing_is_lost() {
 
 #[test]
 fn what_was_seen_is_told_for_each_size_and_direction() {
-    let engine = start(Wait::Auto, common::queue("q", null(50, true), Kind::None));
+    let engine = start(Wait::Auto, common::queue("q", null(50, true), sched::NONE));
     submit_and_count(&mut engine.attach().unwrap(), 100, 1);
     let stats = engine.control().poll_stats(Q);
     let [(bucket, seen)] = stats[..] else {
@@ -161,7 +161,7 @@ fn what_was_seen_is_told_for_each_size_and_direction() {
 
 #[test]
 fn attributes_that_cannot_be_are_refused_with_object_value_and_limit() {
-    let engine = start(Wait::Auto, common::queue("q", null(50, true), Kind::None));
+    let engine = start(Wait::Auto, common::queue("q", null(50, true), sched::NONE));
     let control = engine.control();
     for wrong in [-2, 1_000_001, i64::MIN] {
         let error = control.set_io_poll_delay(Q, wrong).unwrap_err().to_string();
@@ -172,7 +172,7 @@ fn attributes_that_cannot_be_are_refused_with_object_value_and_limit() {
         );
     }
     drop(engine);
-    let engine = start(Wait::Auto, common::queue("slow", null(50, false), Kind::None));
+    let engine = start(Wait::Auto, common::queue("slow", null(50, false), sched::NONE));
     let control = engine.control();
     let error = control.set_io_poll(Q, true).unwrap_err().to_string();
     assert!(
@@ -186,7 +186,7 @@ fn attributes_that_cannot_be_are_refused_with_object_value_and_limit() {
     );
     control.set_io_poll(Q, false).unwrap();
     drop(engine);
-    let mut spec = common::queue("slow", null(50, false), Kind::None);
+    let mut spec = common::queue("slow", null(50, false), sched::NONE);
     spec.io_poll = Some(true);
     let refused = Engine::start(EngineConfig {
         queues: vec![spec],

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::ids::ReactorId;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_drivers::null::{Completion, NullConfig};
 use blkmq_host::ring::Completion as Completed;
@@ -142,7 +142,7 @@ fn next(news: &Receiver<News>) -> News {
 
 #[test]
 fn a_service_gets_the_ends_of_its_bios_and_its_ring_completions() {
-    let engine = engine(2, 0, NullConfig::bare(), Kind::None);
+    let engine = engine(2, 0, NullConfig::bare(), sched::NONE);
     let (tell, news) = channel();
     let mut probe = Probe::reading(tell, 3);
     probe.ring_user = Some(77);
@@ -163,7 +163,7 @@ fn a_service_gets_the_ends_of_its_bios_and_its_ring_completions() {
 
 #[test]
 fn a_timer_comes_at_its_time_and_the_last_wish_counts() {
-    let engine = engine(1, 0, NullConfig::bare(), Kind::None);
+    let engine = engine(1, 0, NullConfig::bare(), sched::NONE);
     let (tell, news) = channel();
     let mut probe = Probe::new(tell);
     probe.timer_after = Some(Nanos::from_millis(5));
@@ -188,7 +188,7 @@ fn a_refused_service_is_offered_room_until_all_its_bios_have_passed() {
             latency: Nanos::from_micros(50),
             ..NullConfig::bare()
         },
-        Kind::None,
+        sched::NONE,
     );
     spec.requests_per_reactor = 2;
     let engine = Engine::start(EngineConfig {
@@ -240,7 +240,7 @@ fn a_service_spawns_others_on_other_reactors() {
             self.1
         }
     }
-    let engine = engine(3, 0, NullConfig::bare(), Kind::None);
+    let engine = engine(3, 0, NullConfig::bare(), sched::NONE);
     let (tell, news) = channel();
     engine.add_service(ReactorId(2), Box::new(move || Box::new(Spawner(tell, false))));
     let mut started: Vec<u16> = (0..3)
@@ -265,7 +265,7 @@ fn a_shutdown_waits_for_what_is_under_way() {
         latency: Nanos::from_millis(50),
         ..NullConfig::bare()
     };
-    let engine = engine(1, 0, null, Kind::MqDeadline);
+    let engine = engine(1, 0, null, sched::MQ_DEADLINE);
     let (tell, news) = channel();
     engine.add_service(ReactorId(0), factory(Probe::reading(tell, 8)));
     assert_eq!(next(&news), News::Started(0));
@@ -282,7 +282,7 @@ fn a_shutdown_that_cannot_finish_says_why_and_can_be_hurried() {
         timeout_rate: blkmq_drivers::null::Rate::new(1.0),
         ..NullConfig::bare()
     };
-    let engine = engine(1, 0, null, Kind::None);
+    let engine = engine(1, 0, null, sched::NONE);
     let (tell, news) = channel();
     engine.add_service(ReactorId(0), factory(Probe::reading(tell, 1)));
     assert_eq!(next(&news), News::Started(0));
@@ -314,7 +314,7 @@ fn control_operations_on_a_reactor_are_refused_instead_of_hanging() {
             true
         }
     }
-    let engine = engine(1, 0, NullConfig::bare(), Kind::None);
+    let engine = engine(1, 0, NullConfig::bare(), sched::NONE);
     let (tell, answer) = channel();
     let control = engine.control();
     engine.add_service(ReactorId(0), Box::new(move || Box::new(Freezer(control, tell))));
@@ -333,7 +333,7 @@ fn a_drive_that_cannot_be_opened_fails_the_start_and_leaves_nothing_running() {
     };
     let started = Engine::start(EngineConfig {
         reactors: 2,
-        queues: vec![queue("q", null, Kind::None)],
+        queues: vec![queue("q", null, sched::NONE)],
         ..EngineConfig::default()
     });
     let error = started.err().expect("the set-up of the second context fails");
@@ -346,7 +346,7 @@ fn a_drive_that_cannot_be_opened_fails_the_start_and_leaves_nothing_running() {
 #[test]
 fn a_panic_on_a_reactor_aborts_the_process_and_says_so() {
     if std::env::var_os("BLKMQ_TEST_PANIC").is_some() {
-        let engine = engine(1, 0, NullConfig::bare(), Kind::None);
+        let engine = engine(1, 0, NullConfig::bare(), sched::NONE);
         engine.add_service(ReactorId(0), Box::new(|| panic!("as the test wants it")));
         std::thread::sleep(Duration::from_secs(60));
         return;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_sim::run;
 use blkmq_sim::scenario::{self, Scenario};
 use blkmq_sim::world::Summary;
@@ -48,7 +48,7 @@ pub(crate) fn main(args: &SimArgs) -> ExitCode {
     let first = args.first_seed.or(args.seed).unwrap_or(1);
     match (name, scenario::by_name(name), args.seeds) {
         (scenario::clients::NAME, _, seeds) => {
-            for elevator in Kind::ALL.into_iter().filter(|kind| *kind != Kind::None) {
+            for elevator in sched::BUILT_IN.into_iter().filter(|kind| *kind != sched::NONE) {
                 println!(
                     "{}",
                     scenario::clients::table(elevator, first, seeds.unwrap_or(5))

@@ -6,7 +6,7 @@
 //! ```
 
 use blkmq_core::queue::Queue;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::{Instant, Nanos};
 
 use crate::history::Fact;
@@ -34,7 +34,9 @@ pub(crate) struct Control {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Rest,
-    Draining { switch_to: Option<Kind> },
+    Draining {
+        switch_to: Option<&'static ElevatorType>,
+    },
     Quieting,
     Frozen,
     Quiet,
@@ -101,7 +103,7 @@ impl Control {
             0 => self.freeze(queue, stage, None),
             1 => self.quiesce(queue, stage),
             2 => {
-                let to = self.rng.pick(&Kind::ALL);
+                let to = self.rng.pick(&sched::BUILT_IN);
                 self.freeze(queue, stage, Some(to))
             }
             3 => self.set_depth(queue, stage),
@@ -109,7 +111,7 @@ impl Control {
         }
     }
 
-    fn freeze(&mut self, queue: &Queue, stage: &Stage, switch_to: Option<Kind>) -> Next {
+    fn freeze(&mut self, queue: &Queue, stage: &Stage, switch_to: Option<&'static ElevatorType>) -> Next {
         self.nested = self.rng.from_to(1, 2) as u32;
         (0..self.nested).for_each(|_| queue.freeze_begin());
         stage.note(Fact::Freeze { begin: true });
@@ -151,7 +153,7 @@ impl Control {
         }
     }
 
-    fn drained(&mut self, queue: &Queue, stage: &Stage, switch_to: Option<Kind>) -> Next {
+    fn drained(&mut self, queue: &Queue, stage: &Stage, switch_to: Option<&'static ElevatorType>) -> Next {
         let mut oracle = stage.oracle.borrow_mut();
         let in_flight = oracle.in_flight_of(CONTROLLED);
         if in_flight > 0 {
@@ -167,7 +169,7 @@ impl Control {
             stage
                 .oracle
                 .borrow_mut()
-                .set_scheduled(CONTROLLED, kind != Kind::None);
+                .set_scheduled(CONTROLLED, kind != sched::NONE);
             stage.note(Fact::Switch { to: kind });
         }
         self.state = State::Frozen;

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::ids::{DiskId, GroupId, HctxId, ReactorId, Tag};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Instant;
 
 /// One fact of a history.
@@ -67,7 +67,7 @@ pub enum Fact {
     /// The queue was found drained, or quiesced.
     Still { frozen: bool },
     /// The elevator was switched.
-    Switch { to: Kind },
+    Switch { to: &'static ElevatorType },
     /// The depth was changed.
     Depth { to: u32 },
     /// A group was made, weighted, capped, moved or removed, or that change was refused.

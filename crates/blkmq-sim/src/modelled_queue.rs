@@ -16,7 +16,7 @@ use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{ConfigError, DiskConfig, Effects, Queue, QueueConfig, TagMode};
 use blkmq_core::request::Request;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Instant;
 
 use crate::drive::model::{Arm, Model, Work};
@@ -45,7 +45,12 @@ impl ModelledQueue {
     ///
     /// # Errors
     /// If there can be no such queue: too many disks, or their sum is too large.
-    pub fn new(spec: &Spec, sched: Kind, sizes: &[u64], seed: u64) -> Result<Self, ConfigError> {
+    pub fn new(
+        spec: &Spec,
+        sched: &'static ElevatorType,
+        sizes: &[u64],
+        seed: u64,
+    ) -> Result<Self, ConfigError> {
         let mut config = QueueConfig::new("modelled", 1);
         config.tags = TagMode::PerHctx(spec.tags);
         config.requests_per_reactor = REQUESTS;
@@ -242,8 +247,10 @@ const STREAM: u64 = 1;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use blkmq_core::sched;
     use blkmq_core::time::Nanos;
+
+    use super::*;
 
     const FLASH: Model = Model::Flash {
         units: 2,
@@ -254,7 +261,7 @@ mod tests {
 
     fn stage(model: Model, tags: u32) -> ModelledQueue {
         let spec = Spec { model, tags };
-        ModelledQueue::new(&spec, Kind::None, &[1 << 30, 1 << 20], 1).expect("a possible queue")
+        ModelledQueue::new(&spec, sched::NONE, &[1 << 30, 1 << 20], 1).expect("a possible queue")
     }
 
     fn bio(op: Op, disk: usize, offset: u64) -> Bio {

@@ -3,7 +3,7 @@
 
 use blkmq_core::limits::Limits;
 use blkmq_core::queue::Dispatch;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 
 use crate::cpu::Costs;
@@ -31,7 +31,7 @@ pub struct Setup {
     /// The drive's limits.
     pub limits: Limits,
     /// The elevator at the start.
-    pub elevator: Kind,
+    pub elevator: &'static ElevatorType,
     /// Which contexts dispatch from it.
     pub dispatch: Dispatch,
     /// The queue's time limit.
@@ -129,7 +129,7 @@ impl Setup {
             shared_tags: false,
             requests_per_reactor: rng.pick(&[8, 32, 64]),
             limits: limits(rng),
-            elevator: Kind::None,
+            elevator: sched::NONE,
             dispatch: Dispatch::Single,
             timeout: Nanos::from_secs(30),
             merges: true,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use blkmq_core::ids::ReactorId;
 use blkmq_core::queue::Queue;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::{Instant, Nanos};
 
 use crate::control::{CONTROLLED, Control};
@@ -146,7 +146,7 @@ impl World {
             .collect();
         let mut oracle = stage.oracle.borrow_mut();
         for queue in 0..queues.len() {
-            oracle.set_scheduled(queue, setup.elevator != Kind::None);
+            oracle.set_scheduled(queue, setup.elevator != sched::NONE);
             oracle.set_depth(queue, setup.depth);
         }
         drop(oracle);
@@ -312,7 +312,7 @@ impl World {
         let costs = &self.setup.costs;
         let mut rng = self.rng.borrow_mut();
         let mut time = costs.step(&outcome.done);
-        if self.queues[CONTROLLED].elevator() != Kind::None {
+        if self.queues[CONTROLLED].elevator() != sched::NONE {
             let mut gate = self.gate.get();
             let issued = outcome.done.driver.issued;
             time += gate.charge(costs, reactor.id.index(), u64::from(issued > 0), issued, now);

@@ -1,7 +1,7 @@
 //! Checks the oracle itself: it must detect a drive or a harness that does what it must not, each
 //! kind with its own setup, and accept the same setups without the fault.
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::Nanos;
 use blkmq_sim::drive::fault::Mutation;
 use blkmq_sim::rng::{Ppm, Rng};
@@ -18,7 +18,7 @@ fn setup(seed: u64) -> Setup {
     let mut setup = Setup::base(&mut rng);
     setup.limits.fua = true;
     setup.timeout = Nanos::from_millis(20);
-    setup.elevator = rng.pick(&Kind::ALL);
+    setup.elevator = rng.pick(&sched::BUILT_IN);
     for client in &mut setup.clients {
         client.bios = 200;
         client.depth = (8, 16);

@@ -2,7 +2,7 @@
 //! history once the scenarios change, so each test builds the shape of its history, and tries
 //! several seeds of it.
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::Nanos;
 use blkmq_sim::rng::{Ppm, Rng};
 use blkmq_sim::run;
@@ -25,7 +25,7 @@ fn passes(change: impl Fn(&mut Setup)) {
 #[test]
 fn a_flush_past_the_elevator_is_committed() {
     passes(|setup| {
-        setup.elevator = Kind::MqDeadline;
+        setup.elevator = sched::MQ_DEADLINE;
         setup.clients[0].mix = [10, 40, 50, 0, 0];
         setup.clients[0].depth = (1, 2);
     });
@@ -51,7 +51,7 @@ fn a_thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
 fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
     passes(|setup| {
         setup.is_event_loop = vec![false, false, true];
-        setup.elevator = Kind::MqDeadline;
+        setup.elevator = sched::MQ_DEADLINE;
         setup.depth = 3;
         setup.away = Ppm::percent(40);
         setup.clients[0].mix = [50, 50, 0, 0, 0];
@@ -69,7 +69,7 @@ fn a_burst_of_timeouts_makes_no_hold_longer() {
     let scenario = scenario::by_name("slow-requests").expect("the scenario exists");
     for seed in 1..=400 {
         let mut setup = scenario.setup_of(seed);
-        setup.elevator = Kind::by_name("bfq").expect("there is bfq");
+        setup.elevator = sched::BFQ;
         setup.drive.faults.hangs = Ppm::NEVER;
         setup.drive.faults.lost = Ppm::percent(3);
         setup.timeout = Nanos::from_secs(5);

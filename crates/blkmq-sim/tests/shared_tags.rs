@@ -1,13 +1,13 @@
 //! Checks that with one tag set a disk of 100 ms does not slow down one of 1 ms beside it. Each
 //! has a fair share of the tags while both are active, with `mq-deadline` and without an elevator.
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_sim::rng::{Ppm, Rng};
 use blkmq_sim::scenario;
 use blkmq_sim::world;
 
 /// Returns when the fast disk's client has done all its reads, in nanoseconds.
-fn fast_disk_done_at(elevator: Kind, depth: u32, jobs: u64, slow_bios: u64) -> u64 {
+fn fast_disk_done_at(elevator: &'static ElevatorType, depth: u32, jobs: u64, slow_bios: u64) -> u64 {
     let scenario = scenario::by_name("shared-tags").expect("the scenario exists");
     let mut setup = (scenario.setup)(&mut Rng::new(1, 1));
     setup.elevator = elevator;
@@ -27,7 +27,7 @@ fn fast_disk_done_at(elevator: Kind, depth: u32, jobs: u64, slow_bios: u64) -> u
 
 /// Checks that the fast disk is as fast as alone if its share of the tags suffices for its jobs,
 /// and otherwise has its share.
-fn check(elevator: Kind, depth: u32, jobs: u64) {
+fn check(elevator: &'static ElevatorType, depth: u32, jobs: u64) {
     let alone = fast_disk_done_at(elevator, depth, jobs, 0);
     let beside = fast_disk_done_at(elevator, depth, jobs, 50);
     // With more jobs than its half of the tags it can have half of its throughput alone; no share
@@ -44,12 +44,12 @@ fn check(elevator: Kind, depth: u32, jobs: u64) {
 fn without_an_elevator_a_fast_disk_has_at_least_its_share_beside_a_slow_one() {
     for depth in [8, 32] {
         for jobs in [1, 4, 16, 64] {
-            check(Kind::None, depth, jobs);
+            check(sched::NONE, depth, jobs);
         }
     }
     // One tag cannot be shared: the context that has it keeps using it while it has jobs.
     for jobs in [4, 16, 64] {
-        check(Kind::None, 1, jobs);
+        check(sched::NONE, 1, jobs);
     }
 }
 
@@ -57,7 +57,7 @@ fn without_an_elevator_a_fast_disk_has_at_least_its_share_beside_a_slow_one() {
 fn behind_mq_deadline_a_fast_disk_has_at_least_its_share_beside_a_slow_one() {
     for depth in [8, 32] {
         for jobs in [1, 4, 16, 64] {
-            check(Kind::MqDeadline, depth, jobs);
+            check(sched::MQ_DEADLINE, depth, jobs);
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use blkmq_core::poll::Wait;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_export::front_door::{FRONT_DOORS, FrontDoor};
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::complete::Shell;
@@ -83,7 +83,7 @@ pub struct ServeArgs {
     pub wait: Option<Wait>,
     /// Use the scheduler NAME for all queues for which neither a disk nor the configuration names one [default: bfq
     /// where groups have weights, else none]
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::name)))]
+    #[arg(long, value_name = "NAME", value_parser = schedulers())]
     pub sched: Option<String>,
     /// Use io_uring for FUSE (on), /dev/fuse (off), or io_uring if the kernel has it enabled (auto) [default: auto]
     #[arg(long, value_name = "HOW", value_parser = ["auto", "on", "off"])]
@@ -159,6 +159,15 @@ impl TlsArgs {
         }
         keys
     }
+}
+
+/// The schedulers that a queue can have.
+fn schedulers() -> PossibleValuesParser {
+    let listed = sched::Registry::default();
+    let values = listed
+        .iter()
+        .map(|kind| PossibleValue::new(kind.name).help(kind.help));
+    PossibleValuesParser::new(values)
 }
 
 /// Addresses at which all disks are served, each with its front door: a flag for each of those.
@@ -251,8 +260,8 @@ Keys of a disk:
   direct=off         use the page cache [default: auto]
   lock=off           serve the file without the lock against a second writer
   queue=NAME         the request queue it is on [default: its drive's]
-  sched=NAME         the scheduler of its queue: none, mq-deadline, kyber,
-                     bfq [default: --sched]
+  sched=NAME         the scheduler of its queue, as for --sched
+                     [default: --sched]
   io_poll=on         poll for completions of its queue; for files, and for null
                      disks with poll_queues [default: on for the latter]
   io_poll_delay=N    µs to sleep before polling for a request: -1 none, 0 half of

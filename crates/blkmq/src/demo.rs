@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -105,7 +105,7 @@ fn show(args: &DemoArgs, stop: &AtomicBool) -> Result<String> {
 
 /// The light tenant alone, then beside the others under each rule; then the tenants with weights.
 fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, Vec<Run>)> {
-    let schedulers: Vec<Kind> = Kind::ALL
+    let schedulers: Vec<&'static ElevatorType> = sched::BUILT_IN
         .into_iter()
         .filter(|kind| args.all || FEW.contains(kind))
         .collect();
@@ -114,7 +114,7 @@ fn run(args: &DemoArgs, scene: &Scene, stop: &AtomicBool) -> Result<(Vec<Run>, V
     let mut flood = scene.connect(scene::FLOOD, args.flood.job())?;
     let total = 2 + schedulers.len() + WEIGHTED_UNDER.len();
     let mut stage = Stage::new(Duration::from_secs_f64(args.seconds), total, stop);
-    let first = Rule::Scheduler(Kind::None);
+    let first = Rule::Scheduler(sched::NONE);
     let alone = stage.play(
         "none, the light tenant alone",
         || scene.switch(first),
@@ -204,9 +204,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Reads a second of the tenant that pauses.
 const PAUSING_RATE: u32 = 200;
 /// The schedulers that show the difference.
-const FEW: [Kind; 2] = [Kind::None, Kind::Bfq];
+const FEW: [&ElevatorType; 2] = [sched::NONE, sched::BFQ];
 /// The schedulers under which tenants with weights are shown.
-const WEIGHTED_UNDER: [Kind; 2] = [Kind::None, Kind::Bfq];
+const WEIGHTED_UNDER: [&ElevatorType; 2] = [sched::NONE, sched::BFQ];
 
 const HELP: &str = "\
 Serves disks on one scratch drive, as `blkmq serve` does, and connects an NBD
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn the_whole_demo_runs_in_a_moment_and_has_a_row_for_each_tenant_and_rule() {
         let text = show(&args(Medium::Model), &AtomicBool::new(false)).unwrap();
-        let rules = Kind::ALL.map(Kind::name);
+        let rules = sched::BUILT_IN.map(|kind| kind.name);
         for rule in rules.into_iter().chain(["caps"]) {
             let rows = text.lines().filter(|line| line.split(' ').next() == Some(rule));
             let expected = if rule == "none" { 4 } else { 3 };

@@ -12,7 +12,7 @@ use blkmq_core::ids::{ReactorId, ReactorSet};
 use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, QueueHandle, ReactorConfig, TagMode};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::{Instant, Nanos};
 
 use super::hand::{Drive, Hand, HandDriver};
@@ -172,7 +172,7 @@ impl Bench {
     }
 
     /// Works exactly on a frozen, drained queue.
-    pub(super) fn set_elevator(&mut self, kind: Kind) {
+    pub(super) fn set_elevator(&mut self, kind: &'static ElevatorType) {
         let is_possible = self.queue.is_frozen() && self.queue.is_drained();
         let before = self.queue.elevator();
         let switched = self.queue.set_elevator(kind);
@@ -379,7 +379,7 @@ fn config([reactors, tags, room, drive]: [u8; 4]) -> QueueConfig {
     } else {
         TagMode::Shared(depth)
     };
-    config.elevator = Kind::ALL[usize::from(tags >> 4) % Kind::ALL.len()];
+    config.elevator = sched::BUILT_IN[usize::from(tags >> 4) % sched::BUILT_IN.len()];
     config.requests_per_reactor = 1 + u32::from(room & 15);
     config.merges = room & 16 == 0;
     config.groups = GroupTree::flat(GROUPS);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use serde_json::Value;
 
 use super::{DeviceArg, EngineArgs};
@@ -22,7 +22,7 @@ use crate::usage::Usage;
 pub(crate) fn measure(
     program: &Path,
     args: &EngineArgs,
-    elevator: Kind,
+    elevator: &'static ElevatorType,
     jobs: u32,
     depth: u32,
     plan: &Plan,
@@ -36,7 +36,7 @@ pub(crate) fn measure(
     command
         .args(["bench", "engine", "--rounds", "1", "--json", "/dev/stderr"])
         .args(["--seconds", &plan.window.as_secs_f64().to_string()])
-        .args(["--device", &device, "--elevator", elevator.name()])
+        .args(["--device", &device, "--elevator", elevator.name])
         .args(["--jobs", &jobs.to_string(), "--depth", &depth.to_string()])
         .args(["--rw", args.rw.name(), "--bs", &args.bs.to_string()])
         .args(args.overwrite.then_some("--overwrite"))

@@ -12,7 +12,7 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::queue::TagMode;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_drivers::file::{Direct, FileConfig, FileDevice, FileDisk};
 use blkmq_drivers::nbd::{NbdConfig, NbdDevice, NbdDisk};
 use blkmq_drivers::null::{NullConfig, NullDevice};
@@ -87,7 +87,13 @@ impl DeviceArg {
     ///
     /// # Errors
     /// If the device cannot be opened.
-    pub(crate) fn start(&self, elevator: Kind, jobs: u32, depth: u32, writable: bool) -> Result<Engine> {
+    pub(crate) fn start(
+        &self,
+        elevator: &'static ElevatorType,
+        jobs: u32,
+        depth: u32,
+        writable: bool,
+    ) -> Result<Engine> {
         let opened = self.open(depth.max(TAGS_MIN), writable)?;
         start(opened, elevator, jobs, depth).with_context(|| format!("starting the engine on {self}"))
     }
@@ -156,7 +162,12 @@ pub(crate) struct Opened {
 ///
 /// # Errors
 /// If the engine does not start.
-pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
+pub(crate) fn start(
+    opened: Opened,
+    elevator: &'static ElevatorType,
+    jobs: u32,
+    depth: u32,
+) -> Result<Engine> {
     let mut queue = queue(opened.drive, elevator, depth);
     queue.disks.push(DiskEntry {
         name: DISK.into(),
@@ -188,7 +199,7 @@ pub(crate) fn start(opened: Opened, elevator: Kind, jobs: u32, depth: u32) -> Re
 ///
 /// # Errors
 /// If the engine does not start.
-pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result<Engine> {
+pub(crate) fn start_with_groups(elevator: &'static ElevatorType, jobs: u32, depth: u32) -> Result<Engine> {
     let sizes = vec![NULL_BYTES; jobs as usize];
     let drive = NullDevice::new(NullConfig::bare(), &sizes)?;
     let mut queue = queue(Arc::new(drive), elevator, depth);
@@ -215,7 +226,7 @@ pub(crate) fn start_with_groups(elevator: Kind, jobs: u32, depth: u32) -> Result
     Ok(Engine::start(config)?)
 }
 
-fn queue(drive: Arc<dyn Device>, elevator: Kind, depth: u32) -> QueueSpec {
+fn queue(drive: Arc<dyn Device>, elevator: &'static ElevatorType, depth: u32) -> QueueSpec {
     let mut queue = QueueSpec::new("bench", drive);
     queue.elevator = elevator;
     queue.tags = TagMode::PerHctx(depth.max(TAGS_MIN));

@@ -20,7 +20,7 @@ use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_core::mapper::table::MapKind;
 use blkmq_core::request::Request;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::Instant;
 use blkmq_drivers::multipath::{MultipathConfig, MultipathDevice, PathDevice, Selector};
 use blkmq_drivers::null::{Completion, NullConfig, NullDevice};
@@ -37,14 +37,14 @@ use super::load::{Job, Load};
 /// # Errors
 /// If there is no such way, the engine does not start or an I/O ends with an error.
 pub fn run(way: &str, count: u64) -> Result<u64> {
-    let (mut drive, mut elevator, mut map, mut depth) = (null(None)?, Kind::None, None, DEPTH);
+    let (mut drive, mut elevator, mut map, mut depth) = (null(None)?, sched::NONE, None, DEPTH);
     match way {
         "direct" => {}
         "depth-1" => depth = 1,
         "polled" => drive = null(Some(Completion::Deferred))?,
         "linear" => map = Some(MapKind::Linear),
         "striped" => map = Some(MapKind::Striped { chunk: CHUNK }),
-        _ if let Some(kind) = Kind::by_name(way) => elevator = kind,
+        _ if let Some(kind) = sched::Registry::default().get(way) => elevator = kind,
         _ if let Ok(selector) = way.parse() => drive = multipath(selector)?,
         _ => bail!("no way is named {way}"),
     }

@@ -9,7 +9,7 @@ use blkmq_core::bio::{Bio, Op};
 use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::TagMode;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 
@@ -28,7 +28,7 @@ pub struct Crowd {
     /// would have to notice.
     pub groups: usize,
     /// The queues' elevator.
-    pub elevator: Kind,
+    pub elevator: &'static ElevatorType,
 }
 
 /// Does about `count` reads on the first 20 disks and returns their number. A parked thread remains.

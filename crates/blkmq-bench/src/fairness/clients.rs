@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blkmq_core::group::ROOT;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 
 use self::figures::{Alone, Outcome, may_lack_depth};
 use self::server::{Drive, Server};
@@ -74,7 +74,7 @@ struct Visited<'a> {
     ground: &'a Ground,
     case: &'a Case,
     family: Family,
-    kind: Kind,
+    kind: &'static ElevatorType,
     /// One for each visit.
     outcomes: RefCell<Vec<Outcome>>,
 }
@@ -121,8 +121,8 @@ pub(super) fn main(args: &FairnessArgs) -> Result<()> {
 }
 
 /// The requested schedulers, and always `none`, with which the others are compared.
-fn kinds(asked: &[Side]) -> Result<Vec<Kind>> {
-    let mut kinds = vec![Kind::None];
+fn kinds(asked: &[Side]) -> Result<Vec<&'static ElevatorType>> {
+    let mut kinds = vec![sched::NONE];
     for side in asked {
         match side {
             Side::Elevator(kind) if kinds.contains(kind) => {}
@@ -131,12 +131,12 @@ fn kinds(asked: &[Side]) -> Result<Vec<Kind>> {
                 false,
                 "--side {} rejected with --clients: must be one of {}",
                 side.name(),
-                Kind::ALL.map(Kind::name).join(", ")
+                sched::Registry::default().names()
             ),
         }
     }
     if asked.is_empty() {
-        kinds.push(Kind::Bfq);
+        kinds.push(sched::BFQ);
     }
     Ok(kinds)
 }
@@ -237,7 +237,11 @@ fn plan(common: &BenchArgs, visits: usize) -> Result<Plan> {
 }
 
 /// All visits of a round, the sides of a case one after the other.
-fn visited<'a>(grounds: &'a [Ground], cases: &'a [Case], kinds: &[Kind]) -> Vec<Visited<'a>> {
+fn visited<'a>(
+    grounds: &'a [Ground],
+    cases: &'a [Case],
+    kinds: &[&'static ElevatorType],
+) -> Vec<Visited<'a>> {
     let mut visited = Vec::new();
     for (place, ground) in grounds.iter().enumerate() {
         for case in cases {
@@ -268,7 +272,7 @@ impl Visited<'_> {
         Point {
             case: self.name(),
             side: match self.family {
-                Family::Daemon => self.kind.name().into(),
+                Family::Daemon => self.kind.name.into(),
                 Family::Kernel => format!("kernel-{}", self.kind),
             },
             measure: Box::new(move |plan| {
@@ -296,12 +300,13 @@ impl Visited<'_> {
         let alone = alone.collect::<Result<Vec<_>>>()?;
         let visit = self.play(bench, scene, self.kind, plan)?;
         let key = (self.name(), self.family);
-        let none = match self.kind {
-            Kind::None => None,
-            _ => bench.none.borrow().get(&key).copied(),
-        };
+        let none = self
+            .kind
+            .is_some()
+            .then(|| bench.none.borrow().get(&key).copied());
+        let none = none.flatten();
         let outcome = Outcome::new(scene, &visit, none, &alone);
-        if self.kind == Kind::None {
+        if self.kind == sched::NONE {
             bench.none.borrow_mut().insert(key, outcome.total);
         }
         self.outcomes.borrow_mut().push(outcome);
@@ -323,7 +328,7 @@ impl Visited<'_> {
         }
         let scene = Scene::new(format!("{load} alone")).tenant(ROOT, 100, load);
         let visit = self
-            .play(bench, &scene, Kind::None, plan)
+            .play(bench, &scene, sched::NONE, plan)
             .with_context(|| scene.case.clone())?;
         let alone = Alone {
             bytes: visit.series.rates().iter().sum(),
@@ -333,10 +338,10 @@ impl Visited<'_> {
         Ok(alone)
     }
 
-    fn play(&self, bench: &Bench, scene: &Scene, kind: Kind, plan: &Plan) -> Result<Visit> {
+    fn play(&self, bench: &Bench, scene: &Scene, kind: &'static ElevatorType, plan: &Plan) -> Result<Visit> {
         let images = &self.ground.images;
         match (self.family, &self.ground.kernel) {
-            (Family::Kernel, Some(kernel)) => kernel.play(scene, kind.name(), plan),
+            (Family::Kernel, Some(kernel)) => kernel.play(scene, kind.name, plan),
             _ => {
                 let drive = match self.case.drive {
                     On::Images => Drive::Images(images),
@@ -395,9 +400,9 @@ mod tests {
 
     #[test]
     fn none_is_always_measured_and_bfq_unless_others_are_asked_for() {
-        assert_eq!(kinds(&[]).unwrap(), [Kind::None, Kind::Bfq]);
-        let asked = [Side::Elevator(Kind::Kyber), Side::Elevator(Kind::None)];
-        assert_eq!(kinds(&asked).unwrap(), [Kind::None, Kind::Kyber]);
+        assert_eq!(kinds(&[]).unwrap(), [sched::NONE, sched::BFQ]);
+        let asked = [Side::Elevator(sched::KYBER), Side::Elevator(sched::NONE)];
+        assert_eq!(kinds(&asked).unwrap(), [sched::NONE, sched::KYBER]);
         let error = kinds(&[Side::Caps]).unwrap_err().to_string();
         assert!(
             error.contains("--side caps rejected with --clients: must be one of none, mq-deadline"),

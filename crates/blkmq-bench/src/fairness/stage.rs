@@ -12,7 +12,7 @@ use blkmq_core::group::{CapKind, Caps, GroupTree};
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::poll::Policy;
 use blkmq_core::queue::TagMode;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_drivers::file::{Direct, FileConfig, FileDevice, FileDisk};
 use blkmq_drivers::null::{NullConfig, NullDevice};
@@ -139,7 +139,7 @@ fn null_config(model: Model) -> NullConfig {
 pub(super) fn play(
     scene: &Scene,
     ground: &Ground,
-    elevator: Kind,
+    elevator: &'static ElevatorType,
     capacity: Option<f64>,
     plan: &Plan,
 ) -> Result<Visit> {
@@ -174,7 +174,12 @@ pub(super) fn play(
     Ok(Visit { latency, ..visit? })
 }
 
-fn start(scene: &Scene, ground: &Ground, elevator: Kind, capacity: Option<f64>) -> Result<Engine> {
+fn start(
+    scene: &Scene,
+    ground: &Ground,
+    elevator: &'static ElevatorType,
+    capacity: Option<f64>,
+) -> Result<Engine> {
     let (drive, size) = ground.medium.open(scene.model)?;
     let mut queue = QueueSpec::new("fairness", drive);
     queue.disks.push(DiskEntry {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use blkmq_core::bio::Bio;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_sim::modelled_queue::ModelledQueue;
 
@@ -17,7 +17,7 @@ use super::source::{Recorded, Recording};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Simulation<'a> {
     pub(super) device: &'a DeviceModel,
-    pub(super) sched: Kind,
+    pub(super) sched: &'static ElevatorType,
     pub(super) seed: u64,
 }
 
@@ -125,8 +125,10 @@ const MIB: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use blkmq_core::bio::{Direction, Flags, Op};
+    use blkmq_core::sched;
+
+    use super::*;
 
     /// Two devices: 300 small writes and 300 reads that arrive faster than the drive serves them,
     /// and flushes, discards and a FUA write.
@@ -160,7 +162,7 @@ mod tests {
         }
     }
 
-    fn played(model: &str, sched: Kind, speed: Speed, seed: u64) -> Outcome {
+    fn played(model: &str, sched: &'static ElevatorType, speed: Speed, seed: u64) -> Outcome {
         let device = &model.parse().expect("a model");
         let simulation = Simulation { device, sched, seed };
         play(&recording(), speed, 64, simulation).expect("it fits")
@@ -169,7 +171,7 @@ mod tests {
     #[test]
     fn all_that_was_recorded_is_played_once_with_every_model_and_scheduler() {
         for model in ["flash", "flash,units=1,tags=1", "rotating", "rotating,tags=1"] {
-            for sched in Kind::ALL {
+            for sched in sched::BUILT_IN {
                 for speed in [Speed::Times(1.0), Speed::Max] {
                     let outcome = played(model, sched, speed, 1);
                     let of = |direction| &outcome.played[direction as usize];
@@ -190,7 +192,7 @@ mod tests {
     #[test]
     fn a_seed_gives_the_same_figures_and_another_one_others() {
         let figures = |seed| {
-            let outcome = played("flash,units=2", Kind::Bfq, Speed::Times(1.0), seed);
+            let outcome = played("flash,units=2", sched::BFQ, Speed::Times(1.0), seed);
             let read = &outcome.played[Direction::Read as usize].latency;
             (
                 outcome.elapsed,
@@ -212,7 +214,7 @@ mod tests {
         let device = &"flash,read=40us,spread=0".parse().expect("a model");
         let simulation = Simulation {
             device,
-            sched: Kind::None,
+            sched: sched::NONE,
             seed: 1,
         };
         for (speed, elapsed_us) in [

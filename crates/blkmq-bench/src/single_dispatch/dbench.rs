@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use blkmq_core::queue::Dispatch;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_sim::scenario::clients::CPUS;
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -126,13 +126,13 @@ impl Side {
     }
 
     /// The configuration of the disk's queue.
-    pub(super) fn queue(self, elevator: Kind) -> Queue {
+    pub(super) fn queue(self, elevator: &'static ElevatorType) -> Queue {
         let (elevator, hctxs, dispatch) = match self {
             Self::Before => (elevator, CPUS as u16, Dispatch::EveryContext),
             Self::SingleQueue => (elevator, 1, Dispatch::Single),
             Self::After => (elevator, CPUS as u16, Dispatch::Single),
             // One context, so that the disk has as many commands as on the other sides.
-            Self::Kernel => (Kind::None, 1, Dispatch::Single),
+            Self::Kernel => (sched::NONE, 1, Dispatch::Single),
         };
         Queue {
             elevator,
@@ -142,10 +142,10 @@ impl Side {
     }
 
     /// The scheduler on the block device.
-    pub(super) const fn kernel_scheduler(self, elevator: Kind) -> &'static str {
+    pub(super) const fn kernel_scheduler(self, elevator: &'static ElevatorType) -> &'static str {
         match self {
-            Self::Kernel => elevator.name(),
-            _ => Kind::None.name(),
+            Self::Kernel => elevator.name,
+            _ => sched::NONE.name,
         }
     }
 }
@@ -171,7 +171,7 @@ pub(super) fn main(args: &SingleDispatchArgs) -> Result<()> {
                 measure: Box::new(move |_| {
                     let sample = measure(args, side, elevator, clients, loadfile)?;
                     let mut times = times.borrow_mut();
-                    let of_side = times.entry((elevator.name(), clients, side)).or_default();
+                    let of_side = times.entry((elevator.name, clients, side)).or_default();
                     of_side.push(sample.elapsed.as_secs_f64());
                     Ok(sample)
                 }),
@@ -213,7 +213,7 @@ fn with_defaults(args: &SingleDispatchArgs) -> Result<SingleDispatchArgs> {
         );
     }
     if args.elevator.is_empty() {
-        args.elevator = vec![Kind::Bfq];
+        args.elevator = vec![sched::BFQ];
     }
     if args.side.is_empty() {
         args.side = Side::ALL.to_vec();
@@ -238,7 +238,7 @@ fn check_program(program: &str, package: &str) -> Result<()> {
 }
 
 /// Names a case.
-fn case(args: &SingleDispatchArgs, elevator: Kind, clients: usize) -> String {
+fn case(args: &SingleDispatchArgs, elevator: &'static ElevatorType, clients: usize) -> String {
     let door = match args.door {
         Door::Fuse => "",
         Door::Ublk => "-ublk",
@@ -268,7 +268,7 @@ fn write_loadfile(path: &Path, ops: usize) -> Result<()> {
 fn measure(
     args: &SingleDispatchArgs,
     side: Side,
-    elevator: Kind,
+    elevator: &'static ElevatorType,
     clients: usize,
     loadfile: &Path,
 ) -> Result<Sample> {
@@ -412,7 +412,7 @@ fn compare(times: &BTreeMap<(&'static str, usize, Side), Vec<f64>>, args: &Singl
     let mut lines = "\nThe time of `after` in that of others, within rounds: median (lowest-highest), and rounds in which it was less\n".to_owned();
     for elevator in &args.elevator {
         for &clients in &args.clients {
-            let of = |side| times.get(&(elevator.name(), clients, side));
+            let of = |side| times.get(&(elevator.name, clients, side));
             for other in [Side::Before, Side::SingleQueue, Side::Kernel] {
                 let (Some(own), Some(others)) = (of(Side::After), of(other)) else {
                     continue;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 use blkmq_core::ids::GroupId;
 use blkmq_core::queue::{Dispatch, TagMode};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, BYTES_MAX, CONNECTIONS_MAX, Common};
 use blkmq_export::front_door::{self, Offer, Served};
@@ -40,7 +40,12 @@ impl Stage {
     ///
     /// # Errors
     /// The missing requirement: root, a program, loop devices, FUSE or ublk.
-    pub(super) fn set_up(door: Door, filesystem: Filesystem, side: Side, elevator: Kind) -> Result<Self> {
+    pub(super) fn set_up(
+        door: Door,
+        filesystem: Filesystem,
+        side: Side,
+        elevator: &'static ElevatorType,
+    ) -> Result<Self> {
         let dir = Scratch::make()?;
         let queue = side.queue(elevator);
         let disk = SlowDisk::start(DISK_BYTES, queue.hctxs, DISK_DEPTH)?;
@@ -94,7 +99,7 @@ impl Drop for Stage {
 /// The configuration of a side's queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
-    pub(super) elevator: Kind,
+    pub(super) elevator: &'static ElevatorType,
     pub(super) hctxs: u16,
     pub(super) dispatch: Dispatch,
 }

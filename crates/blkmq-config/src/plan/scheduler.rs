@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use anyhow::Result;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_host::group_paths::parent_of;
 
 use crate::config::Config;
@@ -18,7 +18,7 @@ use crate::plan::{Groups, settings};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WithoutEffect {
     queue: String,
-    kind: Kind,
+    kind: &'static ElevatorType,
     /// The groups with weights, and those with latency targets, that have no effect.
     weights: Vec<String>,
     targets: Vec<String>,
@@ -53,18 +53,19 @@ impl fmt::Display for WithoutEffect {
             .collect();
         write!(
             f,
-            "queue {}: sched={} {}, so {} have no effect: set sched = \"bfq\" in {}",
+            "queue {}: sched={} {}, so {} have no effect: set sched = \"{}\" in {}",
             self.queue,
             self.kind,
             lacks.join(" and "),
             settings.join(" and "),
+            sched::FOR_WEIGHTS,
             listed(&self.named_in)
         )
     }
 }
 
-/// Finds the settings of groups that have no effect on a queue with these disks: weights, unless it has `bfq`,
-/// and latency targets, if it has `none`, which holds nobody back.
+/// Finds the settings of groups that have no effect on a queue with these disks: weights, unless its scheduler
+/// shares by them, and latency targets, if it has `none`, which holds nobody back.
 ///
 /// # Errors
 /// The disks or settings that do not agree about the scheduler.
@@ -85,13 +86,13 @@ pub(crate) fn without_effect_with<'a>(
     let wish = settings::wish_with(config, queue, disks.clone(), groups)?;
     let kind = wish.elevator.unwrap_or_default();
     let disks = settings::named(config, disks);
-    let weights = match kind {
-        Kind::Bfq => Vec::new(),
-        _ => weighted(config, &disks, groups),
+    let weights = match kind.knows_groups {
+        true => Vec::new(),
+        false => weighted(config, &disks, groups),
     };
-    let targets = match kind {
-        Kind::None => groups_with(config, &disks, groups, |group| group.latency_target.is_some()),
-        _ => Vec::new(),
+    let targets = match kind.is_some() {
+        true => Vec::new(),
+        false => groups_with(config, &disks, groups, |group| group.latency_target.is_some()),
     };
     let found = WithoutEffect {
         queue: queue.to_owned(),
@@ -197,12 +198,12 @@ mod tests {
     }
 
     /// The scheduler of each queue.
-    fn kinds(text: &str) -> Vec<(String, Kind)> {
+    fn kinds(text: &str) -> Vec<(String, &'static ElevatorType)> {
         let queues = plan(&config(text)).unwrap().queues.into_iter();
         queues.map(|queue| (queue.name, queue.elevator)).collect()
     }
 
-    fn is(name: &str, kind: Kind) -> (String, Kind) {
+    fn is(name: &str, kind: &'static ElevatorType) -> (String, &'static ElevatorType) {
         (name.to_owned(), kind)
     }
 
@@ -214,9 +215,9 @@ mod tests {
         assert_eq!(
             kinds(&format!("[daemon]\nsched = \"kyber\"\n{A_B_C}")),
             [
-                is("a", Kind::Kyber),
-                is("b", Kind::None),
-                is("c", Kind::MqDeadline)
+                is("a", sched::KYBER),
+                is("b", sched::NONE),
+                is("c", sched::MQ_DEADLINE)
             ]
         );
     }
@@ -228,30 +229,30 @@ mod tests {
         assert_eq!(
             kinds(&format!("{A_B_C}{weights}[disk.d]\nnull = \"1M\"\n")),
             [
-                is("a", Kind::Bfq),
-                is("b", Kind::None),
-                is("c", Kind::MqDeadline),
-                is("d", Kind::None)
+                is("a", sched::BFQ),
+                is("b", sched::NONE),
+                is("c", sched::MQ_DEADLINE),
+                is("d", sched::NONE)
             ]
         );
         let with_default = format!("[daemon]\nsched = \"none\"\n{A_B_C}{weights}");
-        assert_eq!(kinds(&with_default)[0], is("a", Kind::None));
+        assert_eq!(kinds(&with_default)[0], is("a", sched::NONE));
         let bounded = format!("{A_B_C}[group.\"/a\"]\niops = 100\nlatency_target = \"1ms\"\n");
-        assert_eq!(kinds(&bounded)[0], is("a", Kind::None), "no weight is given");
+        assert_eq!(kinds(&bounded)[0], is("a", sched::NONE), "no weight is given");
     }
 
     #[test]
     fn weight_of_a_group_above_or_of_a_disk_on_others_counts() {
         let nested = "[disk.a]\nnull = \"1M\"\ngroup = \"/x/y\"\n[group.\"/x\"]\nweight = 3\n[disk.b]\nnull = \"1M\"\ngroup = \"/xy\"";
-        assert_eq!(kinds(nested), [is("a", Kind::Bfq), is("b", Kind::None)]);
+        assert_eq!(kinds(nested), [is("a", sched::BFQ), is("b", sched::NONE)]);
         let mapped = "[disk.a]\nnull = \"1M\"\n[disk.b]\nnull = \"1M\"\n[disk.m]\nlinear = \"a\"\n[group.\"/m\"]\nweight = 3";
-        assert_eq!(kinds(mapped), [is("a", Kind::Bfq), is("b", Kind::None)]);
+        assert_eq!(kinds(mapped), [is("a", sched::BFQ), is("b", sched::NONE)]);
         let twice = mapped.replace("/m", "/n") + "\n[disk.n]\nstriped = \"m\"";
-        assert_eq!(kinds(&twice), [is("a", Kind::Bfq), is("b", Kind::None)]);
+        assert_eq!(kinds(&twice), [is("a", sched::BFQ), is("b", sched::NONE)]);
         // Users of such an engine submit I/O of any group to any disk.
         let all =
             plan_with_all_groups(&config("[disk.a]\nnull = \"1M\"\n[group.\"/x\"]\nweight = 3")).unwrap();
-        assert_eq!(all.queues[0].elevator, Kind::Bfq);
+        assert_eq!(all.queues[0].elevator, sched::BFQ);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_host::QueueSpec;
 
 use crate::config::Config;
@@ -26,7 +26,7 @@ pub(crate) fn apply(queue: &mut QueueSpec, config: &Config, groups: Groups) -> R
 }
 
 /// Checks that a disk that joins a queue agrees with it about the elevator.
-pub(crate) fn agrees(disk: &DiskSpec, queue: &str, kind: Kind) -> Result<()> {
+pub(crate) fn agrees(disk: &DiskSpec, queue: &str, kind: &'static ElevatorType) -> Result<()> {
     match disk.sched {
         Some(wanted) if wanted != kind => bail!(
             "disk {}: sched={wanted} rejected: its queue, {queue}, has sched={kind}, and a queue has one elevator; leave it out, \
@@ -64,7 +64,7 @@ pub(crate) fn warn_of_empty_groups(config: &Config) {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
     /// The elevator, if one is named or groups need one.
-    pub elevator: Option<Kind>,
+    pub elevator: Option<&'static ElevatorType>,
     /// The groups for whose weights it has its elevator; none if one is named.
     pub weighted: Vec<String>,
     /// How completions of requests are found.
@@ -112,7 +112,7 @@ pub(crate) fn wish_with<'a>(
         None => scheduler::weighted(config, &disks, groups),
     };
     Ok(Wish {
-        elevator: named.or((!weighted.is_empty()).then_some(Kind::Bfq)),
+        elevator: named.or((!weighted.is_empty()).then_some(sched::FOR_WEIGHTS)),
         weighted,
         polling: polling(queue, settings.polling, &disks)?,
         depth: settings.depth,
@@ -128,7 +128,11 @@ pub(crate) fn named<'c, 'a>(config: &'c Config, names: impl Iterator<Item = &'a 
 }
 
 /// The elevator that a queue's settings or its disks set; they must agree.
-fn elevator(queue: &str, chosen: Option<Kind>, disks: &[&DiskSpec]) -> Result<Option<Kind>> {
+fn elevator(
+    queue: &str,
+    chosen: Option<&'static ElevatorType>,
+    disks: &[&DiskSpec],
+) -> Result<Option<&'static ElevatorType>> {
     let mut chosen = chosen.map(|kind| (kind, "the queue's settings"));
     for disk in disks {
         let Some(kind) = disk.sched else {
@@ -200,7 +204,7 @@ mod tests {
             .iter()
             .map(|queue| (queue.name.as_str(), queue.elevator))
             .collect();
-        assert_eq!(kinds, [("a", Kind::MqDeadline), ("b", Kind::None)]);
+        assert_eq!(kinds, [("a", sched::MQ_DEADLINE), ("b", sched::NONE)]);
         assert_eq!(plan.queues[1].group_paths, ["/", "/b"]);
     }
 
@@ -246,7 +250,10 @@ mod tests {
         let names: Vec<&str> = plan.queues.iter().map(|queue| queue.name.as_str()).collect();
         assert_eq!(names, ["m", "other"]);
         let queue = &plan.queues[0];
-        assert_eq!((queue.elevator, queue.disks[0].size), (Kind::MqDeadline, 1 << 20));
+        assert_eq!(
+            (queue.elevator, queue.disks[0].size),
+            (sched::MQ_DEADLINE, 1 << 20)
+        );
         let paths = MultipathDevice::of(&*queue.device).expect("it has paths").paths();
         let told: Vec<_> = paths
             .iter()

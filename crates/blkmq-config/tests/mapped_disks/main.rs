@@ -6,7 +6,7 @@ mod sys;
 use blkmq_config::{Config, DiskSpec, Plan, plan};
 use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
 use blkmq_core::ids::DiskId;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_host::disk::MAPPED;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig, Error, QueueId};
@@ -35,7 +35,7 @@ fn planned(disks: Vec<DiskSpec>) -> Plan {
     plan(&config).unwrap()
 }
 
-fn start(disks: Vec<DiskSpec>, elevator: Kind) -> Engine {
+fn start(disks: Vec<DiskSpec>, elevator: &'static ElevatorType) -> Engine {
     let mut plan = planned(disks);
     for queue in &mut plan.queues {
         queue.elevator = elevator;
@@ -114,7 +114,7 @@ fn cut(chance: &mut Chance, disk: &Disk, op: Op, offset: usize, memory: &mut [u8
 
 #[test]
 fn disks_on_disks_on_several_queues_keep_their_data() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         let engine = start(
             vec![
                 linear("top", "stripe:64K+e:512:1000K+stripe:0:64K"),
@@ -195,7 +195,7 @@ fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
             disk("name=b,null=1M,bad=64K-128K"),
             striped("s", "a+b", "64K"),
         ],
-        Kind::None,
+        sched::NONE,
     );
     let disk = engine.disk("s").unwrap().clone();
     let mut attached = engine.attach().unwrap();
@@ -221,7 +221,7 @@ fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
 #[test]
 fn a_mapped_disks_number_is_answered_with_where_to_look() {
     let null = disk("name=a,null=1M");
-    let engine = start(vec![null, linear("l", "a")], Kind::None);
+    let engine = start(vec![null, linear("l", "a")], sched::NONE);
     let disk = engine.disk("l").unwrap().clone();
     let control = engine.control();
     assert_eq!(disk.queue, MAPPED);
@@ -260,7 +260,7 @@ fn a_mapped_disks_number_is_answered_with_where_to_look() {
 fn members_work_beside_each_other_while_one_queue_is_frozen() {
     let null = |name| disk(&format!("name={name},null=1M"));
     let disks = vec![null("a"), null("b"), striped("s", "a+b", "64K")];
-    let engine = start(disks, Kind::None);
+    let engine = start(disks, sched::NONE);
     let disk = engine.disk("s").unwrap().clone();
     let mut attached = engine.attach().unwrap();
     let frozen = engine.control().freeze(QueueId(0)).unwrap();

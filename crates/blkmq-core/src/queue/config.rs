@@ -8,7 +8,7 @@ use crate::ids::REACTORS_MAX;
 use crate::limits::{LimitError, Limits};
 use crate::poll::Policy;
 use crate::rerun::Rerun;
-use crate::sched;
+use crate::sched::{self, ElevatorType};
 use crate::stat::StatsMode;
 use crate::tag::{DEPTH_MAX, TagMode};
 use crate::time::{Instant, Nanos};
@@ -34,7 +34,7 @@ pub struct QueueConfig {
     /// The drive's limits.
     pub limits: Limits,
     /// The initial elevator.
-    pub elevator: sched::Kind,
+    pub elevator: &'static ElevatorType,
     /// Which reactors dispatch from it. Default: one dispatcher for all; the others are slower, and exist for comparison.
     pub dispatch: Dispatch,
     /// Which contexts the end of a request runs, where the tags are shared. Default: those that wait; the others
@@ -93,7 +93,7 @@ impl QueueConfig {
             depth: None,
             requests_per_reactor: 256,
             limits: Limits::default(),
-            elevator: sched::Kind::None,
+            elevator: sched::NONE,
             dispatch: Dispatch::Single,
             rerun: Rerun::default(),
             timeout: Nanos::from_secs(30),

@@ -1,16 +1,17 @@
 //! The control operations on a running queue: freeze, quiesce, change of elevator, tunables and depth.
 
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
 
-use super::{Busy, Queue, THROTTLED, shares};
+use super::{Busy, Queue, shares, way};
 use crate::group::GroupTree;
-use crate::sched::{self, Elevator, TunableError};
+use crate::sched::{Elevator, ElevatorType, Setup, TunableError};
 use crate::share::Shares;
 
 /// An elevator that is not yet in its queue, with the sizes that it was made for. After the exchange it
 /// holds the former elevator, which is also large: drop it when the queue has thawed.
 pub struct NextElevator {
-    kind: sched::Kind,
+    kind: &'static ElevatorType,
     elevator: Option<Box<dyn Elevator>>,
     shares: Shares,
     groups: GroupTree,
@@ -68,9 +69,14 @@ impl Queue {
         self.run_all();
     }
 
-    /// The elevator's kind.
-    pub fn elevator(&self) -> sched::Kind {
-        sched::Kind::ALL[usize::from(self.way.load(Ordering::Relaxed) & !THROTTLED)]
+    /// The queue's elevator.
+    pub fn elevator(&self) -> &'static ElevatorType {
+        *self.lock_elevator()
+    }
+
+    fn lock_elevator(&self) -> MutexGuard<'_, &'static ElevatorType> {
+        // A single value, which is there even if a thread has panicked.
+        self.elevator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes an elevator for [`Queue::exchange_elevator`], before the queue freezes: its tables are large, and a
@@ -78,18 +84,22 @@ impl Queue {
     ///
     /// # Errors
     /// [`Busy`] if the gate is held at this moment.
-    pub fn make_elevator(&self, kind: sched::Kind) -> Result<NextElevator, Busy> {
+    pub fn make_elevator(&self, kind: &'static ElevatorType) -> Result<NextElevator, Busy> {
         let state = self.gate.try_enter().ok_or(Busy)?;
         let groups = state.groups.clone();
         self.leave_gate(state);
         Ok(self.elevator_for(kind, groups))
     }
 
-    fn elevator_for(&self, kind: sched::Kind, groups: GroupTree) -> NextElevator {
+    fn elevator_for(&self, kind: &'static ElevatorType, groups: GroupTree) -> NextElevator {
         let made_for = (self.requests_max(), self.fitted_disks());
         NextElevator {
             kind,
-            elevator: kind.build(&self.limits, made_for.0, &groups),
+            elevator: kind.build(&Setup {
+                limits: &self.limits,
+                requests_max: made_for.0,
+                groups: &groups,
+            }),
             shares: shares(self.tag_mode, kind, made_for.1, made_for.0),
             groups,
             made_for,
@@ -100,7 +110,7 @@ impl Queue {
     ///
     /// # Errors
     /// As for [`Queue::exchange_elevator`].
-    pub fn set_elevator(&self, kind: sched::Kind) -> Result<(), Busy> {
+    pub fn set_elevator(&self, kind: &'static ElevatorType) -> Result<(), Busy> {
         self.exchange_elevator(&mut self.make_elevator(kind)?)
     }
 
@@ -127,11 +137,11 @@ impl Queue {
             *next = self.elevator_for(next.kind, state.groups.clone());
         }
         std::mem::swap(&mut state.elevator, &mut next.elevator);
+        state.knows_groups = next.kind.knows_groups;
         std::mem::swap(&mut state.shares, &mut next.shares);
         // Drained: no reactor is about to enter the gate, so caps that were removed can be forgotten now.
-        let is_capped = state.groups.iter().any(|(_, node)| !node.caps.is_none());
-        let throttled = if is_capped { THROTTLED } else { 0 };
-        self.way.store(next.kind as u8 | throttled, Ordering::Relaxed);
+        self.way.store(way(next.kind, &state.groups), Ordering::Relaxed);
+        *self.lock_elevator() = next.kind;
         // Nobody enters the gate for a queue without an elevator, so its limit is noted here.
         let elevator = state.elevator.as_deref();
         self.note_elevator_limit(elevator.and_then(|elevator| elevator.depth_limit()));
@@ -161,7 +171,7 @@ impl Queue {
         let mut state = self.gate.try_enter().ok_or(Busy)?;
         let result = match &mut state.elevator {
             Some(elevator) => elevator.set_tunable(name, value),
-            None => Err(TunableError::unknown("none", name)),
+            None => Err(TunableError::unknown(self.elevator().name, name)),
         };
         self.leave_gate(state);
         Ok(result)

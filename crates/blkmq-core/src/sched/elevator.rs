@@ -102,7 +102,7 @@ impl Note {
 /// call. An elevator neither allocates nor reads a clock after set-up: it holds at most the number of
 /// requests that it was made for.
 pub trait Elevator: Send {
-    /// The name under which users choose it.
+    /// The name under which it is listed ([`super::ElevatorType`]).
     fn name(&self) -> &'static str;
 
     /// Inserts a request.
@@ -130,11 +130,6 @@ pub trait Elevator: Send {
 
     /// Passes to `take` the groups for which it let the drive idle on purpose since the last call, and for how long.
     fn drain_idled(&mut self, _take: &mut dyn FnMut(GroupId, Nanos)) {}
-
-    /// Says whether it divides the drive among groups by itself, so that requests must be issued in its order.
-    fn knows_groups(&self) -> bool {
-        false
-    }
 
     /// What it has measured of a group, as numbers of its own format, for an elevator of the same name in
     /// another process that continues with the group.

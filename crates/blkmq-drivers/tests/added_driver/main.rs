@@ -4,14 +4,17 @@
 mod sys;
 mod vector;
 
-use blkmq_config::{Config, DiskSpec, plan};
+use blkmq_config::{Config, DiskSpec, Registries, plan};
 use blkmq_core::bio::{Bio, Data, Op};
 use blkmq_core::time::Nanos;
 use blkmq_drivers::registry::Registry;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig};
 
-fn registry() -> Registry {
-    Registry::default().with(&vector::DRIVER)
+fn registries() -> Registries {
+    Registries {
+        drivers: Registry::default().with(&vector::DRIVER),
+        ..Registries::default()
+    }
 }
 
 /// Does one I/O and waits for its end.
@@ -34,7 +37,7 @@ fn run(attached: &mut Attached, disk: &Disk, op: Op, offset: u64, memory: &mut [
 fn disks_on_a_driver_that_was_added_are_configured_and_used_as_any() {
     let text =
         "[disk.one]\nvector = \"64K\"\nfill = 7\n[disk.two]\nvector = \"1M\"\n[disk.ram]\nram = \"1M\"";
-    let config = Config::from_toml_with(text, &registry()).unwrap();
+    let config = Config::from_toml_with(text, &registries()).unwrap();
     config.check().unwrap();
     assert_eq!(config.disks[0].description, "disk in a vector");
     let plan = plan(&config).unwrap();
@@ -77,7 +80,7 @@ fn its_keys_are_refused_as_those_of_any_driver_and_it_is_listed() {
         ("name=a,vector=1M,ram=1M", "ram= and vector= exclude each other"),
         ("name=a", "nbd=URI, rbd=POOL/IMAGE, vector=SIZE, linear=DISKS"),
     ] {
-        let error = DiskSpec::parse_with(text, &registry()).unwrap_err();
+        let error = DiskSpec::parse_with(text, &registries()).unwrap_err();
         let error = format!("{error:#}");
         assert!(
             error.contains("disk a") && error.contains(part),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::poll::Wait;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_host::{Attached, Engine, EngineConfig, QueueId};
 use sys::Page;
@@ -23,7 +23,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new(name: &str, elevator: Kind, wait: Wait) -> Self {
+    fn new(name: &str, elevator: &'static ElevatorType, wait: Wait) -> Self {
         let path = std::env::temp_dir().join(format!("blkmq-{name}-{}", std::process::id()));
         std::fs::write(&path, vec![0; PAGES as usize * 4096]).unwrap();
         let disk = format!(
@@ -83,7 +83,7 @@ fn one(attached: &mut Attached, bio: Bio) {
 
 #[test]
 fn what_one_thread_writes_another_reads_through_either_elevator() {
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         let fixture = Fixture::new(&format!("data-{elevator}"), elevator, Wait::Auto);
         let mut writer = fixture.engine().attach().unwrap();
         let mut pages: Vec<Page> = (0..PAGES).map(|page| Page::filled(page as u8 ^ 0x5a)).collect();
@@ -109,7 +109,7 @@ fn what_one_thread_writes_another_reads_through_either_elevator() {
 
 #[test]
 fn at_depth_one_submitting_and_waiting_are_one_system_call() {
-    let fixture = Fixture::new("enters", Kind::None, Wait::Block);
+    let fixture = Fixture::new("enters", sched::NONE, Wait::Block);
     let mut attached = fixture.engine().attach().unwrap();
     let mut memory = Page::filled(0);
     one(&mut attached, bio(Op::Read, 0, &mut memory));

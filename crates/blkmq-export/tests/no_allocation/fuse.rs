@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common};
 use blkmq_export::front_door::{self, Offer, Served};
@@ -41,7 +41,7 @@ pub(super) fn switch_rings(to: &str) {
 }
 
 /// Counts the allocations while two disks are used.
-pub(super) fn count(source: &str, elevator: Kind, dir: &Path, has_rings: bool) -> u64 {
+pub(super) fn count(source: &str, elevator: &'static ElevatorType, dir: &Path, has_rings: bool) -> u64 {
     let engine = engine(source, elevator, dir);
     let common = Arc::new(Common::new(64 << 20, CONNECTIONS_MAX));
     let place = dir.join("{disk}.fuse");

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blkmq_config::{Config, DiskSpec, GroupSpec, plan};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, OwnedPath, Socket};
 use blkmq_export::nbd::door::{self, Served};
@@ -38,7 +38,7 @@ const TRIES: usize = 10;
 fn main() {
     let dir = std::env::temp_dir().join(format!("blkmq-no-allocation-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         for source in ["ram", "file", "striped"] {
             let count = count(source, elevator, &dir);
             let requests = 2 * ROUNDS * DEPTH;
@@ -71,7 +71,7 @@ fn count_through_files(dir: &Path) {
     }
     let transports = [("/dev/fuse", false), ("io_uring", true)];
     for (transport, has_rings) in transports.into_iter().take(1 + usize::from(before.is_some())) {
-        for elevator in Kind::ALL {
+        for elevator in sched::BUILT_IN {
             for source in ["ram", "file", "striped"] {
                 let count = fuse::count(source, elevator, dir, has_rings);
                 println!(
@@ -86,7 +86,7 @@ fn count_through_files(dir: &Path) {
 }
 
 /// Counts the allocations while two connections are served.
-fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
+fn count(source: &str, elevator: &'static ElevatorType, dir: &Path) -> u64 {
     let engine = engine(source, elevator, dir);
     let path = dir.join("socket");
     let served = Served {
@@ -126,7 +126,7 @@ fn count(source: &str, elevator: Kind, dir: &Path) -> u64 {
 }
 
 /// An engine with the disks `a` and `b`, each in a group of its own.
-fn engine(source: &str, elevator: Kind, dir: &Path) -> Engine {
+fn engine(source: &str, elevator: &'static ElevatorType, dir: &Path) -> Engine {
     let file = |name: &str| -> PathBuf {
         let path = dir.join(format!("{name}.raw"));
         std::fs::File::create(&path).unwrap().set_len(DISK).unwrap();

@@ -7,7 +7,7 @@ use blkmq_core::group::GroupTree;
 use blkmq_core::ids::GroupId;
 use blkmq_core::poll::{Policy, Wait};
 use blkmq_core::queue::{Dispatch, Rerun, TagMode};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::stat::StatsMode;
 use blkmq_core::time::Nanos;
 
@@ -61,7 +61,7 @@ pub struct QueueSpec {
     /// The disks, in the order in which the drive knows them.
     pub disks: Vec<DiskEntry>,
     /// The initial elevator. Default none.
-    pub elevator: Kind,
+    pub elevator: &'static ElevatorType,
     /// Tunables of the elevator that differ from the default: names and values.
     pub tunables: Vec<(String, u64)>,
     /// Which reactors dispatch from the elevator. Default one dispatcher; the other ways exist for comparison.
@@ -101,7 +101,7 @@ impl QueueSpec {
             name: name.into(),
             device,
             disks: Vec::new(),
-            elevator: Kind::None,
+            elevator: sched::NONE,
             tunables: Vec::new(),
             dispatch: Dispatch::Single,
             rerun: Rerun::default(),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use blkmq_core::ids::GroupId;
 use blkmq_core::poll::{Bucket, BucketStats, DELAY_MAX_US, Policy};
 use blkmq_core::queue::{Busy, Queue};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::stat::{EventStats, GroupStats};
 use blkmq_core::time::Nanos;
 
@@ -161,7 +161,7 @@ impl Control {
     ///
     /// # Errors
     /// As for [`Self::freeze`]; the old elevator stays then.
-    pub fn set_elevator(&self, queue: QueueId, kind: Kind) -> Result<(), Error> {
+    pub fn set_elevator(&self, queue: QueueId, kind: &'static ElevatorType) -> Result<(), Error> {
         let core = self.core(queue)?;
         off_reactors(&core)?;
         let mut next = None;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::{DiskId, GroupId};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_drivers::null::{NullConfig, NullDevice};
 use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
 
@@ -13,7 +13,12 @@ use blkmq_host::{Attached, DiskEntry, Engine, EngineConfig, QueueId, QueueSpec};
 pub(crate) const SIZE: u64 = 1 << 30;
 
 /// An engine with one queue of one null disk.
-pub(crate) fn engine(reactors: usize, attached_max: usize, null: NullConfig, elevator: Kind) -> Engine {
+pub(crate) fn engine(
+    reactors: usize,
+    attached_max: usize,
+    null: NullConfig,
+    elevator: &'static ElevatorType,
+) -> Engine {
     Engine::start(EngineConfig {
         reactors,
         attached_max,
@@ -24,7 +29,7 @@ pub(crate) fn engine(reactors: usize, attached_max: usize, null: NullConfig, ele
 }
 
 /// A queue of one null disk with the queue's name.
-pub(crate) fn queue(name: &str, null: NullConfig, elevator: Kind) -> QueueSpec {
+pub(crate) fn queue(name: &str, null: NullConfig, elevator: &'static ElevatorType) -> QueueSpec {
     let device = NullDevice::new(null, &[SIZE]).expect("a null drive");
     let mut spec = QueueSpec::new(name, Arc::new(device));
     spec.elevator = elevator;

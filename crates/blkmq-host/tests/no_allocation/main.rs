@@ -5,7 +5,7 @@
 mod common;
 mod sys;
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_drivers::null::NullConfig;
 use blkmq_host::{Attached, QueueId};
 use common::{engine, read};
@@ -25,7 +25,7 @@ fn turn(attached: &mut Attached, rounds: u64, depth: u64) {
 
 fn main() {
     // There is no test harness, because its threads allocate at any time.
-    for elevator in Kind::ALL {
+    for elevator in sched::BUILT_IN {
         let engine = engine(1, 1, NullConfig::bare(), elevator);
         let mut attached = engine.attach().unwrap();
         for depth in [1, 32, 64, 200] {

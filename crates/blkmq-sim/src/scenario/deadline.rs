@@ -1,6 +1,6 @@
 //! `deadline`: mq-deadline over one to four reactors, with the priority classes.
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 
 use super::Scenario;
 use crate::drive::model::Model;
@@ -15,7 +15,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 fn setup(rng: &mut Rng) -> Setup {
     let mut setup = Setup::base(rng);
-    setup.elevator = Kind::MqDeadline;
+    setup.elevator = sched::MQ_DEADLINE;
     for client in &mut setup.clients {
         client.prio = Ppm::percent(50);
     }

@@ -19,7 +19,7 @@ use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{DiskConfig, Effects, Queue, QueueConfig, TagMode};
 use blkmq_core::request::Request;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::{Instant, Nanos};
 
 use crate::rng::Rng;
@@ -159,7 +159,7 @@ impl HctxDriver for Flash {
 ///
 /// # Panics
 /// If a bio ends with an error or is refused.
-pub fn measure(case: Case, kind: Kind, seconds: u64, seed: u64) -> Outcome {
+pub fn measure(case: Case, kind: &'static ElevatorType, seconds: u64, seed: u64) -> Outcome {
     let mut world = World::new(case, kind, seed);
     world.run_until(Instant(2 * SECOND));
     world.light.clear();
@@ -194,9 +194,9 @@ pub fn table(seed: u64) -> String {
         SPREAD.0 / 1000
     );
     for case in CASES {
-        let none = measure(case, Kind::None, SECONDS, seed);
-        for kind in Kind::ALL {
-            let outcome = if kind == Kind::None {
+        let none = measure(case, sched::NONE, SECONDS, seed);
+        for kind in sched::BUILT_IN {
+            let outcome = if kind == sched::NONE {
                 none
             } else {
                 measure(case, kind, SECONDS, seed)
@@ -208,7 +208,7 @@ pub fn table(seed: u64) -> String {
                 case.groups,
                 case.depth,
                 format!("{} {} KiB", case.sizes[0] >> 10, case.sizes[1] >> 10),
-                kind.name(),
+                kind.name,
                 outcome.iops / 1000,
                 outcome.iops as f64 * 100.0 / none.iops as f64,
                 outcome.worst_error as f64 / 1e4,
@@ -263,7 +263,7 @@ struct World {
 }
 
 impl World {
-    fn new(case: Case, kind: Kind, seed: u64) -> Self {
+    fn new(case: Case, kind: &'static ElevatorType, seed: u64) -> Self {
         let mut tree = GroupTree::new(case.groups + 2);
         let caps = case
             .cap

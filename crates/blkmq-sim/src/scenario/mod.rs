@@ -26,7 +26,7 @@ mod slow_requests;
 mod switch;
 mod timeouts;
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 
 use crate::rng::Rng;
 use crate::setup::Setup;
@@ -80,8 +80,8 @@ impl Scenario {
     }
 }
 
-fn any_elevator(rng: &mut Rng) -> Kind {
-    rng.pick(&Kind::ALL)
+fn any_elevator(rng: &mut Rng) -> &'static ElevatorType {
+    rng.pick(&sched::BUILT_IN)
 }
 
 const STREAM_SETUP: u64 = 100;

@@ -5,7 +5,7 @@
 //! It is a model: two cores cannot show 64. The costs are those of `cpu::Costs::exact`; a null
 //! drive ends every request inline; the depth of all submitters together is constant.
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 
 use crate::cpu::Costs;
@@ -43,7 +43,7 @@ impl Point {
 ///
 /// # Panics
 /// If the oracle finds a fault.
-pub fn measure(kind: Kind, submitters: usize, depth: u64, lock: bool, seed: u64) -> Point {
+pub fn measure(kind: &'static ElevatorType, submitters: usize, depth: u64, lock: bool, seed: u64) -> Point {
     let setup = setup(kind, submitters, depth, lock, seed);
     let summary = world::run(&setup, seed, false).expect("a history without faults passes");
     let ended = summary.counts.ended;
@@ -54,18 +54,16 @@ pub fn measure(kind: Kind, submitters: usize, depth: u64, lock: bool, seed: u64)
     }
 }
 
-/// How long a request occupies the gate in an elevator, in nanoseconds (the core's test
-/// `elevator_cost`).
-fn held_for(kind: Kind) -> u64 {
-    match kind {
-        Kind::None => 0,
-        Kind::MqDeadline => 60,
-        Kind::Kyber => 75,
-        Kind::Bfq => 150,
-    }
+/// How long a request occupies the gate in an elevator, in nanoseconds.
+fn held_for(kind: &'static ElevatorType) -> u64 {
+    let measured = HELD_FOR.iter().find(|(of, _)| *of == kind);
+    measured.map_or(0, |(_, time)| *time)
 }
 
-fn setup(kind: Kind, submitters: usize, total: u64, lock: bool, seed: u64) -> Setup {
+/// As the core's test `elevator_cost` has measured it.
+const HELD_FOR: [(&ElevatorType, u64); 3] = [(sched::MQ_DEADLINE, 60), (sched::KYBER, 75), (sched::BFQ, 150)];
+
+fn setup(kind: &'static ElevatorType, submitters: usize, total: u64, lock: bool, seed: u64) -> Setup {
     let mut setup = Setup::base(&mut Rng::new(seed, 0));
     let depth = total / submitters as u64;
     setup.is_event_loop = vec![true; submitters];
@@ -111,7 +109,7 @@ mod tests {
 
     #[test]
     fn in_the_model_8_and_64_submitters_lose_little_against_one_and_burn_less_than_with_a_lock() {
-        for kind in [Kind::MqDeadline, Kind::Bfq] {
+        for kind in [sched::MQ_DEADLINE, sched::BFQ] {
             let one = measure(kind, 1, DEPTH, false, 1);
             for submitters in [8, 64] {
                 let gate = measure(kind, submitters, DEPTH, false, 1);

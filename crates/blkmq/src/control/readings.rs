@@ -101,7 +101,7 @@ impl Last {
 impl State {
     fn of(queue: &Queue, changes: u64) -> Self {
         Self {
-            sched: queue.elevator().name(),
+            sched: queue.elevator().name,
             in_flight: queue.outstanding(),
             depth: queue.depth(),
             depth_limit: queue.depth_limit(),

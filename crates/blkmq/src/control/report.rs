@@ -75,7 +75,7 @@ pub(super) fn queues(control: &Control) -> Result<Value> {
             .collect();
         Some(Ok(json!({
             "name": queue.name(),
-            "sched": queue.elevator().name(),
+            "sched": queue.elevator().name,
             "tunables": tunables,
             "depth": queue.depth(),
             "depth_max": queue.depth_max(),

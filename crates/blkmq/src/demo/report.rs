@@ -224,7 +224,7 @@ fn time(ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use blkmq_core::sched::Kind;
+    use blkmq_core::sched;
 
     use super::super::latencies::Latencies;
     use super::*;
@@ -248,7 +248,7 @@ mod tests {
             ]
         };
         let alone = vec![(Tenant::Alone, sample(5000, 200, 4096))];
-        let rules = [Kind::None, Kind::None, Kind::MqDeadline].map(Rule::Scheduler);
+        let rules = [sched::NONE, sched::NONE, sched::MQ_DEADLINE].map(Rule::Scheduler);
         let tenants = [alone, both(0), both(1)];
         let run = |(rule, tenants)| Run { rule, tenants };
         rules.into_iter().zip(tenants).map(run).collect()
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn a_percentile_of_too_few_requests_is_not_shown() {
         let few = [Run {
-            rule: Rule::Scheduler(Kind::None),
+            rule: Rule::Scheduler(sched::NONE),
             tenants: vec![(Tenant::Alone, sample(99, 200, 4096))],
         }];
         let table = table(&few);
@@ -316,7 +316,7 @@ mod tests {
         let tenants = [300, 200, 250, 250].into_iter().enumerate();
         let tenants = tenants.map(|(place, count)| (Tenant::Weighted(place), sample(count, 100, 4096)));
         let run = Run {
-            rule: Rule::Scheduler(Kind::None),
+            rule: Rule::Scheduler(sched::NONE),
             tenants: tenants.collect(),
         };
         let text = shares(&[run]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use blkmq_config::{Config, DiskSpec, Document, ExportSpec, GroupSpec, QueueSettings, plan};
 use blkmq_core::group::{CapKind, Caps};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::{self, ElevatorType};
 
 use super::client::{Client, Job};
 use super::drive::{Drive, Medium, Scratch};
@@ -63,7 +63,7 @@ impl Scene {
         let (kind, caps) = match rule {
             Rule::Scheduler(kind) => (kind, Caps::default()),
             Rule::Caps { flood_bps } => (
-                Kind::None,
+                sched::NONE,
                 Caps::default().with(CapKind::Bps, flood_bps.max(CAP_MIN)),
             ),
         };
@@ -88,7 +88,7 @@ impl Scene {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
     /// By a scheduler.
-    Scheduler(Kind),
+    Scheduler(&'static ElevatorType),
     /// Without a scheduler; the flooding tenant is capped at this many bytes per second.
     Caps { flood_bps: u64 },
 }
@@ -97,7 +97,7 @@ impl Rule {
     /// Its name in the table.
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Scheduler(kind) => kind.name(),
+            Self::Scheduler(kind) => kind.name,
             Self::Caps { .. } => "caps",
         }
     }
@@ -109,7 +109,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
     let specs = specs.map(|(name, pairs)| DiskSpec::from_pairs(name, pairs));
     let queue = QueueSettings {
         // Each run sets its own; named here, none is chosen for the weights.
-        sched: Some(Kind::Bfq),
+        sched: Some(sched::BFQ),
         depth: Some(depth),
         ..QueueSettings::default()
     };

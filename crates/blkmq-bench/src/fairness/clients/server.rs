@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 
 use super::super::images::Images;
 use super::super::processes::{self, Process, Visit};
@@ -39,7 +39,13 @@ impl Server {
     ///
     /// # Errors
     /// If the daemon does not start, or a client fails; the error contains the daemon's output.
-    pub(super) fn play(&self, scene: &Scene, kind: Kind, drive: &Drive<'_>, plan: &Plan) -> Result<Visit> {
+    pub(super) fn play(
+        &self,
+        scene: &Scene,
+        kind: &'static ElevatorType,
+        drive: &Drive<'_>,
+        plan: &Plan,
+    ) -> Result<Visit> {
         let (disks, _other) = match drive {
             Drive::Images(images) => (on_images(scene, images), None),
             Drive::Model(keys) => (on_model(scene, keys), None),
@@ -136,7 +142,7 @@ fn remote(images: &Images) -> String {
 }
 
 /// The queue and the groups.
-fn shared(scene: &Scene, kind: Kind, reactors: u16) -> String {
+fn shared(scene: &Scene, kind: &'static ElevatorType, reactors: u16) -> String {
     let mut config = format!("[daemon]\nreactors = {reactors}\n[queue.{QUEUE}]\nsched = \"{kind}\"\n");
     for (place, tenant) in scene.tenants().iter().enumerate() {
         let weight = scene.weight(tenant);
@@ -163,13 +169,15 @@ const PART: u64 = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::super::super::spec;
+    use blkmq_core::sched;
+
     use super::*;
 
     #[test]
     fn every_tenant_has_a_group_of_its_weight() {
         let scene = spec::parse("1:4:4k,10:4:4k").unwrap();
         assert_eq!(
-            shared(&scene, Kind::Bfq, 2),
+            shared(&scene, sched::BFQ, 2),
             "[daemon]\nreactors = 2\n[queue.q]\nsched = \"bfq\"\n\
              [group.\"/t0\"]\nweight = 100\n[group.\"/t1\"]\nweight = 1000\n"
         );

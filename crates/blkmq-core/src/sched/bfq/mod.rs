@@ -42,7 +42,16 @@ use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::sched::elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
+use crate::sched::registry::ElevatorType;
 use crate::time::{Instant, Nanos};
+
+/// Shares by weight, of groups and of their clients.
+pub const BFQ: &ElevatorType = &ElevatorType {
+    name: "bfq",
+    help: "shares the drive by weight between groups, and between the clients of a group",
+    knows_groups: true,
+    build: Some(|setup| Box::new(Bfq::new(setup.limits.clone(), setup.requests_max, setup.groups))),
+};
 
 /// The bfq elevator.
 ///
@@ -240,7 +249,7 @@ fn queue_of(sched_data: u32) -> usize {
 
 impl Elevator for Bfq {
     fn name(&self) -> &'static str {
-        "bfq"
+        BFQ.name
     }
 
     fn insert(&mut self, rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted {
@@ -365,10 +374,6 @@ impl Elevator for Bfq {
 
     fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
         self.idled.drain(..).for_each(|(group, time)| take(group, time));
-    }
-
-    fn knows_groups(&self) -> bool {
-        true
     }
 
     fn learnt(&self, group: GroupId) -> Vec<u64> {

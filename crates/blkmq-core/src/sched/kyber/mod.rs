@@ -25,7 +25,16 @@ use crate::bio::Op;
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::sched::elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
+use crate::sched::registry::ElevatorType;
 use crate::time::Instant;
+
+/// Tokens for reads, writes and discards, as many as latency targets allow.
+pub const KYBER: &ElevatorType = &ElevatorType {
+    name: "kyber",
+    help: "bounds how many reads and writes the drive has at once, by latency targets",
+    knows_groups: false,
+    build: Some(|setup| Box::new(Kyber::new(setup.limits.clone(), setup.requests_max))),
+};
 
 /// The kyber elevator.
 ///
@@ -117,7 +126,7 @@ impl Kyber {
 
 impl Elevator for Kyber {
     fn name(&self) -> &'static str {
-        "kyber"
+        KYBER.name
     }
 
     fn insert(&mut self, mut rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted {

@@ -22,7 +22,16 @@ use super::request_list::RequestMemory;
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::sched::elevator::{Elevator, InsertAt, Inserted, TunableError};
+use crate::sched::registry::ElevatorType;
 use crate::time::Instant;
+
+/// Deadlines and batches, by direction and priority class.
+pub const MQ_DEADLINE: &ElevatorType = &ElevatorType {
+    name: "mq-deadline",
+    help: "sorts and merges, prefers readers, and keeps a deadline for everybody",
+    knows_groups: false,
+    build: Some(|setup| Box::new(MqDeadline::new(setup.limits.clone(), setup.requests_max))),
+};
 
 /// The mq-deadline elevator.
 ///
@@ -74,7 +83,7 @@ impl MqDeadline {
 
 impl Elevator for MqDeadline {
     fn name(&self) -> &'static str {
-        "mq-deadline"
+        MQ_DEADLINE.name
     }
 
     fn insert(&mut self, rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted {

@@ -126,7 +126,7 @@ impl Control {
         (scheduler, learnt): (&str, &[u64]),
     ) -> Result<(), Error> {
         let id = self.find_group(queue, &lock(&*self.entry(queue)?), path)?;
-        if self.core(queue)?.elevator().name() != scheduler {
+        if self.core(queue)?.elevator().name != scheduler {
             return Ok(());
         }
         let clock = &self.shared.clock;

@@ -10,7 +10,7 @@ mod rig;
 
 use std::fmt::Write;
 
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 
 pub use self::program::DISK_BYTES;
@@ -77,7 +77,7 @@ impl Point {
 }
 
 /// Measures all points for `seeds` seeds from `first` on, and returns the table of medians.
-pub fn table(elevator: Kind, first: u64, seeds: u64) -> String {
+pub fn table(elevator: &'static ElevatorType, first: u64, seeds: u64) -> String {
     let mut table = format!(
         "{elevator}, a 7200 rpm disk, 64 reactors; virtual seconds, median of {seeds} seeds: a model, see docs/simulator.md\n\
          clients      before  single-queue  single-direct         after    merged: before  single  direct  after\n"
@@ -95,7 +95,7 @@ pub fn table(elevator: Kind, first: u64, seeds: u64) -> String {
 }
 
 /// The medians of the time in seconds and of the percentage merged.
-fn median(side: Side, elevator: Kind, clients: usize, first: u64, seeds: u64) -> (f64, f64) {
+fn median(side: Side, elevator: &'static ElevatorType, clients: usize, first: u64, seeds: u64) -> (f64, f64) {
     let points = (first..first + seeds).map(|seed| measure(side, elevator, clients, seed));
     let (mut times, mut merged): (Vec<_>, Vec<_>) =
         points.map(|point| (point.time.0, point.merged_ppm())).unzip();
@@ -107,16 +107,18 @@ fn median(side: Side, elevator: Kind, clients: usize, first: u64, seeds: u64) ->
 
 #[cfg(test)]
 mod tests {
+    use blkmq_core::sched;
+
     use super::*;
 
     fn times(side: Side, clients: usize) -> u64 {
-        measure(side, Kind::MqDeadline, clients, 1).time.0
+        measure(side, sched::MQ_DEADLINE, clients, 1).time.0
     }
 
     #[test]
     fn every_side_does_the_same_work_and_a_seed_replays() {
         for clients in [1, 3] {
-            let points = Side::ALL.map(|side| measure(side, Kind::MqDeadline, clients, 7));
+            let points = Side::ALL.map(|side| measure(side, sched::MQ_DEADLINE, clients, 7));
             assert!(
                 points
                     .iter()
@@ -130,7 +132,7 @@ mod tests {
     #[test]
     fn one_dispatcher_is_no_slower_than_every_context_for_itself_and_merges_as_much() {
         for clients in [1, 8] {
-            let [before, _, _, after] = Side::ALL.map(|side| measure(side, Kind::MqDeadline, clients, 1));
+            let [before, _, _, after] = Side::ALL.map(|side| measure(side, sched::MQ_DEADLINE, clients, 1));
             assert!(
                 after.time <= before.time,
                 "{clients}: {:?} {:?}",

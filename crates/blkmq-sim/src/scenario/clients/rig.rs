@@ -12,7 +12,7 @@ use blkmq_core::limits::Limits;
 use blkmq_core::local::LocalQueue;
 use blkmq_core::queue::{DiskConfig, Dispatch, Effects, Queue, QueueConfig, TagMode};
 use blkmq_core::request::Request;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::{Instant, Nanos};
 
 use super::program::{DISK_BYTES, Log, Program, Want};
@@ -28,7 +28,7 @@ use crate::stage;
 ///
 /// # Panics
 /// If the clients do not finish: an I/O was lost.
-pub fn measure(side: Side, elevator: Kind, clients: usize, seed: u64) -> Point {
+pub fn measure(side: Side, elevator: &'static ElevatorType, clients: usize, seed: u64) -> Point {
     let mut rig = Rig::new(side, elevator, clients, seed);
     for client in 0..clients {
         rig.ask(client);
@@ -92,7 +92,7 @@ struct Cpu {
 }
 
 impl Rig {
-    fn new(side: Side, elevator: Kind, clients: usize, seed: u64) -> Self {
+    fn new(side: Side, elevator: &'static ElevatorType, clients: usize, seed: u64) -> Self {
         let disk = Rc::new(RefCell::new(Disk::new(seed)));
         let (_, handles) = Queue::new(config(side, elevator)).expect("the configuration is possible");
         let cpu = |handle: blkmq_core::queue::QueueHandle| {
@@ -242,7 +242,7 @@ impl Rig {
     }
 }
 
-fn config(side: Side, elevator: Kind) -> QueueConfig {
+fn config(side: Side, elevator: &'static ElevatorType) -> QueueConfig {
     QueueConfig {
         hctxs: if matches!(side, Side::SingleQueue | Side::SingleDirect) {
             1

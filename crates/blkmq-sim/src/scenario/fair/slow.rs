@@ -9,7 +9,7 @@ use std::fmt::{self, Write};
 
 use blkmq_core::bio::Op;
 use blkmq_core::ids::GroupId;
-use blkmq_core::sched::Kind;
+use blkmq_core::sched;
 use blkmq_core::time::{Instant, Nanos};
 
 use super::{Case, SECOND, Slow, World, shares};
@@ -70,8 +70,7 @@ impl SlowCase {
             weights: [self.weights[1]; 3],
             ..shares(4, groups, self.depth, [4096; 2])
         };
-        let bfq = Kind::by_name("bfq").expect("there is bfq");
-        let mut world = World::new(case, bfq, seed);
+        let mut world = World::new(case, sched::BFQ, seed);
         let queue = world.queue.queue().clone();
         let is_set = queue.set_group_weight(SLOW, self.weights[0]);
         is_set.expect("nobody is inside the gate").expect("it exists");

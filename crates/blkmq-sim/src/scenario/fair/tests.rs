@@ -3,14 +3,10 @@
 
 use super::*;
 
-fn bfq() -> Kind {
-    Kind::by_name("bfq").expect("there is bfq")
-}
-
 #[test]
 fn four_groups_get_their_due_and_the_drive_loses_little() {
     let case = shares(8, 4, 32, [4096; 2]);
-    let (none, bfq) = (measure(case, Kind::None, 4, 1), measure(case, bfq(), 4, 1));
+    let (none, bfq) = (measure(case, sched::NONE, 4, 1), measure(case, sched::BFQ, 4, 1));
     assert!(bfq.worst_error < 20_000, "{bfq:?}");
     assert!(bfq.rate * 100 >= none.rate * 97, "{bfq:?} {none:?}");
     let longest_alone = SERVICE + SPREAD;
@@ -20,8 +16,8 @@ fn four_groups_get_their_due_and_the_drive_loses_little() {
 #[test]
 fn a_latency_target_is_met_by_a_scheduler_that_knows_no_groups() {
     let (free, target) = (isolation(8, 4, 4096), targeted(8, 4, Nanos::from_micros(250)));
-    let without = measure(free, Kind::MqDeadline, 1, 1);
-    let with = measure(target, Kind::MqDeadline, 1, 1);
+    let without = measure(free, sched::MQ_DEADLINE, 1, 1);
+    let with = measure(target, sched::MQ_DEADLINE, 1, 1);
     assert!(without.light_p99 > Nanos::from_millis(1), "{without:?}");
     assert!(with.light_p99 < Nanos::from_micros(350), "{with:?}");
     assert!(with.iops * 10 >= without.iops * 9, "{with:?} {without:?}");
@@ -34,7 +30,7 @@ fn a_light_tenant_never_waits_for_requests_that_capped_ones_hold() {
         requests: None,
         ..few
     };
-    for kind in Kind::ALL {
+    for kind in sched::BUILT_IN {
         let (few, enough) = (measure(few, kind, 1, 1), measure(enough, kind, 1, 1));
         assert!(
             few.light_p99.0 <= enough.light_p99.0 * 11 / 10,
@@ -52,7 +48,7 @@ fn a_light_tenant_never_waits_for_requests_that_capped_ones_hold() {
 /// checked after every end.
 fn shallow(groups: u32, prepare: impl FnOnce(&mut World)) -> World {
     let case = shares(16, groups, 16, [4096; 2]);
-    let mut world = World::new(case, bfq(), 1);
+    let mut world = World::new(case, sched::BFQ, 1);
     world.light_due = None;
     prepare(&mut world);
     world.run_until(Instant(SECOND / 2));
@@ -140,7 +136,7 @@ fn a_client_that_loses_its_processor_for_moments_keeps_its_share() {
 /// requests of each end in a second.
 fn beside_discards(depth: u32) -> [u64; 2] {
     let case = shares(16, 2, depth, [4096; 2]);
-    let mut world = World::new(case, bfq(), 1);
+    let mut world = World::new(case, sched::BFQ, 1);
     world.light_due = None;
     world.only = Some((GroupId(2), Op::Discard));
     world.run_until(Instant(SECOND));
@@ -181,7 +177,7 @@ fn nobody_is_held_at_the_pace_of_discards_on_a_drive_that_has_room() {
 /// how many of each end in a second.
 fn large_beside_small(depth: u32, small: Pace) -> [u64; 2] {
     let case = shares(16, 2, depth, [256 << 10, 4096]);
-    let mut world = World::new(case, bfq(), 1);
+    let mut world = World::new(case, sched::BFQ, 1);
     world.light_due = None;
     world.absences = match small {
         Pace::AtOnce => None,
@@ -232,7 +228,7 @@ fn nobody_is_held_at_the_pace_of_one_that_pauses() {
 #[test]
 fn without_an_elevator_weights_mean_nothing() {
     let case = shares(8, 4, 32, [4096; 2]);
-    assert!(measure(case, Kind::None, 1, 1).worst_error > 300_000);
+    assert!(measure(case, sched::NONE, 1, 1).worst_error > 300_000);
 }
 
 /// A flood beside a reader that rests for 5 ms between two reads.
@@ -248,7 +244,7 @@ fn a_light_tenant_that_pauses_finds_no_queue_and_costs_a_flood_nothing() {
     // The light one has a weight of 100: as much as the flood, and a hundred times as much.
     for (units, weight) in [(1, 100), (1, 1), (4, 100), (16, 100)] {
         let case = beside_a_flood(units, 256 << 10, weight);
-        let (none, bfq) = (measure(case, Kind::None, 2, 1), measure(case, bfq(), 2, 1));
+        let (none, bfq) = (measure(case, sched::NONE, 2, 1), measure(case, sched::BFQ, 2, 1));
         let flood = SERVICE.0 / u64::from(units);
         let (p50_max, p99_max) = (2 * SERVICE.0 + flood, 2 * (SERVICE + SPREAD).0 + 2 * flood);
         assert!(

@@ -397,7 +397,7 @@ impl Conductor {
                     group: at.1,
                     counts: stats.counts(),
                     debts: debts.to_vec(),
-                    scheduler: queue.elevator().name().to_owned(),
+                    scheduler: queue.elevator().name.to_owned(),
                     learnt,
                 };
                 channel.send(&Message::Statistics(statistics), &[], ANSWER_MAX)?;
