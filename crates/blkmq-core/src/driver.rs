@@ -56,23 +56,9 @@ pub trait HctxDriver {
     /// Appends the completions since the last call to `done`. Never blocks.
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>);
 
-    /// Says whether the driver has work of its own between requests: connections to restore, paths to check.
-    /// Called once, at set-up; [`HctxDriver::reap`] of such a driver is called at every run of its reactor, also
-    /// while nothing is in flight.
-    fn needs_idle_poll(&self) -> bool {
-        false
-    }
-
-    /// Says, after [`HctxDriver::reap`], whether requests that were pushed back must be issued again now, because
-    /// an event other than a completion has made room: for example, a path that is back. Called only for
-    /// drivers that need idle polls.
-    fn wants_rerun(&mut self) -> bool {
-        false
-    }
-
-    /// Names, after [`HctxDriver::reap`], a request that the driver has taken and that must be issued to it again.
-    /// Called only for drivers that need idle polls, until there is none.
-    fn next_reissue(&mut self) -> Option<Cookie> {
+    /// The driver's other side, if it has work of its own between requests: connections to restore, paths to check.
+    /// It always has one or never.
+    fn idle_polled(&mut self) -> Option<&mut dyn IdlePolled> {
         None
     }
 
@@ -110,4 +96,21 @@ pub trait HctxDriver {
     fn timed_out(&mut self, _cookie: Cookie) -> TimedOut {
         TimedOut::Wait
     }
+}
+
+/// A driver with work of its own between requests: its [`HctxDriver::reap`] is called at every run of its reactor,
+/// also while nothing is in flight.
+pub trait IdlePolled {
+    /// Says, after [`HctxDriver::reap`], what its work asks of the engine. Called until there is nothing.
+    fn next_demand(&mut self) -> Option<Demand>;
+}
+
+/// What an [`IdlePolled`] driver asks of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// To issue the requests that were pushed back: an event other than a completion has made room, such as a path
+    /// that is back.
+    Rerun,
+    /// To issue this request again, which the driver has taken.
+    Reissue(Cookie),
 }

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use crate::bio::Status;
-use crate::driver::{DisksError, Done, HctxDriver, Issued, TimedOut};
+use crate::driver::{Demand, DisksError, Done, HctxDriver, Issued, TimedOut};
 use crate::ids::{Cookie, DiskId, HctxId, Tag};
 use crate::poll::{Policy, Predictor, Setting, Verdict, Wait, Waited, WakeLatency, verdict_at};
 use crate::request::{Request, State};
@@ -83,7 +83,7 @@ pub(crate) enum Hold {
 impl HwCtx {
     pub(crate) fn new(
         id: HctxId,
-        driver: Box<dyn HctxDriver>,
+        mut driver: Box<dyn HctxDriver>,
         tags: Tags,
         depth: u32,
         requests: usize,
@@ -91,7 +91,7 @@ impl HwCtx {
     ) -> Self {
         Self {
             id,
-            needs_idle_poll: driver.needs_idle_poll(),
+            needs_idle_poll: driver.idle_polled().is_some(),
             driver,
             tag_wait_list: TagWaitList::new(tags.disks(), requests),
             tags,
@@ -272,19 +272,22 @@ impl HwCtx {
         }
     }
 
-    /// Appends the driver's completions to `done`.
+    /// Appends the driver's completions to `done`. Says whether requests that were pushed back must be issued again
+    /// for another reason than a completion.
     #[inline]
-    pub(crate) fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
+    pub(crate) fn reap(&mut self, now: Instant, done: &mut Vec<Done>) -> bool {
         self.driver.reap(now, done);
-        if self.needs_idle_poll {
-            self.issue_again(now, done);
-        }
+        self.needs_idle_poll && self.meet_demands(now, done)
     }
 
-    /// Issues again the requests in flight that the driver asks for (`next_reissue`).
-    fn issue_again(&mut self, now: Instant, done: &mut Vec<Done>) {
-        let mut any = false;
-        while let Some(cookie) = self.driver.next_reissue() {
+    /// Issues again the requests in flight that the driver asks for. Says whether it asks for a rerun.
+    fn meet_demands(&mut self, now: Instant, done: &mut Vec<Done>) -> bool {
+        let (mut any, mut wants_rerun) = (false, false);
+        while let Some(demand) = self.driver.idle_polled().and_then(|driver| driver.next_demand()) {
+            let Demand::Reissue(cookie) = demand else {
+                wants_rerun = true;
+                continue;
+            };
             let slot = self.slots.get(cookie.tag().index());
             let slot = slot.filter(|slot| slot.generation == cookie.generation());
             let Some(rq) = slot.and_then(|slot| slot.rq.as_ref()) else {
@@ -300,6 +303,7 @@ impl HwCtx {
         if any {
             self.driver.commit();
         }
+        wants_rerun
     }
 
     /// Takes the request that a driver's completion names; none if the cookie is stale.

@@ -22,9 +22,8 @@ impl LocalQueue {
             return false;
         }
         let mut done = std::mem::take(&mut self.done);
-        hw.reap(now, &mut done);
+        let mut any = hw.reap(now, &mut done);
         let mut home = std::mem::take(&mut self.home);
-        let mut any = false;
         for done in done.drain(..) {
             let hw = self.hw.as_mut().expect("looked at above");
             let Some(mut rq) = hw.take_done(&done, now) else {
@@ -42,7 +41,6 @@ impl LocalQueue {
         self.end_bios(home, fx);
         self.done = done;
         if let Some(hw) = &mut self.hw {
-            any |= hw.needs_idle_poll && hw.driver.wants_rerun();
             hw.predictor.looked(now);
             hw.predictor.show(&self.queue.reactor(self.me).shard.poll);
         }

@@ -20,7 +20,7 @@ use std::io;
 use std::sync::Arc;
 
 use blkmq_core::bio::{Flags, Op, Status};
-use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
+use blkmq_core::driver::{Demand, Done, HctxDriver, IdlePolled, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, DiskId, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::{Instant, Nanos};
@@ -463,12 +463,8 @@ impl HctxDriver for NbdHctx {
     }
 
     /// Connections are also lost and made while nothing is in flight.
-    fn needs_idle_poll(&self) -> bool {
-        true
-    }
-
-    fn wants_rerun(&mut self) -> bool {
-        std::mem::take(&mut self.wants_rerun)
+    fn idle_polled(&mut self) -> Option<&mut dyn IdlePolled> {
+        Some(self)
     }
 
     fn next_event(&self) -> Option<Instant> {
@@ -501,6 +497,12 @@ impl HctxDriver for NbdHctx {
                 if is_over { TimedOut::Ended } else { TimedOut::Wait }
             }
         }
+    }
+}
+
+impl IdlePolled for NbdHctx {
+    fn next_demand(&mut self) -> Option<Demand> {
+        std::mem::take(&mut self.wants_rerun).then_some(Demand::Rerun)
     }
 }
 

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use blkmq_core::bio::Status;
-use blkmq_core::driver::{Done, HctxDriver, Issued, TimedOut};
+use blkmq_core::driver::{Done, HctxDriver, IdlePolled, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
@@ -154,12 +154,8 @@ impl HctxDriver for ModelledHctx {
         stage.run_meanwhile();
     }
 
-    fn needs_idle_poll(&self) -> bool {
-        self.lower.needs_idle_poll()
-    }
-
-    fn wants_rerun(&mut self) -> bool {
-        self.lower.wants_rerun()
+    fn idle_polled(&mut self) -> Option<&mut dyn IdlePolled> {
+        self.lower.idle_polled()
     }
 
     fn next_event(&self) -> Option<Instant> {

@@ -9,7 +9,7 @@ mod look;
 use std::sync::Arc;
 
 use crate::bio::{Bio, Status};
-use crate::driver::{Done, HctxDriver, Issued, TimedOut};
+use crate::driver::{Demand, Done, HctxDriver, IdlePolled, Issued, TimedOut};
 use crate::ids::{Cookie, HctxId};
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
@@ -332,21 +332,13 @@ impl HctxDriver for MultipathHctx {
         }
     }
 
-    fn needs_idle_poll(&self) -> bool {
-        true
-    }
-
-    fn wants_rerun(&mut self) -> bool {
-        std::mem::take(&mut self.has_room)
+    fn idle_polled(&mut self) -> Option<&mut dyn IdlePolled> {
+        Some(self)
     }
 
     fn done_before(&mut self, cookie: Cookie) -> u64 {
         let known = self.partial.iter().position(|(partial, _)| *partial == cookie);
         known.map_or(0, |place| self.partial.swap_remove(place).1)
-    }
-
-    fn next_reissue(&mut self) -> Option<Cookie> {
-        self.inserted.pop()
     }
 
     fn next_event(&self) -> Option<Instant> {
@@ -395,6 +387,13 @@ impl HctxDriver for MultipathHctx {
         self.late.push(Done { cookie, status });
         // The request's end is reported, and not counted as the queue's own verdict.
         TimedOut::Wait
+    }
+}
+
+impl IdlePolled for MultipathHctx {
+    fn next_demand(&mut self) -> Option<Demand> {
+        let reissue = self.inserted.pop().map(Demand::Reissue);
+        reissue.or_else(|| std::mem::take(&mut self.has_room).then_some(Demand::Rerun))
     }
 }
 

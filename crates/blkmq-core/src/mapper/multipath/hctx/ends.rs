@@ -2,7 +2,7 @@
 //! carries the request.
 
 use crate::bio::Status;
-use crate::driver::{Done, Issued};
+use crate::driver::{Demand, Done, HctxDriver, Issued};
 use crate::ids::{Cookie, Tag};
 use crate::request::Request;
 use crate::time::Instant;
@@ -58,7 +58,7 @@ impl MultipathHctx {
                 continue;
             };
             driver.reap(now, done);
-            let has_room = self.restless & 1 << path != 0 && driver.wants_rerun();
+            let has_room = self.restless & 1 << path != 0 && wants_rerun(&mut **driver);
             self.has_room |= has_room;
             back |= u32::from(has_room) << path;
             if done.len() > first {
@@ -243,4 +243,10 @@ impl MultipathHctx {
     fn is_probe(&self, tag: Tag) -> bool {
         self.checker.as_ref().is_some_and(|checker| checker.tag() == tag)
     }
+}
+
+/// Whether a path's driver has found room for requests that it pushed back.
+fn wants_rerun(driver: &mut dyn HctxDriver) -> bool {
+    let demand = driver.idle_polled().and_then(|driver| driver.next_demand());
+    demand == Some(Demand::Rerun)
 }

@@ -111,7 +111,7 @@ impl MultipathHctx {
         driver.set_polled(self.polled);
         self.shard.paths[path].adopt(self.view.serials[path]);
         self.choice.adopt(path);
-        self.restless |= u32::from(driver.needs_idle_poll()) << path;
+        self.restless |= u32::from(driver.idle_polled().is_some()) << path;
         self.lowers[path] = Some(driver);
         self.opened |= 1 << path;
     }
