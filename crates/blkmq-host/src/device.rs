@@ -6,7 +6,6 @@ use std::fs::Metadata;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::sync::Arc;
 
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
@@ -150,13 +149,6 @@ pub trait Device: Allocation + Any {
 
     /// The engine shuts down: requests that the drive holds back must end, with an error if necessary.
     fn abort_queued(&self) {}
-
-    /// Passes, before its contexts are opened, the durability record that it shares with other paths to the same
-    /// storage, of a type that the drivers concerned know. Says whether the drive keeps this record; drives that
-    /// lose nothing by themselves, or alone, do not.
-    fn keep_ledger(&self, _ledger: &Arc<dyn Any + Send + Sync>) -> bool {
-        false
-    }
 
     /// A disk's state that is only in this process, for another process that continues with the disk. No request
     /// is in flight then.

@@ -24,7 +24,7 @@ use super::MultipathConfig;
 use super::opener::{Links, PathOpener};
 use super::worker::Workshop;
 use crate::mapping::Mapping;
-use crate::nbd::Ledger;
+use crate::nbd::{Ledger, NbdDevice};
 
 /// A drive that is one path to another drive: its disk 0 is the multipath drive's.
 #[derive(Clone)]
@@ -127,7 +127,7 @@ impl MultipathDevice {
             .expect("at least one path");
         let ledger: Arc<Ledger> = Arc::default();
         for path in &paths {
-            path.device.keep_ledger(&any(&ledger));
+            keep_ledger(&*path.device, &ledger);
         }
         let links = Arc::new(Links::default());
         for (slot, path) in links.lock().iter_mut().zip(paths) {
@@ -223,7 +223,7 @@ impl MultipathDevice {
         }
         let hctxs = self.hctxs.load(Ordering::Relaxed);
         path.device.hctxs(hctxs, hctxs);
-        path.device.keep_ledger(&any(&self.ledger));
+        keep_ledger(&*path.device, &self.ledger);
         // Held until the drive is in its place: a reactor that opens the path waits for that.
         let mut links = self.links.lock();
         let id = self.shared.add_path(path.spec(), self.clock.now())?;
@@ -423,12 +423,11 @@ impl Allocation for MultipathDevice {
     }
 
     fn losses(&self, disk: DiskId) -> Losses {
-        let ledger = any(&self.ledger);
         let links = self.links.lock();
         let alone = links
             .iter()
             .flatten()
-            .filter(|device| !device.keep_ledger(&ledger));
+            .filter(|device| !keep_ledger(&***device, &self.ledger));
         alone.fold(self.ledger.losses(), |all, device| all.and(device.losses(disk)))
     }
 
@@ -449,6 +448,10 @@ impl Allocation for MultipathDevice {
 }
 
 /// The ledger in the form that drives get.
-fn any(ledger: &Arc<Ledger>) -> Arc<dyn Any + Send + Sync> {
-    Arc::<Ledger>::clone(ledger)
+/// Passes the paths' common durability record to a path's drive. Says whether the drive keeps it; drives that lose
+/// nothing by themselves, or alone, do not.
+fn keep_ledger(device: &dyn Device, ledger: &Arc<Ledger>) -> bool {
+    let device: &dyn Any = device;
+    let device = device.downcast_ref::<NbdDevice>();
+    device.is_some_and(|device| device.keep_ledger(ledger))
 }

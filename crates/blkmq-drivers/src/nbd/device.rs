@@ -1,7 +1,6 @@
 //! The drive that an export becomes: the number of hardware contexts, and the connections of each. `disk`
 //! has the export; `hctx` decides what a request becomes.
 
-use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -96,6 +95,17 @@ impl NbdDevice {
             connections as u16,
         )
     }
+
+    /// Passes, before its contexts are opened, the durability record that it shares with other paths to the same
+    /// storage. Says whether the drive keeps this record: a flush to a server without CAN_MULTI_CONN covers only
+    /// what was written over the same connection.
+    pub(crate) fn keep_ledger(&self, ledger: &Arc<Ledger>) -> bool {
+        if !self.shared.disk.shape.can(TransmissionFlags::CAN_MULTI_CONN) {
+            return false;
+        }
+        let kept = self.shared.ledger.get_or_init(|| Arc::clone(ledger));
+        Arc::ptr_eq(kept, ledger)
+    }
 }
 
 impl Device for NbdDevice {
@@ -115,19 +125,6 @@ impl Device for NbdDevice {
         };
         self.hctxs.store(hctxs, Ordering::Relaxed);
         hctxs
-    }
-
-    /// A flush to a server without CAN_MULTI_CONN covers only what was written over the same
-    /// connection.
-    fn keep_ledger(&self, ledger: &Arc<dyn Any + Send + Sync>) -> bool {
-        let Ok(ledger) = Arc::downcast::<Ledger>(Arc::clone(ledger)) else {
-            return false;
-        };
-        if !self.shared.disk.shape.can(TransmissionFlags::CAN_MULTI_CONN) {
-            return false;
-        }
-        let kept = self.shared.ledger.get_or_init(|| Arc::clone(&ledger));
-        Arc::ptr_eq(kept, &ledger)
     }
 
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {

@@ -1,7 +1,5 @@
 //! Tests of what a flush reports of writes that a server may have lost: once to each hardware context.
 
-use std::any::Any;
-
 use blkmq_host::device::{Allocation, Device};
 use blkmq_nbd::codec::reply::write_simple;
 use blkmq_nbd::codec::{ErrorCode, HeaderStyle};
@@ -199,7 +197,7 @@ fn a_fua_write_that_failed_may_have_taken_the_news_of_a_loss_along() {
 #[test]
 fn paths_to_the_same_storage_tell_of_what_went_over_another() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
-    let ledger: Arc<dyn Any + Send + Sync> = Arc::new(Ledger::default());
+    let ledger = Arc::new(Ledger::default());
     let config = server.config(&[("connections", "1")]);
     let mut paths = [0, 1].map(|_| {
         let (device, client) = device(&server, &config);
