@@ -7,6 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::outside;
 use crate::place::{cargo, has_cargo_command, root, target_dir};
 use crate::steps::Steps;
 
@@ -58,10 +59,7 @@ pub(crate) fn replay(steps: &mut Steps) -> Result<()> {
         &mut cargo("fmt --manifest-path fuzz/Cargo.toml --check"),
     )?;
     let mut command = cargo("test --manifest-path fuzz/Cargo.toml --test corpus");
-    steps.run(
-        "fuzz corpus",
-        command.env("CARGO_TARGET_DIR", target_dir()?.join("fuzz-corpus")),
-    )
+    steps.run("fuzz corpus", command.env("CARGO_TARGET_DIR", outside::dir()?))
 }
 
 fn targets() -> Result<Vec<String>> {

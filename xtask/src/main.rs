@@ -14,6 +14,7 @@ mod instructions;
 mod loom;
 mod mutant;
 mod mutants;
+mod outside;
 mod path_loss;
 mod place;
 mod sanitize;
