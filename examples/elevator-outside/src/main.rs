@@ -54,6 +54,7 @@ fn disk(name: &str) -> DiskEntry {
         name: name.to_owned(),
         description: String::new(),
         serial: None,
+        export: None,
         size: SIZE,
         read_only: false,
         group: GroupId(0),
