@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 
 use super::error::FileError;
+use super::place;
 use super::sys::{self, ByteLock};
 
 /// What excludes others from a file.
@@ -167,9 +168,12 @@ fn refused(path: &Path, error: io::Error, holder: impl FnOnce() -> Option<String
     }
 }
 
-/// Names a process that holds a `flock` on the file.
+/// Names a process that holds a `flock` on the file, one that lives if there is one: files in several subvolumes of btrfs may
+/// have one number.
 fn holder_of(file: &File) -> Option<String> {
-    holders_of(file).map(describe).next()
+    let mut holders = holders_of(file).peekable();
+    let first = holders.peek().copied();
+    holders.find(|pid| !has_ended(*pid)).or(first).map(describe)
 }
 
 /// The processes that took a `flock` on the file which is still held.
@@ -198,12 +202,14 @@ fn heir_of(file: &File) -> Option<u32> {
     })
 }
 
-/// A file as /proc/locks names it.
+/// A file as /proc/locks names it: by the device number of its whole filesystem, as the table of mounts has it. A file's own
+/// number is another one on btrfs, where each subvolume has one, and on some overlays.
 fn id_of(file: &File) -> String {
     file.metadata().map_or_else(
         |_| String::new(),
         |meta| {
-            let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+            let device = place::mounted_device(file).unwrap_or(meta.dev());
+            let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
             format!("{major:02x}:{minor:02x}:{}", meta.ino())
         },
     )

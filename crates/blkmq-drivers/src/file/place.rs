@@ -75,6 +75,11 @@ fn upper_path(option: &str) -> Option<PathBuf> {
     Some(PathBuf::from(path)).filter(|path| path.is_absolute())
 }
 
+/// The device number of the mount through which a file was opened: that of its whole filesystem.
+pub(super) fn mounted_device(file: &File) -> Option<u64> {
+    number_of(&mount_of(file)?.device)
+}
+
 /// The mount through which a file was opened.
 fn mount_of(file: &File) -> Option<Mount> {
     let found = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
