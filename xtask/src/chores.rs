@@ -143,6 +143,9 @@ pub(crate) struct Crashes {
     /// Use disks with ext4 or XFS on them, on a loop device; needs root
     #[arg(long, conflicts_with = "mutants")]
     filesystems: bool,
+    /// Have direct I/O take whole blocks of 4096 bytes only, so that small writes change them
+    #[arg(long, conflicts_with_all = ["mutants", "filesystems"])]
+    blocks: bool,
     /// Use builds that lose data, each of which must be caught
     #[arg(long)]
     mutants: bool,
@@ -257,6 +260,8 @@ impl Crashes {
             crashes::run_mutants(steps, crashes, self.seed, self.name.as_deref())
         } else if self.filesystems {
             crashes::run_filesystems(steps, crashes(crashes::CRASHES_OF_FILESYSTEMS), self.seed)
+        } else if self.blocks {
+            crashes::run_blocks(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
         } else {
             crashes::run(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
         }

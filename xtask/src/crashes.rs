@@ -18,6 +18,15 @@ pub(crate) fn run(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
     run_as(steps, &name, &[], crashes, seed)
 }
 
+/// The same past the page cache of a filesystem that takes whole blocks of 4096 bytes only.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_blocks(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
+    let name = format!("{crashes} crashes with small writes of blocks");
+    run_as(steps, &name, BLOCKS, crashes, seed)
+}
+
 /// The same with disks that have ext4 or XFS on them, on loop devices.
 ///
 /// # Errors
@@ -61,12 +70,15 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
     let prover = build_prover(steps)?;
     for Mutant { name, what, proof } in MUTANTS.iter().filter(is_wanted) {
         let step = format!("mutant {name}: {what}");
-        if let Proof::Test(words) = proof {
-            steps.time(&step, || mutant::must_fail(name, words))?;
-            continue;
-        }
+        let how = match proof {
+            Proof::Crashes(how) => how,
+            Proof::Test(words) => {
+                steps.time(&step, || mutant::must_fail(name, words))?;
+                continue;
+            }
+        };
         let program = steps.time(&format!("build of mutant {name}"), || mutant::build(name, false))?;
-        let verdict = steps.time(&step, || prove(&prover, &program, &[], crashes, seed))?;
+        let verdict = steps.time(&step, || prove(&prover, &program, how, crashes, seed))?;
         match verdict {
             Verdict::Lost => println!("    mutant {name}: caught"),
             Verdict::Right => {
@@ -125,7 +137,8 @@ struct Mutant {
 
 /// What must catch a mutant.
 enum Proof {
-    Crashes,
+    /// Crashes, with these words of `blkmq-forget`.
+    Crashes(&'static [&'static str]),
     /// These tests, as `cargo test` names them. Crashes would not show the omission, because it
     /// takes effect only if two things happen within a microsecond, or if a network holds bytes
     /// back.
@@ -133,7 +146,7 @@ enum Proof {
 }
 
 const fn by_crashes(name: &'static str, what: &'static str) -> Mutant {
-    let proof = Proof::Crashes;
+    let proof = Proof::Crashes(&[]);
     Mutant { name, what, proof }
 }
 
@@ -142,7 +155,7 @@ const fn by_test(name: &'static str, what: &'static str, words: &'static str) ->
     Mutant { name, what, proof }
 }
 
-const MUTANTS: [Mutant; 9] = [
+const MUTANTS: [Mutant; 10] = [
     by_crashes("fsync", "a flush does nothing on the file"),
     by_crashes("dsync", "a forced write is an ordinary one"),
     by_crashes("preflush", "a flush is acknowledged without one"),
@@ -155,6 +168,11 @@ const MUTANTS: [Mutant; 9] = [
         "a flush joins the one under way, which began before it",
     ),
     by_crashes("latch", "a failed flush is forgotten"),
+    Mutant {
+        name: "block_locks",
+        what: "a small write changes blocks that others write",
+        proof: Proof::Crashes(BLOCKS),
+    },
     by_test(
         "overlap",
         "a flush does not wait for those that overlapped it",
@@ -171,6 +189,8 @@ const MUTANTS: [Mutant; 9] = [
         "-p blkmq --test end_to_end vhost_user::a_daemon_killed",
     ),
 ];
+/// Direct I/O takes whole blocks only.
+const BLOCKS: &[&str] = &["--blocks"];
 const NO_FUSE: &str = "no filesystem can be mounted through FUSE: that needs /dev/fuse and root, or fusermount3; below ext4 and XFS root and loop devices";
 pub(crate) const CRASHES_DEFAULT: u64 = 200;
 pub(crate) const CRASHES_OF_FILESYSTEMS: u64 = 50;

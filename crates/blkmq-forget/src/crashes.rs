@@ -3,7 +3,8 @@
 //! acknowledged as durable has to be there.
 //!
 //! The crashes go round twenty combinations: past the page cache and through it, one connection and four, and with nothing
-//! wrong, a slow drive, a sync that fails once, a full filesystem, a full and slow one with many flushes.
+//! wrong, a slow drive, a sync that fails once, a full filesystem, a full and slow one with many flushes. Past the page cache,
+//! the filesystem may take whole blocks of 4096 bytes only, so that the daemon changes the blocks around small writes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,8 @@ pub struct Plan {
     pub seed: u64,
     /// One of the [`COMBINATIONS`] if not all in turn, from 0.
     pub only: Option<u64>,
+    /// Whether direct I/O takes whole blocks only, and every round uses it.
+    pub has_blocks: bool,
 }
 
 /// What was seen.
@@ -81,15 +84,17 @@ pub fn run(plan: &Plan) -> Result<Report, Failure> {
     for number in 0..plan.crashes {
         let round = match plan.only {
             Some(only) => Round::new(plan.seed, number * COMBINATIONS + only % COMBINATIONS),
+            None if plan.has_blocks => Round::new(plan.seed, 2 * number + 1),
             None => Round::new(plan.seed, number),
         };
         let world = &mut worlds[usize::from(round.is_direct)];
         let result = world.crash(plan, &round, &mut report);
         result.map_err(|trouble| {
             let place = format!(
-                "crash {} of {}, {round}\nagain: cargo xtask crashes --crashes {} --seed {}\nthe daemon said:\n{}",
+                "crash {} of {}, {round}\nagain: cargo xtask crashes {}--crashes {} --seed {}\nthe daemon said:\n{}",
                 number + 1,
                 plan.crashes,
+                if plan.has_blocks { "--blocks " } else { "" },
                 number + 1,
                 plan.seed,
                 world.last_words()
@@ -125,6 +130,9 @@ impl World {
         // Past the page cache, only the flag of a forced write tells that it is one, and it says nothing of others.
         let cache = if is_direct { Cache::Bypassed } else { Cache::Back };
         let mount = Mount::new(&mountpoint, DISK_BYTES, cache).map_err(Failure::NoMount)?;
+        if is_direct && plan.has_blocks {
+            mount.set_block(BLOCK_BYTES);
+        }
         let mut world = Self {
             dir,
             history: History::new(DISK_BYTES / SECTOR_BYTES),
@@ -301,6 +309,8 @@ impl fmt::Display for Report {
 /// Ways of serving, loads and troubles that are tried in turn.
 pub const COMBINATIONS: u64 = 20;
 const DISK_BYTES: usize = 2 << 20;
+/// What direct I/O takes with [`Plan::has_blocks`].
+const BLOCK_BYTES: u64 = 4096;
 /// Room that a full filesystem has left when the load begins.
 const ROOM_BYTES: usize = 64 << 10;
 const CLOSED_TIME_MAX: Duration = Duration::from_secs(10);

@@ -30,6 +30,10 @@ struct Args {
     /// Put ext4 and XFS on the disk, by FUSE and a loop device, instead of load over NBD; --only is from 0 to 3 then. Needs root
     #[arg(long)]
     filesystems: bool,
+    /// Have direct I/O take whole blocks of 4096 bytes only, so that small writes are done by read, change and write; every
+    /// crash is one of direct I/O then
+    #[arg(long, conflicts_with = "filesystems")]
+    blocks: bool,
 }
 
 fn main() -> ExitCode {
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
         crashes: args.crashes,
         seed: args.seed,
         only: args.only,
+        has_blocks: args.blocks,
     };
     let proved = if args.filesystems {
         filesystems::run(&plan).map(|report| report.to_string())

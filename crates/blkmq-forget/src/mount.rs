@@ -92,6 +92,7 @@ impl Mount {
                 arrived: Arrived::default(),
                 open: 0,
                 file: FIRST_FILE,
+                block: 1,
             }),
             closed: Condvar::new(),
             bytes: bytes as u64,
@@ -118,6 +119,12 @@ impl Mount {
         let mut state = self.shared.state();
         state.medium.set_room(faults.room);
         state.faults = faults;
+    }
+
+    /// Has reads and writes fail (EINVAL) that are no whole blocks of this many bytes, as direct I/O does on a drive with such
+    /// sectors. For [`Cache::Bypassed`].
+    pub fn set_block(&self, bytes: u64) {
+        self.shared.state().block = bytes;
     }
 
     /// Returns what has arrived since the filesystem was mounted.
@@ -197,6 +204,8 @@ struct State {
     open: u64,
     /// What the kernel knows the file by.
     file: INodeNo,
+    /// What reads and writes must be multiples of, in bytes.
+    block: u64,
 }
 
 impl Shared {
@@ -213,6 +222,7 @@ impl Shared {
     }
 
     fn write(&self, offset: u64, data: &[u8], is_durable: bool) -> Result<(), Errno> {
+        self.state().refuse_part_of_block(offset, data.len() as u64)?;
         let offset = self.range(offset, data.len() as u64)?.0;
         self.pause();
         let mut state = self.state();
@@ -295,6 +305,13 @@ impl Shared {
 }
 
 impl State {
+    fn refuse_part_of_block(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        match offset.is_multiple_of(self.block) && len.is_multiple_of(self.block) {
+            true => Ok(()),
+            false => Err(Errno::EINVAL),
+        }
+    }
+
     fn admit<T>(&mut self, outcome: Result<T, Full>) -> Result<(), Errno> {
         outcome.map(drop).map_err(|Full| {
             self.arrived.refused += 1;
@@ -401,8 +418,14 @@ impl Filesystem for Front {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let offset = offset.min(self.0.bytes) as usize;
-        let data = self.0.state().medium.read(offset, bytes as usize);
+        let state = self.0.state();
+        if let Err(error) = state.refuse_part_of_block(offset, bytes.into()) {
+            return reply.error(error);
+        }
+        let data = state
+            .medium
+            .read(offset.min(self.0.bytes) as usize, bytes as usize);
+        drop(state);
         reply.data(&data);
     }
 

@@ -416,7 +416,7 @@ impl FileHctx {
         };
         slot.hold = Hold::Listed(ticket);
         let is_alone = slot.block == 0 || !self.device.writes_overlap(DiskId(slot.disk), &range);
-        is_alone && disk.locks.is_first(ticket, &range)
+        is_alone && disk.locks.is_first(ticket, &range) || cfg!(blkmq_mutant = "block_locks")
     }
 
     /// Has a request wait until [`Self::retry`].

@@ -9,11 +9,21 @@ use crate::common::daemon::program;
 
 #[test]
 fn what_was_acknowledged_as_durable_survives_crashes_that_forget_the_rest() {
+    survives_crashes(false);
+}
+
+#[test]
+fn small_writes_of_blocks_survive_crashes_that_forget_and_tear_none() {
+    survives_crashes(true);
+}
+
+fn survives_crashes(has_blocks: bool) {
     let plan = Plan {
         program: program(),
         crashes: 10,
         seed: 1,
         only: None,
+        has_blocks,
     };
     match crashes::run(&plan) {
         Ok(report) => {
@@ -41,6 +51,7 @@ fn ext4_and_xfs_on_a_disk_survive_crashes_that_forget_and_have_what_was_synced()
             crashes: 2,
             seed,
             only: None,
+            has_blocks: false,
         };
         match filesystems::run(&plan) {
             Ok(report) => {
