@@ -71,7 +71,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 24] = [
+const TOOLS: [(&str, &str); 26] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
     ("dbench", "dbench"),
@@ -88,6 +88,8 @@ const TOOLS: [(&str, &str); 24] = [
     ("e2fsck", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
     ("xfs_repair", "xfsprogs"),
+    ("mkfs.btrfs", "btrfs-progs"),
+    ("mksquashfs", "squashfs-tools"),
     ("valgrind", "valgrind"),
     ("ip", "iproute2"),
     ("runc", "runc"),

@@ -25,6 +25,7 @@ mod full_events;
 mod fuse;
 mod growth;
 mod hostile;
+mod hosts;
 mod hung_changes;
 mod idle;
 mod isolation;
