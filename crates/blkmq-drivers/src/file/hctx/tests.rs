@@ -99,7 +99,10 @@ pub(super) fn cut(mut memory: &mut [u8], lens: &[usize]) -> Vec<Lent> {
 fn queue_that_begins_with_more_disks_than_may_join_keeps_them() {
     let path = scratch_file("many-disks", 4096);
     let rig = rig(&path, Direct::Auto);
-    assert_eq!((rig.device.disks_max(1), rig.device.disks_max(2000)), (1024, 2000));
+    assert_eq!(
+        (rig.device.disks_max(1), rig.device.disks_max(2000)),
+        (1024, 2000)
+    );
 }
 
 #[test]
