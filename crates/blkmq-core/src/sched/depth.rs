@@ -27,9 +27,6 @@
 //! others, "BBR", 2016); there, a minimum over some seconds is the least time. Here a drive's least time differs
 //! by kind (`depth/least.rs`), and the slack is found by trials, since a drive is no link of constant rate.
 //!
-//! On a host whose processors are short, all that was in the drive has ended when somebody comes to answer. Times of
-//! such requests are the host's, so a window full of them doubles the limit instead, until something is left.
-//!
 //! Shares do not depend on the limit: `bfq` keeps them by a bound on the lead. A window in which the limit did
 //! not bind, since that bound or a lack of requests did, never raises it. It falls to what is in the drive if half
 //! of that does as much, by a trial.
@@ -98,9 +95,6 @@ struct Window {
     sums: Sums,
     /// How often requests waited because of the limit alone.
     full: u32,
-    /// Completions of the latest moment, and all that came in moments which emptied the drive.
-    batch: u32,
-    dry: u32,
 }
 
 impl DepthLaw {
@@ -188,7 +182,6 @@ impl DepthLaw {
                 self.interrupt();
             }
             self.window.last = now;
-            self.window.batch = 0;
             self.window.moments += u32::from(self.window.skip == 0);
         }
         let window = &mut self.window;
@@ -201,10 +194,6 @@ impl DepthLaw {
             window.bytes += bytes;
             window.time += time.min(now.since(window.since));
             window.completions += 1;
-            window.batch += 1;
-            if in_flight == 0 && window.batch >= BATCH_DRY {
-                window.dry += window.batch;
-            }
         }
     }
 
@@ -248,12 +237,6 @@ impl DepthLaw {
         let in_drive = self.window.mean_in_flight(now).min(self.window.limit);
         match self.phase {
             Phase::Trial { .. } => self.count_trial(now),
-            _ if self.window.is_dry(DRY_PART) => {
-                if binds && self.window.is_dry(1) {
-                    self.operating = (2 * self.window.limit).clamp(self.operating, self.max);
-                }
-                self.rest_for(REST_LEAST, now);
-            }
             _ if binds => self.learn(self.window.limit, now),
             _ if in_drive > 1 => self.learn_below_limit(in_drive, now),
             _ => self.rest_for(self.rest, now),
@@ -449,12 +432,6 @@ impl Window {
         u64::from(self.full) * u64::from(self.limit) * BINDS_PART >= u64::from(self.completions)
     }
 
-    /// Says whether the drive was found empty again and again, for at least one in `part` + 1 of the completions: who
-    /// answers its ends comes too late for so few requests, and their times say nothing of the drive.
-    fn is_dry(&self, part: u32) -> bool {
-        self.dry > 0 && self.dry.saturating_mul(part) >= self.completions.saturating_sub(self.dry)
-    }
-
     /// Says whether no completion was seen for much longer than usual: the drive paused, or the caller had no
     /// CPU. Then all requests in flight end at once, and a larger number of them looks like a gain.
     fn is_interrupted(&self, now: Instant) -> bool {
@@ -506,10 +483,6 @@ const COMPLETIONS_MIN: u32 = 8;
 const COMPLETIONS_TRIAL: u32 = 16;
 /// The limit binds a window if requests waited for it once in so many times the limit's completions.
 const BINDS_PART: u64 = 2;
-/// The drive was empty if at least so many requests end at once and none is left; such windows teach nothing if one in
-/// `DRY_PART` + 1 completions is of that kind.
-const BATCH_DRY: u32 = 2;
-const DRY_PART: u32 = 7;
 /// A gap this many times longer than the mean gap, taken over at least so many gaps, interrupts a window.
 const INTERRUPTION: u64 = 32;
 const MOMENTS_MIN: u32 = 8;
