@@ -98,10 +98,15 @@ impl Probing {
         };
         let is_quiet = now < self.passed_quiet_until;
         let passed = self.passed.iter().copied();
-        let passed = passed.filter(|id| !is_quiet && may_be_probed(wf2q, *id));
+        // Where nobody is held, one that has all its requests in flight could not have more.
+        let could_have_more = |id: EntityId| holder.is_some() || wf2q.waits(id);
+        let passed = passed.filter(|id| !is_quiet && may_be_probed(wf2q, *id) && could_have_more(*id));
         let subject = holder.into_iter().chain(passed).find(&mut is_due);
         let Some(subject) = subject else {
-            self.quiet_until = now + LOOK;
+            match holder {
+                Some(_) => self.quiet_until = now + LOOK,
+                None => self.passed_quiet_until = self.passed_quiet_until.max(now + LOOK),
+            }
             return false;
         };
         self.probe = Probe {
@@ -206,7 +211,7 @@ impl Probing {
         if self.probe.phase != Phase::Resting {
             return self.look_at_probe(wf2q, in_flight, overdue, now);
         }
-        self.has_passed() && now >= self.quiet_until && self.begin_if_due(wf2q, None, now)
+        self.has_passed() && now >= self.passed_quiet_until && self.begin_if_due(wf2q, None, now)
     }
 
     /// The measurements of a member, for an elevator that continues with them; none before its first probe.
@@ -311,7 +316,9 @@ impl Probing {
             at: self.probe.began,
         };
         let had = self.probe.of_due(until_now.since(member.probed));
-        if !member.is_passed && had >= REACH_HIGH {
+        // One for which nobody is held has its due only if it has all of it.
+        let is_due = if member.is_passed { REACH_WHOLE } else { REACH_HIGH };
+        if had >= is_due {
             self.rest(wf2q, now);
             return;
         }
@@ -398,6 +405,7 @@ const NO_ROOM: u64 = 1 << 16;
 /// second: exact shares cost up to a third of the drive.
 const REACH_LOW: u64 = 635;
 const REACH_HIGH: u64 = 717;
+const REACH_WHOLE: u64 = 1024;
 /// A passed-over member with a backlog counts by its reach and one part in so many of it.
 const SPARE_PART: u64 = 4;
 /// At most this many members are passed over.
