@@ -19,7 +19,7 @@ pub use elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
 pub use kyber::KYBER;
 pub use mq_deadline::MQ_DEADLINE;
 pub use none::NONE;
-pub use registry::{ElevatorType, Registry, Setup, UnknownElevator};
+pub use registry::{Build, ElevatorType, Registry, Setup, UnknownElevator};
 
 /// The elevators of this crate, in the order in which messages list them.
 pub const BUILT_IN: [&ElevatorType; 4] = [NONE, MQ_DEADLINE, KYBER, BFQ];

@@ -20,8 +20,11 @@ pub struct ElevatorType {
     /// ([`Elevator::dispatch_urgent`]).
     pub knows_groups: bool,
     /// Makes it; nothing for `none`, with which requests go directly to the submitter's hardware context.
-    pub build: Option<fn(&Setup<'_>) -> Box<dyn Elevator>>,
+    pub build: Option<Build>,
 }
+
+/// Makes an elevator.
+pub type Build = fn(&Setup<'_>) -> Box<dyn Elevator>;
 
 /// What an elevator is made for.
 #[derive(Clone, Copy, Debug)]
