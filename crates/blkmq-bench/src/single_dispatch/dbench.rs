@@ -389,7 +389,7 @@ fn table(rows: &[Row], args: &SingleDispatchArgs) -> String {
              clients   published: multi-queue  single-queue   patched     ours: before  single-queue     after    kernel {elevator}",
         );
         for &clients in &args.clients {
-            let case = case(args, *elevator, clients);
+            let case = case(args, elevator, clients);
             let [before, single, after, kernel] = Side::ALL.map(|side| {
                 let mut found = rows
                     .iter()
