@@ -54,7 +54,10 @@ fn written_again(text: &str, config: &Config) {
     assert_eq!(diff(config, &meant, &sizes).expect("nothing differs"), []);
     for (from, to) in [(&Config::default(), config), (config, &Config::default())] {
         if let Err(error) = diff(from, to, &sizes) {
-            names(&error.to_string(), &["disk", "queue", "export", "[daemon]", "[control]"]);
+            names(
+                &error.to_string(),
+                &["disk", "queue", "export", "[daemon]", "[control]"],
+            );
         }
     }
 }
