@@ -445,7 +445,7 @@ fn cases(scratch: &Scratch) -> Vec<Case> {
             .map(str::to_owned)
             .collect(),
         says: vec![
-            "TLS: ".to_owned(),
+            "export unix:x: ".to_owned(),
             format!("{absent}: cannot be read: No such file"),
         ],
     });
