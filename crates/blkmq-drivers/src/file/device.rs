@@ -75,6 +75,12 @@ impl Shared {
         self.disks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Reads what a disk says of itself, if it is there. Clients call this in each turn: it allocates nothing.
+    fn of_disk<T>(&self, disk: DiskId, read: impl FnOnce(&FileDisk) -> T) -> Option<T> {
+        let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
+        disks.get(disk).map(|disk| read(disk))
+    }
+
     /// Adds the table of a new hardware context.
     pub(super) fn add_announced(&self, depth: u32) -> Arc<Announced> {
         let announced = Arc::new(Announced::new(depth));
@@ -284,18 +290,15 @@ impl Allocation for FileDevice {
     }
 
     fn losses(&self, disk: DiskId) -> Losses {
-        let disks = self.shared.disks();
-        disks.get(disk).map_or_else(Losses::default, |disk| disk.losses())
+        self.shared.of_disk(disk, FileDisk::losses).unwrap_or_default()
     }
 
     fn tell_losses(&self, disk: DiskId) {
-        let disks = self.shared.disks();
-        disks.get(disk).iter().for_each(|disk| disk.tell_losses());
+        self.shared.of_disk(disk, FileDisk::tell_losses);
     }
 
     fn state(&self, disk: DiskId) -> State {
-        let disks = self.shared.disks();
-        disks.get(disk).map_or(State::Ok, |disk| disk.state())
+        self.shared.of_disk(disk, FileDisk::state).unwrap_or(State::Ok)
     }
 }
 
