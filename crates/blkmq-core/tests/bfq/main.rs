@@ -150,6 +150,31 @@ fn a_flood_has_what_light_groups_that_rest_between_two_reads_leave() {
 }
 
 #[test]
+fn a_passed_over_group_that_begins_to_flood_gets_its_share() {
+    let mut world = flood_beside(1, Nanos::from_micros(900), SETTLED);
+    world.stop(1);
+    world.run(Nanos::from_millis(1));
+    world.start(Load {
+        group: GroupId(2),
+        client: 2,
+        depth: 64,
+        len: 64 << 10,
+        ..Load::default()
+    });
+    world.run(SETTLED);
+    let before = world.served.clone();
+    world.run(Nanos::from_secs(1));
+    let got: Vec<u64> = world
+        .served
+        .iter()
+        .zip(&before)
+        .map(|(now, before)| now - before)
+        .collect();
+    let (old, new) = (got[0], got[2]);
+    assert!(old.abs_diff(new) * 20 < old + new, "{got:?}");
+}
+
+#[test]
 fn a_group_that_is_removed_while_it_is_probed_changes_nothing_for_the_others() {
     for step in 0..10 {
         // The first probe begins after 100 ms.

@@ -90,7 +90,8 @@ impl Probing {
         if self.probe.phase != Phase::Resting || now < self.quiet_until {
             return false;
         }
-        let is_slow = self.is_slow(wf2q, now);
+        // A look between holds leaves the watch to the member held for.
+        let is_slow = holder.is_some() && self.is_slow(wf2q, now);
         let members = &mut self.members;
         let mut is_due = |id: &EntityId| {
             let is_urgent = is_slow && holder == Some(*id);
