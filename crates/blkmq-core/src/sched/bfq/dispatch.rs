@@ -104,6 +104,10 @@ impl Bfq {
                 None => GroupId(id.index() as u32),
             };
             if is_busy {
+                // Others are charged by what they move, and would wait for what moves nothing and may take any time.
+                if clients.has_only_out_without_data(group) {
+                    return true;
+                }
                 let is_alone_out = || clients.in_flight_of(group) >= in_flight;
                 return idling.is_stalled((id, served), is_alone_out, stalled_after, now);
             }
@@ -123,6 +127,7 @@ impl Bfq {
         rq.sched_data = id as u32;
         if rq.charged_bytes(self.held.limits()) == 0 {
             rq.sched_data |= MOVES_NO_DATA;
+            self.clients[id].in_flight_without_data += 1;
         }
         let leaf = self.wf2q.leaf(id);
         self.probing.taken(&self.wf2q, leaf, self.now);

@@ -191,7 +191,11 @@ impl Bfq {
     #[inline]
     fn dec_in_flight(&mut self, sched_data: u32) {
         self.in_flight -= 1;
-        self.clients[queue_of(sched_data)].in_flight -= 1;
+        let queue = &mut self.clients[queue_of(sched_data)];
+        queue.in_flight -= 1;
+        if sched_data & MOVES_NO_DATA != 0 {
+            queue.in_flight_without_data -= 1;
+        }
     }
 
     /// Makes a queue idle if it has no request left, waiting or in flight.
@@ -341,7 +345,9 @@ impl Elevator for Bfq {
             }
         };
         self.dec_in_flight(note.sched_data);
-        let known_time = (!note.is_timed_out).then_some(time);
+        // What moves no data takes any time, and what times out says nothing of the drive.
+        let is_usual = !note.is_timed_out && note.sched_data & MOVES_NO_DATA == 0;
+        let known_time = is_usual.then_some(time);
         self.overdue.ended(note.issued_at, known_time);
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
