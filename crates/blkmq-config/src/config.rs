@@ -5,12 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use blkmq_core::poll::Wait;
 use blkmq_core::sched::ElevatorType;
+use blkmq_export::front_door::DaemonLimits;
 
 use crate::disk::{DiskSpec, Source};
-use crate::export::ExportSpec;
+use crate::export::{self, ExportSpec};
 use crate::group::GroupSpec;
 use crate::queue::QueueSettings;
 
@@ -21,15 +22,10 @@ pub struct Config {
     pub reactors: Option<u16>,
     /// How long a shutdown waits for requests under way. Default 10 s.
     pub shutdown_limit: Duration,
-    /// Bytes of payload that the connections of all NBD addresses may hold together. Default: the front door's, 1 GiB.
-    pub nbd_memory: Option<u64>,
-    /// Connections of all NBD addresses at a time. Default: as many as there are descriptors for.
-    pub nbd_connections: Option<u32>,
-    /// From a client's connect to its selection of a disk. Default: the front door's, 10 s.
-    pub nbd_handshake_deadline: Option<Duration>,
-    /// Whether FUSE uses io_uring. Default: if it is enabled in the kernel, and no other daemon may
-    /// take over.
-    pub fuse_io_uring: Option<bool>,
+    /// The tables of front doors, as they were written.
+    pub doors: export::Tables,
+    /// What these tables say about all connections together.
+    pub limits: DaemonLimits,
     /// The disks, in order.
     pub disks: Vec<DiskSpec>,
     /// Queues that have settings of their own, by name.
@@ -67,10 +63,8 @@ impl Default for Config {
         Self {
             reactors: None,
             shutdown_limit: Duration::from_secs(10),
-            nbd_memory: None,
-            nbd_connections: None,
-            nbd_handshake_deadline: None,
-            fuse_io_uring: None,
+            doors: export::Tables::new(),
+            limits: DaemonLimits::default(),
             disks: Vec::new(),
             queues: BTreeMap::new(),
             groups: Vec::new(),
@@ -213,27 +207,8 @@ impl Config {
                     bail!("export {}: disk {disk} is named twice: keep one", export.address);
                 }
             }
-        }
-        if self.fuse_io_uring == Some(true) && self.upgrade_socket.is_some() {
-            bail!(
-                "fuse_io_uring=on rejected: a mount over io_uring cannot be handed over to another daemon; leave upgrade_socket out, or \
-                 set fuse_io_uring to off"
-            );
-        }
-        for (export, allowed) in self
-            .exports
-            .iter()
-            .flat_map(|export| export.tls.clients.iter().map(move |one| (export, one)))
-        {
-            for disk in allowed.disks.iter().flatten() {
-                if names.binary_search(&disk.as_str()).is_err() {
-                    bail!(
-                        "export {}: tls_clients {} names disk {disk}, which is not there: add [disk.{disk}] or take it out",
-                        export.address,
-                        allowed.name
-                    );
-                }
-            }
+            let named = export.at.check_named(&names);
+            named.with_context(|| format!("export {}", export.address))?;
         }
         for name in self.queues.keys() {
             if !self.has_queue(name) {

@@ -178,28 +178,24 @@ fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
 }
 
 fn check_daemon(old: &Config, new: &Config) -> Result<()> {
-    let mut pairs = fixed(old).into_iter().zip(fixed(new));
-    match pairs.find(|(was, is)| was != is) {
-        Some(((key, was), (_, is))) => bail!(
+    let (old, new) = (fixed(old), fixed(new));
+    let value = |keys: &BTreeMap<String, String>, key| keys.get(key).cloned().unwrap_or_else(default);
+    let mut keys = old.keys().chain(new.keys());
+    match keys.find(|key| old.get(*key) != new.get(*key)) {
+        Some(key) => bail!(
             "{key}: cannot be changed while the daemon runs ({was} -> {is}): keep it as `blkmq ctl dump` prints it, which has \
-             the flags of the start too, or start a daemon with the new configuration that takes over (--take-over)"
+             the flags of the start too, or start a daemon with the new configuration that takes over (--take-over)",
+            was = value(&old, key),
+            is = value(&new, key)
         ),
         None => Ok(()),
     }
 }
 
 /// The keys that cannot be changed while the daemon runs, with their values.
-fn fixed(config: &Config) -> [(&'static str, String); 11] {
-    let switch = |is_on| if is_on { "on" } else { "off" };
-    [
+fn fixed(config: &Config) -> BTreeMap<String, String> {
+    let own = [
         ("[daemon] reactors", shown(&config.reactors)),
-        ("[daemon] nbd_memory", shown(&config.nbd_memory)),
-        ("[daemon] nbd_connections", shown(&config.nbd_connections)),
-        (
-            "[daemon] nbd_handshake_deadline",
-            shown(&config.nbd_handshake_deadline),
-        ),
-        ("[daemon] fuse_io_uring", shown(&config.fuse_io_uring.map(switch))),
         ("[daemon] wait", config.wait.to_string()),
         ("[daemon] upgrade_socket", shown(&config.upgrade_socket)),
         ("[control] socket", shown(&config.control.socket)),
@@ -209,14 +205,23 @@ fn fixed(config: &Config) -> [(&'static str, String); 11] {
             "[metrics] allow_insecure",
             config.metrics_allow_insecure.to_string(),
         ),
-    ]
+    ];
+    let own = own.into_iter().map(|(key, value)| (key.to_owned(), value));
+    let of_doors = config.doors.iter().flat_map(|(door, keys)| {
+        let shown = move |key| Some((format!("[{door}] {key}"), keys.shown(key)?));
+        keys.names().filter_map(shown)
+    });
+    own.chain(of_doors).collect()
 }
 
 /// A value of a key, for people.
 fn shown(value: &Option<impl fmt::Debug>) -> String {
-    value
-        .as_ref()
-        .map_or_else(|| "default".to_owned(), |value| format!("{value:?}"))
+    value.as_ref().map_or_else(default, |value| format!("{value:?}"))
+}
+
+/// The value of a key that is not given, for people.
+fn default() -> String {
+    "default".to_owned()
 }
 
 fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result<()> {

@@ -13,6 +13,7 @@ use toml::{Table, Value};
 
 use crate::config::Config;
 use crate::disk::{self, DiskSpec};
+use crate::export;
 use crate::file;
 use crate::group;
 
@@ -57,11 +58,13 @@ pub enum Kind {
     Group,
     /// `[[export]]`, named by its address.
     Export,
+    /// The table of a front door, named by it.
+    Door,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Daemon,
         Self::Control,
         Self::Metrics,
@@ -69,7 +72,14 @@ impl Kind {
         Self::Queue,
         Self::Group,
         Self::Export,
+        Self::Door,
     ];
+
+    /// The heads of all tables but those of front doors.
+    pub(crate) fn heads() -> impl Iterator<Item = &'static str> {
+        let others = Self::ALL.into_iter().filter(|kind| *kind != Self::Door);
+        others.map(Self::name)
+    }
 
     /// Its name: the head of its tables.
     pub const fn name(self) -> &'static str {
@@ -81,6 +91,7 @@ impl Kind {
             Self::Queue => "queue",
             Self::Group => "group",
             Self::Export => "export",
+            Self::Door => "door",
         }
     }
 
@@ -157,6 +168,7 @@ impl Document {
     /// # Errors
     /// It exists.
     pub fn insert(&mut self, kind: Kind, name: &str, keys: Table) -> Result<()> {
+        check_head(kind, name)?;
         if self.get(kind, name).is_some() {
             bail!("{} {name}: there is one already", kind.name());
         }
@@ -185,6 +197,7 @@ impl Document {
     /// # Errors
     /// There is none.
     pub fn remove(&mut self, kind: Kind, name: &str) -> Result<()> {
+        check_head(kind, name)?;
         match kind {
             Kind::Daemon | Kind::Control | Kind::Metrics => {
                 bail!("[{}] cannot be removed: set its keys", kind.name())
@@ -243,6 +256,7 @@ impl Document {
         if kind == Kind::Group {
             check_path(name)?;
         }
+        check_head(kind, name)?;
         if kind == Kind::Group && self.get(kind, name).is_none() && !self.has_disk_in(name) {
             bail!("group {name}: no disk is in it, and it is not configured; add it, if a disk is to come");
         }
@@ -262,8 +276,10 @@ impl Document {
                 None => table.remove(&key),
             };
         }
-        if kind == Kind::Queue && table.is_empty() {
-            self.remove_queue(name);
+        match kind {
+            Kind::Queue if table.is_empty() => self.remove_queue(name),
+            Kind::Door if table.is_empty() => drop(self.0.remove(name)),
+            _ => {}
         }
         Ok(())
     }
@@ -278,6 +294,8 @@ impl Document {
                 .as_array()?
                 .get(self.find_export(name)?)?
                 .as_table(),
+            Kind::Door if is_head(name) => None,
+            Kind::Door => self.0.get(name)?.as_table(),
             _ => self.0.get(kind.name())?.as_table()?.get(name)?.as_table(),
         }
     }
@@ -290,6 +308,10 @@ impl Document {
                 found.into_iter().collect()
             }
             Kind::Export => self.addresses().map(str::to_owned).collect(),
+            Kind::Door => {
+                let heads = self.0.keys().filter(|head| !is_head(head));
+                heads.cloned().collect()
+            }
             _ => {
                 let tables = self.0.get(kind.name()).and_then(Value::as_table);
                 tables.map_or_else(Vec::new, |tables| tables.keys().cloned().collect())
@@ -358,6 +380,9 @@ impl Document {
     }
 
     fn tables(&mut self, kind: Kind) -> &mut Table {
+        if kind == Kind::Door {
+            return &mut self.0;
+        }
         table_of(self.0.entry(kind.name()).or_insert_with(empty))
     }
 
@@ -381,10 +406,22 @@ fn queue_of<'a>(name: &'a str, disk: &'a Value) -> &'a str {
     disk.get("queue").and_then(Value::as_str).unwrap_or(name)
 }
 
-/// The address of an export: its text that is no other key's.
+/// The address of an export: the value of the key that is a front door.
 fn address(export: &Value) -> Option<&str> {
     let mut keys = export.as_table()?.iter();
-    keys.find_map(|(key, value)| value.as_str().filter(|_| !file::is_export_key(key)))
+    keys.find_map(|(key, value)| value.as_str().filter(|_| export::is_address(key)))
+}
+
+/// Checks that the table of a front door has no other table's head.
+fn check_head(kind: Kind, name: &str) -> Result<()> {
+    match kind {
+        Kind::Door if is_head(name) => bail!("door {name}: there is no such front door"),
+        _ => Ok(()),
+    }
+}
+
+fn is_head(name: &str) -> bool {
+    Kind::heads().any(|head| head == name)
 }
 
 fn empty() -> Value {

@@ -1,9 +1,8 @@
-//! The configuration file: TOML with `[daemon]`, `[queue.NAME]`, `[disk.NAME]`, `[group."/PATH"]` and
-//! `[[export]]`. A disk's keys are those of `--disk`, a group's those of `--group`; see
-//! `docs/operate/configuration.md`.
+//! The configuration file: TOML with `[daemon]`, `[queue.NAME]`, `[disk.NAME]`, `[group."/PATH"]`,
+//! `[[export]]` and a table for each front door. A disk's keys are those of `--disk`, a group's those of
+//! `--group`; see `docs/operate/configuration.md`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,21 +11,20 @@ use blkmq_core::poll::Policy;
 use blkmq_core::sched;
 use blkmq_core::time::Nanos;
 use blkmq_host::value;
-use blkmq_tls::Settings;
 use serde::Deserialize;
 use toml::Value;
 
 use crate::config::{self, Config};
 use crate::disk::DiskSpec;
-use crate::export::ExportSpec;
+use crate::document::Kind;
+use crate::export;
 use crate::group::{self, GroupSpec};
 use crate::name::check_name;
 use crate::queue::{Polling, QueueSettings, elevator, poll_delay};
 use crate::registries::Registries;
 
-/// The file as written.
+/// The file as written. Tables that are not here are those of front doors.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
     daemon: Daemon,
@@ -41,7 +39,7 @@ struct File {
     #[serde(default)]
     group: toml::Table,
     #[serde(default)]
-    export: Vec<Export>,
+    export: Vec<toml::Table>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -49,10 +47,6 @@ struct File {
 struct Daemon {
     reactors: Option<u16>,
     shutdown_limit: Option<String>,
-    nbd_memory: Option<Value>,
-    nbd_connections: Option<u32>,
-    nbd_handshake_deadline: Option<String>,
-    fuse_io_uring: Option<String>,
     wait: Option<String>,
     sched: Option<String>,
     upgrade_socket: Option<String>,
@@ -86,23 +80,6 @@ struct Queue {
     tunables: BTreeMap<String, u64>,
 }
 
-#[derive(Debug, Deserialize)]
-struct Export {
-    disks: Option<Vec<String>>,
-    connections: Option<u32>,
-    group_connections: Option<u32>,
-    tls: Option<String>,
-    tls_certificate: Option<PathBuf>,
-    tls_key: Option<PathBuf>,
-    tls_ca: Option<PathBuf>,
-    tls_clients: Option<Vec<String>>,
-    #[serde(default)]
-    allow_insecure: bool,
-    /// The address, with the name of its front door.
-    #[serde(flatten)]
-    address: BTreeMap<String, Value>,
-}
-
 impl Config {
     /// Parses a configuration file's text.
     ///
@@ -123,33 +100,31 @@ impl Config {
 
 /// Parses a configuration file's text.
 pub(crate) fn parse(text: &str, registries: &Registries) -> Result<Config> {
-    read(toml::from_str(text)?, registries)
+    read(toml::from_str(text)?, text.parse()?, registries)
 }
 
 /// Parses a configuration file's tables.
 pub(crate) fn parse_table(table: toml::Table) -> Result<Config> {
-    read(File::deserialize(Value::Table(table))?, &Registries::default())
+    let file = File::deserialize(Value::Table(table.clone()))?;
+    read(file, table, &Registries::default())
 }
 
-fn read(file: File, registries: &Registries) -> Result<Config> {
+fn read(file: File, mut all: toml::Table, registries: &Registries) -> Result<Config> {
     let default = Config::default();
     let shutdown_limit = match &file.daemon.shutdown_limit {
         Some(text) => duration("shutdown_limit", text).context("[daemon]")?,
         None => default.shutdown_limit,
     };
-    let nbd_memory = file.daemon.nbd_memory.as_ref().map(memory);
-    let nbd_memory = nbd_memory.transpose().context("[daemon]")?;
-    let deadline = file.daemon.nbd_handshake_deadline.as_deref();
-    let nbd_handshake_deadline = deadline.map(handshake_deadline).transpose();
-    let nbd_handshake_deadline = nbd_handshake_deadline.context("[daemon]")?;
-    let fuse_io_uring = file.daemon.fuse_io_uring.as_deref().map_or(Ok(None), ring);
-    let fuse_io_uring = fuse_io_uring.context("[daemon]")?;
+    Kind::heads().for_each(|head| drop(all.remove(head)));
+    let (doors, limits) = export::tables(&all)?;
+    let may_hand_over = file.daemon.upgrade_socket.is_some();
+    let export = |table: toml::Table| export::parse(&table, &doors, may_hand_over);
+    let exports = file.export.into_iter().map(export).collect::<Result<_>>()?;
     let sched = file.daemon.sched.as_deref();
     let sched = sched
         .map(|name| elevator(name, &registries.elevators))
         .transpose();
     let sched = sched.context("[daemon]")?;
-    at_least_one("nbd_connections", file.daemon.nbd_connections).context("[daemon]")?;
     if let Some(0) = file.daemon.reactors {
         bail!(
             "[daemon]: reactors=0 rejected: must be from 1 to {REACTORS_MAX}, or left out for one for each processor"
@@ -167,10 +142,8 @@ fn read(file: File, registries: &Registries) -> Result<Config> {
         wait,
         sched,
         shutdown_limit,
-        nbd_memory,
-        nbd_connections: file.daemon.nbd_connections,
-        nbd_handshake_deadline,
-        fuse_io_uring,
+        doors,
+        limits,
         upgrade_socket: file.daemon.upgrade_socket,
         metrics: file.metrics.address,
         metrics_allow_insecure: file.metrics.allow_insecure,
@@ -184,7 +157,7 @@ fn read(file: File, registries: &Registries) -> Result<Config> {
             .collect::<Result<_>>()?,
         groups: file.group.into_iter().map(one_group).collect::<Result<_>>()?,
         queues: file.queue.into_iter().map(queue).collect::<Result<_>>()?,
-        exports: file.export.into_iter().map(export).collect::<Result<_>>()?,
+        exports,
     })
 }
 
@@ -254,24 +227,6 @@ fn tables(disks: Value) -> Result<toml::Table> {
     }
 }
 
-/// Parses how much payload all NBD connections may hold: a number of bytes, or a text with a unit.
-fn memory(value: &Value) -> Result<u64> {
-    let text = match value {
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    let bytes = value::size("nbd_memory", &text)?;
-    if bytes < NBD_MEMORY_MIN {
-        bail!(
-            "nbd_memory={text} rejected: must be at least 32M, since a client may send as much in one request"
-        );
-    }
-    if bytes > NBD_MEMORY_MAX {
-        bail!("nbd_memory={text} rejected: must be at most 16T");
-    }
-    Ok(bytes)
-}
-
 fn disk((name, table): (String, Value), registries: &Registries) -> Result<DiskSpec> {
     let Value::Table(table) = table else {
         bail!("[disk] {name} rejected: must be a table, as in [disk.{name}]");
@@ -311,119 +266,18 @@ fn pairs(head: &str, table: toml::Table) -> Result<Vec<(String, String)>> {
     table.into_iter().map(pair).collect()
 }
 
-/// Returns whether a key of `[[export]]` is known here; the others are front doors.
-pub(crate) fn is_export_key(key: &str) -> bool {
-    EXPORT_KEYS.contains(&key)
-}
-
-/// The keys of [`Export`] but for the address.
-const EXPORT_KEYS: &[&str] = &[
-    "disks",
-    "connections",
-    "group_connections",
-    "tls",
-    "tls_certificate",
-    "tls_key",
-    "tls_ca",
-    "tls_clients",
-    "allow_insecure",
-];
-
-/// One key is unknown here: that of the front door. The daemon knows the front doors, and parses
-/// the address.
-fn export(export: Export) -> Result<ExportSpec> {
-    let mut given = export.address.iter();
-    let (Some((door, address)), None) = (given.next(), given.next()) else {
-        let keys: Vec<&str> = export.address.keys().map(String::as_str).collect();
-        bail!(
-            "[[export]] with {} rejected: must have one address, such as nbd = \"unix:PATH\", and beside it no keys but {}",
-            if keys.is_empty() {
-                "no address".to_owned()
-            } else {
-                keys.join(", ")
-            },
-            EXPORT_KEYS.join(", ")
-        );
-    };
-    let Value::String(address) = address else {
-        bail!("[[export]] {door} rejected: must be a text, not {address}");
-    };
-    let context = || format!("[[export]] {address}");
-    at_least_one("connections", export.connections).with_context(context)?;
-    at_least_one("group_connections", export.group_connections).with_context(context)?;
-    Ok(ExportSpec {
-        tls: tls(&export).with_context(context)?,
-        disks: export.disks.clone(),
-        connections: export.connections,
-        group_connections: export.group_connections,
-        ..ExportSpec::new(door, address)
-    })
-}
-
-/// The TLS settings of an address.
-fn tls(export: &Export) -> Result<Settings> {
-    let mode = export.tls.as_deref().map(str::parse).transpose()?;
-    if export.tls_clients.as_ref().is_some_and(Vec::is_empty) {
-        bail!(
-            "tls_clients=[] rejected: name the clients that may connect, or leave the key out, and every client with a certificate may"
-        );
-    }
-    let clients = export.tls_clients.iter().flatten();
-    let clients: Result<_, _> = clients.map(|text| text.parse()).collect();
-    let settings = Settings {
-        mode: mode.unwrap_or_default(),
-        certificate: export.tls_certificate.clone(),
-        key: export.tls_key.clone(),
-        ca: export.tls_ca.clone(),
-        clients: clients?,
-        allow_insecure: export.allow_insecure,
-    };
-    settings.check()?;
-    Ok(settings)
-}
-
-/// Checks a number of connections.
-fn at_least_one(key: &str, connections: Option<u32>) -> Result<()> {
-    match connections {
-        Some(0) => bail!("{key}=0 rejected: must be at least 1, or left out"),
-        _ => Ok(()),
-    }
-}
-
-fn ring(text: &str) -> Result<Option<bool>> {
-    match text {
-        "auto" => Ok(None),
-        "on" => Ok(Some(true)),
-        "off" => Ok(Some(false)),
-        _ => bail!("fuse_io_uring={text} rejected: must be auto, on or off"),
-    }
-}
-
-fn handshake_deadline(text: &str) -> Result<Duration> {
-    let deadline = duration("nbd_handshake_deadline", text)?;
-    if deadline < HANDSHAKE_MIN {
-        bail!("nbd_handshake_deadline={text} rejected: must be at least 100ms, for a client on a busy host");
-    }
-    Ok(deadline)
-}
-
 fn duration(key: &str, text: &str) -> Result<Duration> {
     let Nanos(ns) = value::time(key, text)?;
     Ok(Duration::from_nanos(ns))
 }
 
-/// The longest payload of a request, in bytes.
-const NBD_MEMORY_MIN: u64 = 32 << 20;
-/// More than a host has, and small enough that sums of it do not overflow.
-const NBD_MEMORY_MAX: u64 = 16 << 40;
-/// The shortest deadline of negotiation.
-const HANDSHAKE_MIN: Duration = Duration::from_millis(100);
-
 #[cfg(test)]
 mod tests {
     use blkmq_core::poll::Wait;
+    use blkmq_export::front_door::DaemonLimits;
 
     use super::*;
+    use crate::export::ExportSpec;
     use crate::plan::scheduler::without_effect;
 
     fn parse(text: &str) -> Result<Config> {
@@ -434,11 +288,12 @@ mod tests {
         [daemon]
         reactors = 2
         shutdown_limit = "5s"
-        nbd_memory = "256M"
-        nbd_connections = 500
-        nbd_handshake_deadline = "3s"
-        fuse_io_uring = "on"
         wait = "hybrid"
+        [nbd]
+        memory = "256M"
+        connections = 500
+        [fuse]
+        io_uring = true
         [queue.fast]
         io_poll = "on"
         io_poll_delay = -1
@@ -486,12 +341,13 @@ mod tests {
             (config.reactors, config.shutdown_limit),
             (Some(2), Duration::from_secs(5))
         );
-        assert_eq!((config.nbd_memory, config.wait), (Some(256 << 20), Wait::Hybrid));
-        assert_eq!(config.fuse_io_uring, Some(true));
-        assert_eq!(
-            (config.nbd_connections, config.nbd_handshake_deadline),
-            (Some(500), Some(Duration::from_secs(3)))
-        );
+        assert_eq!(config.wait, Wait::Hybrid);
+        let DaemonLimits {
+            memory_bytes,
+            connections,
+        } = config.limits;
+        assert_eq!((memory_bytes, connections), (Some(256 << 20), Some(500)));
+        assert_eq!(config.doors["fuse"].shown("io_uring").as_deref(), Some("on"));
         let of = |export: &ExportSpec| (export.connections, export.group_connections);
         let limits: Vec<_> = config.exports.iter().map(of).collect();
         assert_eq!(limits, [(Some(100), Some(8)), (None, None)]);
@@ -525,14 +381,15 @@ mod tests {
                 "[daemon]\nsched = \"cfq\"",
                 "[daemon]: sched=cfq rejected: must be one of none",
             ),
-            ("[demon]", "demon"),
+            ("[demon]", "[demon] rejected: must be one of daemon, control,"),
+            ("[daemon]\nnbd_memory = 1", "unknown field `nbd_memory`"),
             (
                 "[daemon]\nwait = \"spin\"",
                 "wait spin rejected: must be block, poll",
             ),
             (
-                "[daemon]\nfuse_io_uring = \"yes\"",
-                "fuse_io_uring=yes rejected: must be auto, on or off",
+                "[fuse]\nio_uring = \"yes\"",
+                "[fuse]: io_uring=yes rejected: must be auto, on or off",
             ),
             (
                 "[queue.q]\nio_poll_delay = -2",
@@ -546,24 +403,37 @@ mod tests {
             ("[[export]]\ndisks = []", "must have one address"),
             (
                 "[[export]]\nnbd = \"unix:x\"\ndisk = \"a\"",
-                "with disk, nbd rejected",
+                "[[export]] unix:x: disk=a rejected: must be one of disks, connections,",
+            ),
+            (
+                "[[export]]\nufs = \"x\"",
+                "[[export]] with ufs rejected: must have",
+            ),
+            (
+                "[[export]]\nfuse = \"/x\"\ntls = \"off\"",
+                "[[export]] /x: tls=off rejected: must be one of disks,",
             ),
             ("[[export]]\nnbd = 7", "[[export]] nbd rejected: must be a text"),
             ("[daemon]\nshutdown_limit = \"soon\"", "shutdown_limit=soon"),
             (
-                "[daemon]\nnbd_memory = 1024",
-                "nbd_memory=1024 rejected: must be at least 32M",
+                "[nbd]\nmemory = 1024",
+                "[nbd]: memory=1024 rejected: must be at least 32M",
             ),
-            ("[daemon]\nnbd_memory = \"much\"", "nbd_memory=much"),
+            ("[nbd]\nmemory = \"much\"", "memory=much"),
             (
-                "[daemon]\nnbd_memory = 9223372036854775807",
+                "[nbd]\nmemory = 9223372036854775807",
                 "rejected: must be at most 16T",
             ),
-            ("[daemon]\nnbd_connections = 0", "nbd_connections=0 rejected"),
+            ("[nbd]\nconnections = 0", "connections=0 rejected"),
             (
-                "[daemon]\nnbd_handshake_deadline = \"1ms\"",
-                "nbd_handshake_deadline=1ms rejected: must be at least 100ms",
+                "[nbd]\nhandshake_deadline = \"1ms\"",
+                "handshake_deadline=1ms rejected: must be at least 100ms",
             ),
+            (
+                "[nbd]\nmem = \"1G\"",
+                "[nbd]: mem=1G rejected: must be one of memory, connections",
+            ),
+            ("nbd = 3", "nbd = 3 rejected: must be a table, [nbd]"),
             (
                 "[[export]]\nnbd = \"unix:x\"\nconnections = 0",
                 "[[export]] unix:x: connections=0 rejected",

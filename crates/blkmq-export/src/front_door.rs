@@ -1,16 +1,18 @@
-//! Decides what a front door is: a protocol by which clients reach disks. Each is one entry of
-//! [`FRONT_DOORS`]; others use nothing else of it. The daemon parses addresses, opens them before
-//! the engine starts, and serves.
+//! The interface of a front door, a protocol by which clients reach disks. Each is one entry of
+//! [`FRONT_DOORS`]; others use nothing else of it. `blkmq-config` parses addresses with their keys; the
+//! daemon opens them before the engine starts, and serves.
 
+use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
-use blkmq_tls::{FileError, Settings};
+use blkmq_host::value::ConfigError;
+use blkmq_tls::FileError;
 
 use crate::common::{AddressLimits, Common, OpenError, Place};
 use crate::handover::Handover;
+use crate::keys::{Key, Keys, NO_KEYS};
 
 pub use crate::common::AddressError;
 
@@ -22,24 +24,72 @@ pub trait FrontDoor: Sync {
     /// One line for people: what is served, and how an address is written.
     fn help(&self) -> &'static str;
 
-    /// Returns whether its clients can use TLS.
-    fn has_tls(&self) -> bool {
-        false
+    /// The keys of an address, beside those of every address, in lists: front doors may share one.
+    fn keys(&self) -> &'static [&'static [Key]] {
+        &[]
+    }
+
+    /// The keys of its table, which has its name. They hold for all of its addresses.
+    fn table_keys(&self) -> &'static [Key] {
+        &[]
+    }
+
+    /// Parses its table, which has no keys but those of the list. What holds for all connections of the
+    /// daemon together goes into `limits`.
+    ///
+    /// # Errors
+    /// The key, and what is allowed.
+    fn parse_table(&self, _table: &Keys, _limits: &mut DaemonLimits) -> Result<(), ConfigError> {
+        Ok(())
     }
 
     /// Parses an address.
     ///
     /// # Errors
     /// What is wrong with the address, and what is allowed.
-    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError>;
+    fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError>;
 
     /// Prepares what was left here for the next daemon, which gets it when this process has ended. The
     /// engine has ended. May block for a moment.
     fn leave(&self) {}
 }
 
-/// An address that has been parsed; nothing is open yet. It is displayed as people write it.
-pub trait Address: std::fmt::Debug + std::fmt::Display {
+/// An address as it is configured.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The address.
+    pub address: &'a str,
+    /// Those of its keys that are its front door's: no others than [`FrontDoor::keys`].
+    pub keys: &'a Keys,
+    /// The table of its front door: no keys but [`FrontDoor::table_keys`].
+    pub table: &'a Keys,
+    /// Whether another daemon may take over.
+    pub may_hand_over: bool,
+}
+
+impl<'a> Given<'a> {
+    /// An address without keys, in a daemon of which no other takes over.
+    pub fn new(address: &'a str) -> Self {
+        Self {
+            address,
+            keys: &NO_KEYS,
+            table: &NO_KEYS,
+            may_hand_over: false,
+        }
+    }
+}
+
+/// What holds for all connections of the daemon together, as far as it is configured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DaemonLimits {
+    /// Bytes of payload that the connections may hold together. Default: 1 GiB.
+    pub memory_bytes: Option<u64>,
+    /// Connections at a time. Default: as many as there are descriptors for.
+    pub connections: Option<u32>,
+}
+
+/// An address that has been parsed, with its settings; nothing is open yet. It is displayed as people write it.
+pub trait Address: Any + std::fmt::Debug + std::fmt::Display + Send + Sync {
     /// Returns whether each disk has a socket of its own there.
     fn is_per_disk(&self) -> bool {
         false
@@ -50,6 +100,14 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
     /// # Errors
     /// The address has one place for several disks, and what to do.
     fn check_disks(&self, _disks: &[&str]) -> Result<(), OpenError> {
+        Ok(())
+    }
+
+    /// Checks that the disks which its keys name are among those of the configuration.
+    ///
+    /// # Errors
+    /// The key, the disk, and what to do.
+    fn check_named(&self, _disks: &[&str]) -> Result<(), ConfigError> {
         Ok(())
     }
 
@@ -65,12 +123,12 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
         Ok(())
     }
 
-    /// Checks, without opening anything, that the address can be served with these settings. Reads
-    /// the TLS files.
+    /// Checks, without opening anything, that the address can be served with its settings. Reads
+    /// the files that they name.
     ///
     /// # Errors
     /// The obstacle, and what to do.
-    fn check(&self, _tls: &Settings) -> Result<(), ServeError> {
+    fn check(&self) -> Result<(), ServeError> {
         Ok(())
     }
 
@@ -85,7 +143,7 @@ pub trait Address: std::fmt::Debug + std::fmt::Display {
 /// An address that is open.
 pub trait Opened {
     /// What a client needs to reach a disk here, if the disk is served here and that is known.
-    fn client_line(&self, disk: &Disk, tls: &Settings) -> Option<String>;
+    fn client_line(&self, disk: &Disk) -> Option<String>;
 
     /// Serves disks here until the engine ends, or the address is closed.
     ///
@@ -139,12 +197,16 @@ pub struct Offer<'a> {
     pub disks: Option<&'a [String]>,
     /// How many connections are admitted.
     pub admitted: AddressLimits,
-    /// Whether clients use TLS, and which may connect.
-    pub tls: &'a Settings,
-    /// How long a client may take to begin. Default: the front door's.
-    pub handshake_deadline: Option<Duration>,
-    /// Whether FUSE uses io_uring. Default: if it is enabled in the kernel.
-    pub fuse_io_uring: Option<bool>,
+    /// The address, with the settings that hold from now on.
+    pub at: &'a dyn Address,
+}
+
+impl Offer<'_> {
+    /// Its address, with the settings of the front door whose type it is.
+    pub(crate) fn settings<T: Address>(&self) -> Option<&T> {
+        let at: &dyn Any = self.at;
+        at.downcast_ref()
+    }
 }
 
 /// Why disks cannot be served at an address.
@@ -180,4 +242,27 @@ pub fn find(name: &str) -> Option<&'static dyn FrontDoor> {
         .iter()
         .copied()
         .find(|door| door.name() == name.replace('_', "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn front_doors_have_a_page_with_every_key() {
+        for door in FRONT_DOORS {
+            let pages = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/exports");
+            let page = std::fs::read_to_string(format!("{pages}/{}.md", door.name())).unwrap();
+            for key in door.keys().iter().copied().flatten().chain(door.table_keys()) {
+                let named = format!("`{}`", key.name);
+                let mut rows = page.lines().filter(|line| line.starts_with('|'));
+                assert!(
+                    rows.any(|row| row.contains(&named)),
+                    "{}: {}",
+                    door.name(),
+                    key.name
+                );
+            }
+        }
+    }
 }

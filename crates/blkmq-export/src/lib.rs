@@ -1,4 +1,4 @@
-//! Decides how clients reach a disk: one front door for each protocol, each behind a feature.
+//! The front doors, by which clients reach disks: one for each protocol, each behind a feature.
 //!
 //! | feature | door |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | `fuse` (default) | [`fuse`]: a regular file that is the disk, on this host |
 //! | `ublk` (default) | [`ublk`]: a block device of this host |
 //!
-//! [`front_door`] defines what a front door is and has the registry; [`common`] has the shared
-//! parts.
+//! [`front_door`] defines what a front door is and has the registry; [`keys`] are what a configuration
+//! says of one; [`common`] has the shared parts.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod common;
@@ -16,6 +16,7 @@ pub mod front_door;
 #[cfg(feature = "fuse")]
 pub mod fuse;
 pub mod handover;
+pub mod keys;
 #[cfg(feature = "nbd")]
 pub mod nbd;
 #[cfg(feature = "ublk")]

@@ -14,13 +14,12 @@ use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use blkmq_export::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
+use blkmq_export::front_door::{Address, FrontDoor, Given, Offer, Opened, ServeError, Served};
 use blkmq_export::handover::Handover;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
-use blkmq_tls::Settings;
 
 /// The front door's protocol.
 struct Zeroer;
@@ -34,7 +33,8 @@ impl FrontDoor for Zeroer {
         "Zero blocks of the first disk for the one client at the unix socket ADDRESS"
     }
 
-    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
+    fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError> {
+        let text = given.address;
         match text.starts_with('/') {
             true => Ok(Box::new(At(text.into()))),
             false => Err(AddressError(format!("address {text:?} rejected: must be a path"))),
@@ -65,7 +65,7 @@ impl Address for At {
 struct Listening(UnixListener);
 
 impl Opened for Listening {
-    fn client_line(&self, disk: &Disk, _tls: &Settings) -> Option<String> {
+    fn client_line(&self, disk: &Disk) -> Option<String> {
         let at = self.0.local_addr().expect("it is bound");
         Some(format!("zeroer of {} at {at:?}", disk.name))
     }
@@ -171,8 +171,8 @@ fn a_front_door_needs_nothing_but_the_trait() {
     let path = std::env::temp_dir().join(format!("blkmq-zeroer-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let door: &dyn FrontDoor = &Zeroer;
-    assert!(door.parse("nowhere").is_err());
-    let address = door.parse(&path.to_string_lossy()).unwrap();
+    assert!(door.parse(&Given::new("nowhere")).is_err());
+    let address = door.parse(&Given::new(&path.to_string_lossy())).unwrap();
 
     let disk = DiskSpec::parse("name=vm,ram=64K,block_size=4096").unwrap();
     let plan = plan(&Config {
@@ -190,15 +190,13 @@ fn a_front_door_needs_nothing_but_the_trait() {
     for opened in address.open(&["vm"], &common.handover).unwrap() {
         assert!(
             opened
-                .client_line(&vm, &blkmq_tls::settings::OFF)
+                .client_line(&vm)
                 .is_some_and(|line| line.starts_with("zeroer of vm at"))
         );
         let offer = Offer {
             disks: None,
             admitted: AddressLimits::default(),
-            tls: &blkmq_tls::settings::OFF,
-            handshake_deadline: None,
-            fuse_io_uring: None,
+            at: &*address,
         };
         opened.serve(&engine, offer, &common).unwrap();
     }

@@ -215,9 +215,11 @@ impl Scene {
         let mut text = format!(
             r#"[daemon]
 reactors = 2
-nbd_memory = {nbd_memory}
-nbd_handshake_deadline = "2s"
 shutdown_limit = "10s"
+
+[nbd]
+memory = {nbd_memory}
+handshake_deadline = "2s"
 
 [disk.{GOOD}]
 file = "{}"

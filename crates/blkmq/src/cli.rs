@@ -1,13 +1,13 @@
-//! Decides what can be typed: the commands, their flags and their help. `main` runs what comes out.
+//! The command line: the commands, their flags and their help. `main` runs what comes out.
 
 use std::path::PathBuf;
 
 use blkmq_core::poll::Wait;
 use blkmq_core::sched;
-use blkmq_export::front_door::{FRONT_DOORS, FrontDoor};
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::addresses::Addresses;
 use crate::complete::Shell;
 use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
@@ -68,9 +68,6 @@ pub struct ServeArgs {
     /// Where disks are served.
     #[command(flatten)]
     pub addresses: Addresses,
-    /// TLS at the addresses of --nbd.
-    #[command(flatten)]
-    pub tls: TlsArgs,
     /// Read disks, queues, groups and exports from FILE (TOML); flags add to it
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -85,9 +82,6 @@ pub struct ServeArgs {
     /// where groups have weights, else none]
     #[arg(long, value_name = "NAME", value_parser = schedulers())]
     pub sched: Option<String>,
-    /// Use io_uring for FUSE (on), /dev/fuse (off), or io_uring if the kernel has it enabled (auto) [default: auto]
-    #[arg(long, value_name = "HOW", value_parser = ["auto", "on", "off"])]
-    pub fuse_io_uring: Option<String>,
     /// Allow another daemon to take over at the unix socket ADDRESS (unix:PATH): see --take-over
     #[arg(long, value_name = "ADDRESS")]
     pub upgrade_socket: Option<String>,
@@ -113,54 +107,6 @@ pub struct ServeArgs {
     pub check: bool,
 }
 
-/// What is asked of clients at the addresses of `--nbd`.
-#[derive(Clone, Debug, Default, Args)]
-pub struct TlsArgs {
-    /// Whether clients of --nbd use TLS: require, allow or off [default: off]
-    #[arg(long, value_name = "MODE")]
-    pub tls: Option<String>,
-    /// The server's certificate, then the chain to its authority (PEM)
-    #[arg(long, value_name = "FILE")]
-    pub tls_certificate: Option<String>,
-    /// The certificate's key (PEM)
-    #[arg(long, value_name = "FILE")]
-    pub tls_key: Option<String>,
-    /// The authorities of clients' certificates (PEM); with this flag, every client needs a certificate
-    #[arg(long, value_name = "FILE")]
-    pub tls_ca: Option<String>,
-    /// Admit clients with NAME in their certificate, to all disks (NAME) or some (NAME=DISK+DISK); may be given again
-    #[arg(long = "tls-client", value_name = "NAME")]
-    pub tls_clients: Vec<String>,
-    /// Admit clients of other hosts without TLS at --nbd tcp:HOST:PORT, for networks that only storage uses
-    #[arg(long)]
-    pub insecure: bool,
-}
-
-impl TlsArgs {
-    /// The same as keys of an address.
-    pub fn keys(&self) -> toml::Table {
-        let text =
-            |key: &str, value: &Option<String>| Some((key.to_owned(), toml::Value::String(value.clone()?)));
-        let mut keys: toml::Table = [
-            text("tls", &self.tls),
-            text("tls_certificate", &self.tls_certificate),
-            text("tls_key", &self.tls_key),
-            text("tls_ca", &self.tls_ca),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        if !self.tls_clients.is_empty() {
-            let names = self.tls_clients.iter().cloned().map(toml::Value::String);
-            keys.insert("tls_clients".to_owned(), toml::Value::Array(names.collect()));
-        }
-        if self.insecure {
-            keys.insert("allow_insecure".to_owned(), toml::Value::Boolean(true));
-        }
-        keys
-    }
-}
-
 /// The schedulers that a queue can have.
 fn schedulers() -> PossibleValuesParser {
     let listed = sched::Registry::default();
@@ -168,42 +114,6 @@ fn schedulers() -> PossibleValuesParser {
         .iter()
         .map(|kind| PossibleValue::new(kind.name).help(kind.help));
     PossibleValuesParser::new(values)
-}
-
-/// Addresses at which all disks are served, each with its front door: a flag for each of those.
-#[derive(Clone, Debug, Default)]
-pub struct Addresses(pub Vec<(String, String)>);
-
-impl Args for Addresses {
-    fn augment_args(command: clap::Command) -> clap::Command {
-        let flag = |command: clap::Command, door: &&dyn FrontDoor| {
-            let flag = Arg::new(door.name()).long(door.name()).value_name("ADDRESS");
-            command.arg(flag.action(ArgAction::Append).help(door.help()))
-        };
-        FRONT_DOORS.iter().fold(command, flag)
-    }
-
-    fn augment_args_for_update(command: clap::Command) -> clap::Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for Addresses {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let of = |door: &&dyn FrontDoor| {
-            let name = door.name();
-            let given = matches.get_many::<String>(name).into_iter().flatten();
-            given
-                .map(|address| (name.to_owned(), address.clone()))
-                .collect::<Vec<_>>()
-        };
-        Ok(Self(FRONT_DOORS.iter().flat_map(of).collect()))
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
 }
 
 /// Writes the manual page of the command and of each of its commands.

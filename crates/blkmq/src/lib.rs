@@ -6,6 +6,7 @@
 //! records the steps of each request; `demo` shows its purpose. Demo and top are features.
 #![forbid(unsafe_code)]
 
+pub mod addresses;
 pub mod cli;
 pub mod complete;
 pub mod control;

@@ -1,5 +1,4 @@
-//! Decides the steps of the daemon: from the configuration to open front doors, until a signal, and
-//! the shutdown. `blkmq_config` comes before; meanwhile the reactors of `blkmq_host` do the work.
+//! The daemon's life: from the configuration to open front doors, until a signal, and the shutdown. `blkmq_config` comes before; meanwhile the reactors of `blkmq_host` do the work.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -26,12 +25,11 @@ use anyhow::{Context, Result, bail};
 use blkmq_config::{Config, Document, ExportSpec, Kind, Plan, plan, read_text, typed};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{self, Common};
-use blkmq_export::front_door::{self, FRONT_DOORS};
+use blkmq_export::front_door::FRONT_DOORS;
 use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_host::size_news::SizeNews;
-use blkmq_tls::Settings;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::{Handle, Signals};
 
@@ -124,15 +122,13 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     for group in &args.group {
         document.add_group(group)?;
     }
-    for (door, address) in &args.addresses.0 {
-        read(&ExportSpec::new(door, address)).with_context(|| format!("--{door} {address}"))?;
-        let has_tls = front_door::find(door).is_some_and(front_door::FrontDoor::has_tls);
-        let keys = if has_tls {
-            args.tls.keys()
-        } else {
-            toml::Table::new()
-        };
+    for (door, address) in &args.addresses.all {
+        let keys = args.addresses.keys.get(door).cloned().unwrap_or_default();
         document.add_export(door, address, keys);
+    }
+    for (door, table) in args.addresses.tables.clone() {
+        let keys = table.into_iter().map(|(key, value)| (key, Some(value)));
+        document.set(Kind::Door, door, keys)?;
     }
     let flag = |key: &str, value: Option<String>| value.map(|value| (key.to_owned(), Some(typed(&value))));
     let named = document
@@ -144,7 +140,6 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
         flag("reactors", args.reactors.map(|count| count.to_string())),
         flag("wait", args.wait.map(|wait| wait.to_string())),
         flag("sched", args.sched.clone()),
-        flag("fuse_io_uring", args.fuse_io_uring.clone()),
         flag("upgrade_socket", args.upgrade_socket.clone().or(inherited)),
     ];
     document.set(Kind::Daemon, "", flags.into_iter().flatten())?;
@@ -166,9 +161,6 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
         metrics::place(address, config.metrics_allow_insecure)?;
     }
     config.check()?;
-    for export in &config.exports {
-        read(export).with_context(|| format!("[[export]] {}", export.door))?;
-    }
     if config.exports.is_empty() && !args.check {
         bail!("no address to serve at: give --nbd unix:PATH, or a configuration with [[export]]");
     }
@@ -216,14 +208,13 @@ impl Daemon {
         // Listen first: an address in use should not cost a start of the engine.
         let mut opened = Vec::new();
         for export in &config.exports {
-            let address = read(export)?;
             let all = match refused.iter().any(|refused| refused.spec == *export) {
                 true => Vec::new(),
-                false => address.open(&config.disks_of(export), handover)?,
+                false => export.at.open(&config.disks_of(export), handover)?,
             };
-            opened.push((all, address.to_string(), export.clone()));
+            opened.push((all, export.clone()));
         }
-        let memory = config.nbd_memory.unwrap_or(common::BYTES_MAX);
+        let memory = config.limits.memory_bytes.unwrap_or(common::BYTES_MAX);
         let common = Arc::new(Common::taking_part(memory, connections_max, handover));
         let upgrade_socket = config.upgrade_socket.as_ref();
         let outgoing = upgrade_socket
@@ -232,14 +223,14 @@ impl Daemon {
         let engine = Arc::new(Engine::start(engine(&config, plan))?);
         let (mut addresses, mut exports) = (Vec::new(), Vec::new());
         let disks = engine.disks();
-        for (all, address, spec) in opened {
+        for (all, spec) in opened {
             let named = served(&config, &disks, spec.disks.as_deref());
             warn_of_members(&named, &spec);
             let mut open = Vec::new();
             for one in all {
-                addresses.extend(named.iter().filter_map(|disk| one.client_line(disk, &spec.tls)));
-                let served = one.serve(&engine, running::offer_of(&spec, &config), &common);
-                let served = served.with_context(|| format!("export {address}"))?;
+                addresses.extend(named.iter().filter_map(|disk| one.client_line(disk)));
+                let served = one.serve(&engine, running::offer_of(&spec), &common);
+                let served = served.with_context(|| format!("export {}", spec.at))?;
                 addresses.extend(served.client_line());
                 open.push(Arc::from(served));
             }
@@ -497,36 +488,13 @@ fn say_what_stays(running: &Running, args: &ServeArgs, loaded: &Document) {
     }
 }
 
-/// Parses an address by its front door.
-///
-/// # Errors
-/// The fault in the address.
-fn read(export: &ExportSpec) -> Result<Box<dyn front_door::Address>> {
-    let Some(door) = front_door::find(&export.door) else {
-        let known: Vec<&str> = FRONT_DOORS.iter().map(|door| door.name()).collect();
-        bail!(
-            "key {} rejected: there is no such front door; known are {}, and beside them disks, connections, group_connections, \
-             tls, tls_certificate, tls_key, tls_ca, tls_clients, allow_insecure",
-            export.door,
-            known.join(", ")
-        );
-    };
-    if !door.has_tls() && export.tls != Settings::default() {
-        bail!(
-            "tls and allow_insecure rejected: {} has none of them; they are for nbd",
-            export.door
-        );
-    }
-    Ok(door.parse(&export.address)?)
-}
-
 /// Checks addresses as [`check_exports`] does. Returns those that only the time is in the way of, which no other
 /// one needs to suffer from. A daemon that takes over fails: the other one serves, with what it has read.
 fn refused(config: &Config, phase: Phase) -> Result<Vec<Refused>> {
     dry_run::check_exports(config)?;
     let mut refused = Vec::new();
     for export in &config.exports {
-        match read(export)?.check(&export.tls) {
+        match export.at.check() {
             Ok(()) => {}
             Err(error) if error.is_of_time() && phase == Phase::Serving => {
                 refused.push(Refused::new(export, error.to_string()));
@@ -541,7 +509,7 @@ fn refused(config: &Config, phase: Phase) -> Result<Vec<Refused>> {
 fn check_exports(config: &Config) -> Result<()> {
     dry_run::check_exports(config)?;
     for export in &config.exports {
-        let checked = read(export)?.check(&export.tls);
+        let checked = export.at.check();
         checked.with_context(|| format!("export {}", export.address))?;
     }
     Ok(())

@@ -14,11 +14,10 @@ use blkmq_core::queue::{Dispatch, TagMode};
 use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, BYTES_MAX, CONNECTIONS_MAX, Common};
-use blkmq_export::front_door::{self, Offer, Served};
+use blkmq_export::front_door::{self, Given, Offer, Served};
 use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_sim::scenario::clients::{CPUS, DISK_BYTES, DISK_DEPTH};
-use blkmq_tls::Settings;
 
 use super::dbench::{Door, Filesystem, Side};
 use super::disk::SlowDisk;
@@ -115,7 +114,7 @@ impl Server {
     fn open(door: &str, address: &str, disk: &SlowDisk, queue: Queue) -> Result<Self> {
         let handover = Arc::new(Handover::new(Phase::Serving));
         let front_door = front_door::find(door).with_context(|| format!("this program has no {door}"))?;
-        let address = front_door.parse(address)?;
+        let address = front_door.parse(&Given::new(address))?;
         let opened = address.open(&[DISK], &handover)?;
         let engine = Engine::start(EngineConfig {
             reactors: CPUS,
@@ -123,7 +122,6 @@ impl Server {
             ..EngineConfig::default()
         })?;
         let common = Arc::new(Common::taking_part(BYTES_MAX, CONNECTIONS_MAX, &handover));
-        let tls = Settings::default();
         let offer = || Offer {
             disks: None,
             admitted: AddressLimits {
@@ -131,9 +129,7 @@ impl Server {
                 connections_max: CONNECTIONS_MAX,
                 group_connections_max: CONNECTIONS_MAX,
             },
-            tls: &tls,
-            handshake_deadline: None,
-            fuse_io_uring: None,
+            at: &*address,
         };
         let mut server = Self {
             served: Vec::new(),

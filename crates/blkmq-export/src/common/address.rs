@@ -7,10 +7,18 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use blkmq_host::value::ConfigError;
+
 /// An address that is rejected: what is wrong and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct AddressError(pub String);
+
+impl From<ConfigError> for AddressError {
+    fn from(error: ConfigError) -> Self {
+        Self(error.to_string())
+    }
+}
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@
 //! | `losses` | which client is told of writes that may be lost |
 //! | `command_ring`, `io_flusher`, `resident`, `touched` | how the kernel sends requests to doors of this host, and that nobody waits for memory then |
 //! | `worker` | which thread does for reactors what may block |
+//! | `deadline` | the key for how long a client may take to begin |
 //! | `log`, `peer`, `readiness` | what is logged of clients, how they are named, and what their sockets are ready for |
 
 pub(crate) mod address;
@@ -30,6 +31,8 @@ pub(crate) mod client;
 #[cfg(any(feature = "fuse", feature = "ublk"))]
 pub(crate) mod command_ring;
 mod credentials;
+#[cfg(any(feature = "nbd", feature = "vhost-user"))]
+pub(crate) mod deadline;
 pub(crate) mod descriptors;
 #[cfg(feature = "vhost-user")]
 pub(crate) mod dialer;

@@ -1,5 +1,5 @@
-//! Decides how FUSE appears among the front doors: its name, its addresses, which are paths, one
-//! for each disk, and when a file becomes a disk.
+//! FUSE among the front doors: its name, its addresses, which are paths, one for each disk, and when a
+//! file becomes a disk.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use blkmq_core::ids::ReactorId;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::{Service, ServiceFactory};
-use blkmq_tls::Settings;
+use blkmq_host::value::{self, ConfigError};
 
 use super::channel;
 use super::filesystem::{FileSystem, start_thread};
@@ -24,13 +24,26 @@ use super::visible;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
+use crate::front_door::{Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
+use crate::keys::{Flag, Key, Keys, Takes};
 
 /// The protocol by which a process serves a filesystem to the kernel: here one of a single file,
 /// which is the disk.
 #[derive(Debug)]
 pub struct Fuse;
+
+/// The keys of `[fuse]`.
+const KEYS: &[Key] = &[Key {
+    name: "io_uring",
+    range: "on, off for /dev/fuse, auto for io_uring if the kernel has it enabled",
+    default: "auto",
+    help: "Use io_uring for FUSE",
+    flag: Some(Flag {
+        name: "fuse-io-uring",
+        takes: Takes::Value("HOW"),
+    }),
+}];
 
 impl FrontDoor for Fuse {
     fn name(&self) -> &'static str {
@@ -41,7 +54,27 @@ impl FrontDoor for Fuse {
         "Serve disks to this host as regular files: at PATH, with {disk} in it for the disk's name; may be given again"
     }
 
-    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
+    fn table_keys(&self) -> &'static [Key] {
+        KEYS
+    }
+
+    fn parse_table(&self, table: &Keys, _limits: &mut DaemonLimits) -> Result<(), ConfigError> {
+        io_uring(table).map(drop)
+    }
+
+    fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError> {
+        let text = given.address;
+        let io_uring = match (io_uring(given.table)?, given.may_hand_over) {
+            (Some(true), true) => {
+                return Err(AddressError(
+                    "io_uring=on rejected: a mount over io_uring cannot be handed over to another daemon; leave upgrade_socket \
+                     out, or set io_uring to off"
+                        .to_owned(),
+                ));
+            }
+            (_, true) => Some(false),
+            (wanted, false) => wanted,
+        };
         let is_file = Path::new(text).file_name().is_some() && !text.ends_with('/');
         if !is_file || text.contains('\0') {
             return Err(AddressError(format!(
@@ -50,7 +83,18 @@ impl FrontDoor for Fuse {
         }
         Ok(Box::new(PerDisk {
             place: text.to_owned(),
+            io_uring,
         }))
+    }
+}
+
+/// Parses `io_uring` of the table: `None` for what the kernel has enabled.
+fn io_uring(table: &Keys) -> Result<Option<bool>, ConfigError> {
+    match table.text("io_uring")? {
+        None | Some("auto") => Ok(None),
+        Some("on") => Ok(Some(true)),
+        Some("off") => Ok(Some(false)),
+        Some(text) => value::bad("io_uring", text, "auto, on or off"),
     }
 }
 
@@ -58,6 +102,7 @@ impl FrontDoor for Fuse {
 #[derive(Debug)]
 struct PerDisk {
     place: String,
+    io_uring: Option<bool>,
 }
 
 impl fmt::Display for PerDisk {
@@ -81,7 +126,7 @@ impl Address for PerDisk {
         Ok(())
     }
 
-    fn check(&self, _tls: &Settings) -> Result<(), ServeError> {
+    fn check(&self) -> Result<(), ServeError> {
         let way = MountWay::find();
         way.map(drop).map_err(|what| ServeError(what.into()))
     }
@@ -108,7 +153,12 @@ impl Address for PerDisk {
                 None => Way::New(mount::Place::find(&path)?),
             };
             let disk = (*disk).to_owned();
-            opened.push(Box::new(OfDisk { disk, path, way }));
+            opened.push(Box::new(OfDisk {
+                disk,
+                path,
+                way,
+                io_uring: self.io_uring,
+            }));
         }
         Ok(opened)
     }
@@ -119,6 +169,8 @@ struct OfDisk {
     disk: String,
     path: PathBuf,
     way: Way,
+    /// Whether it uses io_uring. Default: if the kernel has it enabled.
+    io_uring: Option<bool>,
 }
 
 /// How the file becomes a disk.
@@ -130,7 +182,7 @@ enum Way {
 }
 
 impl Opened for OfDisk {
-    fn client_line(&self, disk: &Disk, _tls: &Settings) -> Option<String> {
+    fn client_line(&self, disk: &Disk) -> Option<String> {
         (disk.name == self.disk).then(|| format!("file: {}", self.path.display()))
     }
 
@@ -145,6 +197,7 @@ impl Opened for OfDisk {
             disk: name,
             path,
             way,
+            io_uring,
         } = *self;
         let failed = |why: String| ServeError(format!("disk {name}: {why}").into());
         let disk = engine.disk(&name);
@@ -153,7 +206,7 @@ impl Opened for OfDisk {
         let memory = memory.map_err(|error| failed(format!("no memory for requests: {error}")))?;
         // A mount of another daemon is served as that daemon negotiated it with the kernel.
         let is_wanted = match way {
-            Way::New(_) => what.fuse_io_uring,
+            Way::New(_) => io_uring,
             Way::Inherited(_) => Some(false),
         };
         let rings = RingMemory::get(is_wanted, disk.block_size, engine.reactors()).map_err(failed)?;

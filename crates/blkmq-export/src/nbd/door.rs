@@ -27,6 +27,7 @@ use blkmq_tls::{FileError, Server, Settings};
 
 use self::handshakes::Handshakes;
 use super::export::{Export, ExportId, ExportTable, Features};
+use super::front_door::ConfiguredAddress;
 use super::limits::Limits;
 use super::session::Session;
 use crate::common::listener::{Admitted, Listener, OpenAddress};
@@ -166,15 +167,17 @@ impl front_door::Served for NbdAddress {
         let wrong = |error: ServeError| front_door::ServeError(error.into());
         let mut table = exports(disks, what.disks).map_err(wrong)?;
         let before = self.door.offered();
-        let loaded = match before.tls == *what.tls {
+        let settings = what.settings::<ConfiguredAddress>();
+        let tls = settings.map_or(&before.tls, |at| &at.tls);
+        let loaded = match before.tls == *tls {
             true => None,
-            false => Some(load(what.tls, &self.door.address).map_err(|error| wrong(error.into()))?),
+            false => Some(load(tls, &self.door.address).map_err(|error| wrong(error.into()))?),
         };
         table.instance = before.exports.instance;
         let mut offered = self.door.lock();
         *offered = Arc::new(Offered {
             exports: Arc::new(table),
-            tls: what.tls.clone(),
+            tls: tls.clone(),
             // The files may have been read again meanwhile.
             server: loaded.unwrap_or_else(|| offered.server.clone()),
         });

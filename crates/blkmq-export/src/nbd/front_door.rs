@@ -1,15 +1,20 @@
-//! Decides how NBD appears among the front doors: its name, its addresses, and the URI for clients.
+//! NBD among the front doors: its name, its addresses, and the URI for clients.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
+use blkmq_host::value::ConfigError;
 
 use super::door::{self, Served};
 use super::limits::Limits;
+use super::settings;
 use crate::common::{self, AddressError, Common, OpenError, Place, Socket};
-use crate::front_door::{self, Address, FrontDoor, Offer, Opened, ServeError};
+use crate::front_door::{self, Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError};
 use crate::handover::Handover;
+use crate::keys::{Key, Keys};
 use blkmq_tls::{Mode, Server, Settings};
 
 /// The network block device protocol.
@@ -25,54 +30,106 @@ impl FrontDoor for Nbd {
         "Serve all disks over NBD at ADDRESS: unix:PATH, tcp:HOST:PORT, systemd or systemd:NAME; may be given again"
     }
 
-    fn has_tls(&self) -> bool {
-        true
+    fn keys(&self) -> &'static [&'static [Key]] {
+        &[settings::KEYS]
     }
 
-    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
-        Ok(Box::new(text.parse::<common::Address>()?))
+    fn table_keys(&self) -> &'static [Key] {
+        settings::TABLE_KEYS
+    }
+
+    fn parse_table(&self, table: &Keys, limits: &mut DaemonLimits) -> Result<(), ConfigError> {
+        settings::table(table, limits).map(drop)
+    }
+
+    fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError> {
+        Ok(Box::new(ConfiguredAddress {
+            address: given.address.parse()?,
+            tls: settings::tls(given.keys)?,
+            handshake_deadline: settings::table(given.table, &mut DaemonLimits::default())?,
+        }))
     }
 }
 
-impl Address for common::Address {
+/// An address, with its settings.
+#[derive(Clone, Debug)]
+pub(super) struct ConfiguredAddress {
+    address: common::Address,
+    pub(super) tls: Settings,
+    handshake_deadline: Option<Duration>,
+}
+
+impl fmt::Display for ConfiguredAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+impl Address for ConfiguredAddress {
+    fn check_named(&self, disks: &[&str]) -> Result<(), ConfigError> {
+        for allowed in &self.tls.clients {
+            let mut named = allowed.disks.iter().flatten();
+            if let Some(disk) = named.find(|disk| !disks.contains(&disk.as_str())) {
+                return Err(ConfigError::Refused {
+                    key: "tls_clients".to_owned(),
+                    value: allowed.name.clone(),
+                    why: format!("names disk {disk}, which is not there: add [disk.{disk}] or take it out"),
+                });
+            }
+        }
+        Ok(())
+    }
+
     fn places(&self, _disks: &[&str]) -> Vec<Place> {
-        Place::of_socket(self)
+        Place::of_socket(&self.address)
     }
 
     fn check_places(&self, _disks: &[&str]) -> Result<(), OpenError> {
-        common::check_socket(self).map_err(|error| error.of(&format!("export {self}")))
+        common::check_socket(&self.address).map_err(|error| error.of(&format!("export {self}")))
     }
 
-    fn check(&self, tls: &Settings) -> Result<(), ServeError> {
+    fn check(&self) -> Result<(), ServeError> {
         let wrong = |error: door::ServeError| ServeError(error.into());
-        match self {
-            Self::Tcp(at)
-                if !at.ip().to_canonical().is_loopback() && !tls.is_secure() && !tls.allow_insecure =>
-            {
+        let is_exposed = !self.tls.is_secure() && !self.tls.allow_insecure;
+        match &self.address {
+            common::Address::Tcp(at) if !at.ip().to_canonical().is_loopback() && is_exposed => {
                 Err(wrong(door::ServeError::Exposed(self.to_string())))
             }
-            _ => Server::load(tls)
+            _ => Server::load(&self.tls)
                 .map(drop)
                 .map_err(|error| ServeError(error.into())),
         }
     }
 
     fn open(&self, _disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
-        let opened = common::open(self, handover)?.into_iter();
-        Ok(opened.map(|socket| Box::new(socket) as Box<dyn Opened>).collect())
+        let opened = common::open(&self.address, handover)?.into_iter();
+        let opened = opened.map(|socket| Listening {
+            socket,
+            at: self.clone(),
+        });
+        Ok(opened.map(|one| Box::new(one) as Box<dyn Opened>).collect())
     }
 }
 
-impl Opened for Socket {
-    fn client_line(&self, disk: &Disk, tls: &Settings) -> Option<String> {
+/// A socket of an address.
+struct Listening {
+    socket: Socket,
+    at: ConfiguredAddress,
+}
+
+impl Opened for Listening {
+    fn client_line(&self, disk: &Disk) -> Option<String> {
         let disk = escape(&disk.export);
-        let nbd = if tls.mode == Mode::Require { "nbds" } else { "nbd" };
-        Some(match self {
-            Self::Unix(..) => {
-                let path = escape(&self.path());
+        let nbd = match self.at.tls.mode {
+            Mode::Require => "nbds",
+            _ => "nbd",
+        };
+        Some(match &self.socket {
+            Socket::Unix(..) => {
+                let path = escape(&self.socket.path());
                 format!("{nbd}+unix:///{disk}?socket={path}")
             }
-            Self::Tcp(listener) => {
+            Socket::Tcp(listener) => {
                 let address = listener
                     .local_addr()
                     .map_or_else(|_| "?".to_owned(), |address| address.to_string());
@@ -90,13 +147,13 @@ impl Opened for Socket {
         common: &Arc<Common>,
     ) -> Result<Box<dyn front_door::Served>, ServeError> {
         let mut limits = Limits::default();
-        limits.handshake_deadline = what.handshake_deadline.unwrap_or(limits.handshake_deadline);
+        limits.handshake_deadline = self.at.handshake_deadline.unwrap_or(limits.handshake_deadline);
         let served = Served {
-            socket: *self,
+            socket: self.socket,
             disks: what.disks,
             limits,
             admitted: what.admitted,
-            tls: what.tls,
+            tls: &self.at.tls,
         };
         match door::serve(engine, served, common) {
             Ok(served) => Ok(Box::new(served)),

@@ -18,5 +18,6 @@ mod front_door;
 pub mod limits;
 pub mod saved;
 pub mod session;
+mod settings;
 
 pub use front_door::Nbd;

@@ -13,7 +13,6 @@ use blkmq_core::ids::ReactorId;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::{Service, ServiceFactory};
-use blkmq_tls::Settings;
 
 use super::added::Added;
 use super::control::{Control, Named, open_queues, until};
@@ -29,7 +28,7 @@ use super::slots::Memory;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
+use crate::front_door::{Address, FrontDoor, Given, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Phase, Restore};
 
 /// The protocol by which a process serves a block device to the kernel.
@@ -45,7 +44,8 @@ impl FrontDoor for Ublk {
         "Serve a disk to this host as the block device /dev/ublkbN, with the number N or, for several disks, 'auto'; may be given again"
     }
 
-    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
+    fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError> {
+        let text = given.address;
         let number = match text {
             AUTO => None,
             _ => Some(text.parse().ok().filter(|number| *number < NUMBERS).ok_or_else(|| {
@@ -151,7 +151,7 @@ enum Way {
 
 impl Opened for OfDisk {
     /// The number may not be known yet.
-    fn client_line(&self, _disk: &Disk, _tls: &Settings) -> Option<String> {
+    fn client_line(&self, _disk: &Disk) -> Option<String> {
         None
     }
 

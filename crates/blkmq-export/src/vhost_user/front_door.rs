@@ -1,5 +1,5 @@
-//! Decides how vhost-user-blk appears among the front doors: its name, its addresses, of which each
-//! disk has one, and the settings for virtual machine monitors.
+//! vhost-user-blk among the front doors: its name, its addresses, of which each disk has one, and the
+//! settings for virtual machine monitors.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use blkmq_core::time::Nanos;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
-use blkmq_tls::Settings;
+use blkmq_host::value::ConfigError;
 
 use super::connection::moving::{restore, restored};
 use super::connection::{self, Shared};
@@ -20,9 +20,10 @@ use super::{signal, unmap};
 use crate::common::dialer::Dialer;
 use crate::common::listener::{Admitted, Connect, Listener, OpenAddress};
 use crate::common::log::Log;
-use crate::common::{self, AddressError, AddressLimits, Common, OpenError, Socket};
-use crate::front_door::{Address, FrontDoor, Offer, Opened, ServeError, Served};
+use crate::common::{self, AddressError, AddressLimits, Common, OpenError, Socket, deadline};
+use crate::front_door::{Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
+use crate::keys::{Key, Keys};
 
 /// The protocol by which another process serves the block devices of a virtual machine monitor.
 #[derive(Debug)]
@@ -38,7 +39,17 @@ impl FrontDoor for VhostUser {
          may be given again"
     }
 
-    fn parse(&self, text: &str) -> Result<Box<dyn Address>, AddressError> {
+    fn table_keys(&self) -> &'static [Key] {
+        const { &[deadline::key("Time from connecting to the first ring")] }
+    }
+
+    fn parse_table(&self, table: &Keys, _limits: &mut DaemonLimits) -> Result<(), ConfigError> {
+        deadline::parse(table).map(drop)
+    }
+
+    fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError> {
+        let text = given.address;
+        let handshake_deadline = deadline::parse(given.table)?.unwrap_or(HANDSHAKE_DEADLINE);
         let (connects, place) = match text.strip_prefix(CONNECT) {
             Some(place) => (true, place),
             None => (false, text),
@@ -49,6 +60,7 @@ impl FrontDoor for VhostUser {
             common::Address::Unix(_) => Ok(Box::new(PerDisk {
                 place: place.to_owned(),
                 connects,
+                handshake_deadline,
             })),
             _ => Err(AddressError(format!(
                 "address {text:?} rejected: vhost-user needs a unix socket, as in unix:/run/blkmq/{DISK}.sock"
@@ -63,6 +75,7 @@ struct PerDisk {
     place: String,
     /// The front ends listen there, and this daemon connects.
     connects: bool,
+    handshake_deadline: Duration,
 }
 
 impl fmt::Display for PerDisk {
@@ -106,6 +119,7 @@ impl Address for PerDisk {
     fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         self.check_disks(disks)?;
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
+        let handshake_deadline = self.handshake_deadline;
         for disk in disks {
             let address = self.address(disk)?;
             let disk = (*disk).to_owned();
@@ -113,11 +127,17 @@ impl Address for PerDisk {
                 common::Address::Unix(path) if self.connects => opened.push(Box::new(OfDisk {
                     disk,
                     place: Place::There(path),
+                    handshake_deadline,
                 })),
                 _ => opened.extend(common::open(&address, handover)?.into_iter().map(|socket| {
                     let disk = disk.clone();
                     let place = Place::Here(socket);
-                    Box::new(OfDisk { disk, place }) as Box<dyn Opened>
+                    let of_disk = OfDisk {
+                        disk,
+                        place,
+                        handshake_deadline,
+                    };
+                    Box::new(of_disk) as Box<dyn Opened>
                 })),
             }
         }
@@ -140,6 +160,7 @@ impl PerDisk {
 struct OfDisk {
     disk: String,
     place: Place,
+    handshake_deadline: Duration,
 }
 
 /// Which side connects.
@@ -168,7 +189,7 @@ impl Place {
 }
 
 impl Opened for OfDisk {
-    fn client_line(&self, disk: &Disk, _tls: &Settings) -> Option<String> {
+    fn client_line(&self, disk: &Disk) -> Option<String> {
         let connects = matches!(self.place, Place::There(_));
         (disk.name == self.disk).then(|| client_lines(&disk.name, &self.place.path(), connects))
     }
@@ -190,13 +211,12 @@ impl Opened for OfDisk {
         };
         let number = common.connections.add_address(admitted, 1);
         let log = Arc::new(Log::new("vhost-user"));
-        let deadline = what.handshake_deadline.unwrap_or(HANDSHAKE_DEADLINE);
         let dialed = matches!(self.place, Place::There(_)).then(Arc::default);
         let shared = Shared {
             sessions: common.of_door(),
             log: Arc::clone(&log),
             address: name.clone().into(),
-            handshake_deadline: Nanos(deadline.as_nanos().try_into().unwrap_or(u64::MAX)),
+            handshake_deadline: Nanos(self.handshake_deadline.as_nanos().try_into().unwrap_or(u64::MAX)),
             dialed: dialed.clone(),
         };
         let restore = restorer(&disk, &shared, common, number);

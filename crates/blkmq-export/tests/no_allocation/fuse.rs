@@ -9,7 +9,8 @@ use std::sync::{Arc, Barrier};
 use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common};
-use blkmq_export::front_door::{self, Offer, Served};
+use blkmq_export::front_door::{self, Given, Offer, Served};
+use blkmq_export::keys::{Keys, Value};
 use blkmq_host::engine::Engine;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
@@ -74,14 +75,20 @@ pub(super) fn count(source: &str, elevator: &'static ElevatorType, dir: &Path, h
 
 fn serve(engine: &Engine, place: &Path, common: &Arc<Common>, has_rings: bool) -> Vec<Box<dyn Served>> {
     let door = front_door::find("fuse").expect("it is built in");
-    let address = door.parse(&place.display().to_string()).unwrap();
+    let io_uring = Value::Text(if has_rings { "on" } else { "off" }.to_owned());
+    let table = Keys::from_iter([("io_uring".to_owned(), io_uring)]);
+    let place = place.display().to_string();
+    let address = door
+        .parse(&Given {
+            table: &table,
+            ..Given::new(&place)
+        })
+        .unwrap();
     let opened = address.open(&["a", "b"], &common.handover).unwrap();
     let offer = Offer {
         disks: None,
         admitted: AddressLimits::default(),
-        tls: &blkmq_tls::settings::OFF,
-        handshake_deadline: None,
-        fuse_io_uring: Some(has_rings),
+        at: &*address,
     };
     let serve = opened
         .into_iter()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, Common};
-use blkmq_export::front_door::{self, Offer};
+use blkmq_export::front_door::{self, Given, Offer};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 
@@ -40,12 +40,12 @@ impl Server {
         let engine = Engine::start(config).unwrap();
         let common = Arc::new(Common::new(32 << 20, 16));
         let door = front_door::find("vhost_user").expect("it is built");
-        let address = door.parse(&format!("unix:{}", pattern.display())).unwrap();
+        let address = door
+            .parse(&Given::new(&format!("unix:{}", pattern.display())))
+            .unwrap();
         for opened in address.open(&["vm"], &common.handover).unwrap() {
             let vm = engine.disk("vm").unwrap();
-            let lines = opened
-                .client_line(&vm, &blkmq_tls::settings::OFF)
-                .expect("its own disk");
+            let lines = opened.client_line(&vm).expect("its own disk");
             let path = pattern.to_string_lossy().replace("{disk}", "vm");
             for (line, monitor) in lines
                 .lines()
@@ -57,13 +57,11 @@ impl Server {
                 name: "other".to_owned(),
                 ..vm
             };
-            assert_eq!(opened.client_line(&other, &blkmq_tls::settings::OFF), None);
+            assert_eq!(opened.client_line(&other), None);
             let offer = Offer {
                 disks: None,
                 admitted: AddressLimits::default(),
-                tls: &blkmq_tls::settings::OFF,
-                handshake_deadline: None,
-                fuse_io_uring: None,
+                at: &*address,
             };
             opened.serve(&engine, offer, &common).unwrap();
         }

@@ -113,7 +113,7 @@ fn config(drive: &Drive, depth: u32, socket: &Path) -> Result<Config> {
         depth: Some(depth),
         ..QueueSettings::default()
     };
-    let export = ExportSpec::new("nbd", &format!("unix:{}", socket.display()));
+    let export = ExportSpec::new("nbd", &format!("unix:{}", socket.display()))?;
     let config = Config {
         // One, so that both tenants meet at one reactor whatever the number of processors.
         reactors: Some(1),

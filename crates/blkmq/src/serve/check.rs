@@ -13,7 +13,7 @@ use blkmq_host::engine::Engine;
 
 use super::last_sync::Files;
 use super::placeholder::Placeholders;
-use super::{check_exports, descriptors, dry_run, engine, reactors, read};
+use super::{check_exports, descriptors, dry_run, engine, reactors};
 
 /// Opens the disks, makes the queues and reports whether they can be served.
 ///
@@ -67,7 +67,7 @@ fn check_files(config: &Config) -> Result<()> {
 /// Checks that all sockets, files and directories of addresses could be made.
 fn check_places(config: &Config) -> Result<()> {
     for export in &config.exports {
-        read(export)?.check_places(&config.disks_of(export))?;
+        export.at.check_places(&config.disks_of(export))?;
     }
     for (name, address) in dry_run::own_addresses(config) {
         let address_of: Address = address.parse()?;

@@ -8,8 +8,6 @@ use blkmq_export::common::{CONNECTIONS_MAX, LEAVING_MAX};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::read;
-
 /// The most connections at a time, with the disks open and nothing else.
 ///
 /// # Errors
@@ -21,7 +19,7 @@ pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
     let left = u32::try_from(limit.saturating_sub(kept)).unwrap_or(u32::MAX);
     let each = |export: &ExportSpec| export.connections.unwrap_or(CONNECTIONS_MIN);
     let configured = config.exports.iter().map(each).fold(0, u32::saturating_add);
-    let wanted = config.nbd_connections.unwrap_or(0).max(configured);
+    let wanted = config.limits.connections.unwrap_or(0).max(configured);
     let least = kept + u64::from(wanted);
     if left < wanted {
         bail!(
@@ -37,7 +35,7 @@ pub(super) fn connections(config: &Config, reactors: usize) -> Result<u32> {
             least.max(FOR_A_TABLE)
         );
     }
-    let max = config.nbd_connections.unwrap_or(left);
+    let max = config.limits.connections.unwrap_or(left);
     let most = |export: &ExportSpec| export.connections.unwrap_or(CONNECTIONS_MAX);
     let addresses = config.exports.iter().map(most).fold(0, u32::saturating_add);
     make_room(kept + u64::from(addresses.min(max)));
@@ -99,11 +97,9 @@ fn needed(config: &Config, reactors: usize) -> u64 {
 
 /// How many sockets or mounts an address has.
 fn places(config: &Config, export: &ExportSpec) -> usize {
-    let is_per_disk = read(export).is_ok_and(|address| address.is_per_disk());
-    if is_per_disk {
-        config.disks_of(export).len()
-    } else {
-        1
+    match export.at.is_per_disk() {
+        true => config.disks_of(export).len(),
+        false => 1,
     }
 }
 

@@ -8,7 +8,6 @@ use blkmq_config::{Config, DiskSpec, live};
 use blkmq_export::common::{Address, Place};
 
 use super::placeholder::Placeholders;
-use super::read;
 
 /// Checks that each address can serve its disks at the same time, and that no two are in each other's way.
 ///
@@ -22,7 +21,7 @@ pub(super) fn check_exports(new: &Config) -> Result<()> {
         take(&mut taken, places.unwrap_or_default(), &format!("the {name}"))?;
     }
     for export in &new.exports {
-        let (address, disks) = (read(export)?, new.disks_of(export));
+        let (address, disks) = (&export.at, new.disks_of(export));
         address.check_disks(&disks)?;
         let name = format!("export {}", export.address);
         take(&mut taken, address.places(&disks), &name)?;
@@ -83,9 +82,9 @@ pub(super) fn check_files(changes: &[Change], old: &Config, new: &Config) -> Res
     for change in changes {
         match change {
             Change::AddExport(spec) | Change::Export(spec) => {
-                let checked = read(spec)?.check(&spec.tls);
+                let checked = spec.at.check();
                 checked.with_context(|| format!("export {}", spec.address))?;
-                read(spec)?.check_places(&new.disks_of(spec))?;
+                spec.at.check_places(&new.disks_of(spec))?;
             }
             Change::AddDisk(name) => check_places_of(name, new)?,
             _ => {}
@@ -97,7 +96,7 @@ pub(super) fn check_files(changes: &[Change], old: &Config, new: &Config) -> Res
 /// Checks the places that a new disk gets at addresses where each disk has one of its own.
 fn check_places_of(disk: &str, new: &Config) -> Result<()> {
     for export in &new.exports {
-        let address = read(export)?;
+        let address = &export.at;
         if address.is_per_disk() && new.disks_of(export).contains(&disk) {
             address.check_places(&[disk])?;
         }

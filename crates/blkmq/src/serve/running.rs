@@ -30,7 +30,7 @@ pub(crate) use self::gate::Held;
 use self::prepared::{OpenedDisk, Planned, Prepared};
 pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::last_sync::Files;
-use super::{dry_run, read, served};
+use super::{dry_run, served};
 use crate::metrics;
 
 /// A daemon that serves, with what can be changed.
@@ -402,7 +402,7 @@ impl Running {
     fn offer(&self, state: &mut State, config: &Config, disks: &[Disk]) -> Result<()> {
         // Nothing is closed before all is open that can be open beside it.
         for open in &mut state.exports {
-            let address = read(&open.spec)?;
+            let address = Arc::clone(&open.spec.at);
             let mut names = open.wanted(config, disks);
             address.check_disks(&names)?;
             let present = open.served.iter().filter_map(|served| served.disk());
@@ -414,7 +414,7 @@ impl Running {
         for open in &state.exports {
             let wanted = open.wanted(config, disks);
             for served in open.served.iter().filter(|served| is_among(&***served, &wanted)) {
-                served.offer(disks, offer_of(&open.spec, config))?;
+                served.offer(disks, offer_of(&open.spec))?;
             }
         }
         // Nor before all have accepted what they offer from now on.
@@ -447,7 +447,7 @@ impl Running {
             return Ok(());
         }
         if !missing.is_empty() {
-            let opened = self.open(&open.spec, config, &missing)?;
+            let opened = self.open(&open.spec, &missing)?;
             open.served.extend(opened);
         }
         Ok(())
@@ -455,7 +455,7 @@ impl Running {
 
     /// Changes what an address serves, or nothing of it.
     fn change_export(&self, state: &mut State, new: &Config, spec: &ExportSpec) -> Result<()> {
-        read(spec)?.check(&spec.tls)?;
+        spec.at.check()?;
         let mut exports = state.exports.iter();
         let at = exports.position(|open| is_same_place(&open.spec, spec));
         let at = at.context("it is not open")?;
@@ -475,7 +475,7 @@ impl Running {
         let disks = self.engine.disks();
         let names = served(config, &disks, spec.disks.as_deref());
         let names: Vec<&str> = names.iter().map(|disk| disk.name.as_str()).collect();
-        let served = self.open(spec, config, &names)?;
+        let served = self.open(spec, &names)?;
         state.exports.push(OpenExport {
             spec: spec.clone(),
             served,
@@ -484,15 +484,15 @@ impl Running {
     }
 
     /// Opens an address for some disks, and serves them there.
-    fn open(&self, spec: &ExportSpec, config: &Config, disks: &[&str]) -> Result<Vec<Arc<dyn Served>>> {
-        let address = read(spec)?;
-        address.check(&spec.tls)?;
+    fn open(&self, spec: &ExportSpec, disks: &[&str]) -> Result<Vec<Arc<dyn Served>>> {
+        let address = &spec.at;
+        address.check()?;
         if disks.is_empty() && address.is_per_disk() {
             return Ok(Vec::new());
         }
         let mut all: Vec<Arc<dyn Served>> = Vec::new();
         for opened in address.open(disks, &self.common.handover)? {
-            match opened.serve(&self.engine, offer_of(spec, config), &self.common) {
+            match opened.serve(&self.engine, offer_of(spec), &self.common) {
                 Ok(served) => all.push(Arc::from(served)),
                 Err(error) => {
                     all.iter().for_each(|served| served.close());
@@ -542,14 +542,11 @@ fn without(disks: &[Disk], name: &str) -> Vec<Disk> {
 fn checked(document: &Document) -> Result<Config> {
     let config = document.config()?;
     config.check_parts()?;
-    for export in &config.exports {
-        read(export).with_context(|| format!("[[export]] {}", export.door))?;
-    }
     Ok(config)
 }
 
 /// What an address offers.
-pub(super) fn offer_of<'a>(spec: &'a ExportSpec, config: &Config) -> Offer<'a> {
+pub(super) fn offer_of(spec: &ExportSpec) -> Offer<'_> {
     let default = AddressLimits::default();
     Offer {
         disks: spec.disks.as_deref(),
@@ -558,13 +555,7 @@ pub(super) fn offer_of<'a>(spec: &'a ExportSpec, config: &Config) -> Offer<'a> {
             connections_max: spec.connections.unwrap_or(default.connections_max),
             group_connections_max: spec.group_connections.unwrap_or(default.group_connections_max),
         },
-        tls: &spec.tls,
-        handshake_deadline: config.nbd_handshake_deadline,
-        // Mounts with io_uring cannot be handed over.
-        fuse_io_uring: match config.upgrade_socket {
-            Some(_) => Some(false),
-            None => config.fuse_io_uring,
-        },
+        at: &*spec.at,
     }
 }
 

@@ -241,7 +241,7 @@ fn a_client_that_selects_nothing_in_time_is_cut_off() {
     let scratch = Scratch::new();
     let nbd = scratch.word("nbd.sock");
     let text = format!(
-        "[daemon]\nnbd_handshake_deadline = \"300ms\"\n[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = \"unix:{nbd}\"\n"
+        "[nbd]\nhandshake_deadline = \"300ms\"\n[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = \"unix:{nbd}\"\n"
     );
     std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
     let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);

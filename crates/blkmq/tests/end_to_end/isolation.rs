@@ -41,7 +41,7 @@ fn a_light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
     let scratch = Scratch::new();
     let nbd = scratch.word("nbd.sock");
     let config = format!(
-        "[daemon]\nnbd_memory = \"32M\"\n[disk.heavy]\nnull = \"1G\"\n[disk.light]\nnull = \"1G\"\n\
+        "[nbd]\nmemory = \"32M\"\n[disk.heavy]\nnull = \"1G\"\n[disk.light]\nnull = \"1G\"\n\
          [group.\"/heavy\"]\nread_bps = \"16M\"\n[[export]]\nnbd = \"unix:{nbd}\"\n"
     );
     std::fs::write(scratch.path("blkmq.toml"), config).expect("a configuration can be written");

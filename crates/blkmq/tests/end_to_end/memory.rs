@@ -1,4 +1,4 @@
-//! Decides that connections use as much memory as configured: `nbd_memory`, and 256 KiB for each
+//! Tests that connections use as much memory as configured: `memory` of `[nbd]`, and 256 KiB for each
 //! connection.
 
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use crate::common::{Daemon, Scratch};
 #[test]
 fn connections_of_all_sizes_of_requests_take_the_memory_that_is_configured() {
     let scratch = Scratch::new();
-    let mut text = format!("[daemon]\nnbd_memory = {NBD_MEMORY}\n");
+    let mut text = format!("[nbd]\nmemory = {NBD_MEMORY}\n");
     for disk in 0..DISKS {
         let _ = write!(text, "[disk.d{disk}]\nram = \"64M\"\n");
     }

@@ -54,12 +54,12 @@ impl RingMemory {
     ) -> Result<Option<Self>, String> {
         static SAID: Once = Once::new();
         let say = |what: &str| SAID.call_once(|| tracing::info!("fuse: {what}; /dev/fuse is used"));
-        let failed = |error: io::Error| format!("fuse_io_uring=on rejected: no rings can be made: {error}");
+        let failed = |error: io::Error| format!("[fuse] io_uring=on rejected: no rings can be made: {error}");
         match (is_wanted, Switch::now()) {
             (Some(false), _) => Ok(None),
             (Some(true), Switch::On) => Self::new(block_size, reactors).map(Some).map_err(failed),
-            (Some(true), Switch::Off) => Err(format!("fuse_io_uring=on rejected: {SWITCHED_OFF}")),
-            (Some(true), Switch::Missing) => Err(format!("fuse_io_uring=on rejected: {MISSING}")),
+            (Some(true), Switch::Off) => Err(format!("[fuse] io_uring=on rejected: {SWITCHED_OFF}")),
+            (Some(true), Switch::Missing) => Err(format!("[fuse] io_uring=on rejected: {MISSING}")),
             (None, Switch::On) => Ok(Self::new(block_size, reactors)
                 .inspect_err(|error| say(&format!("no rings can be made: {error}")))
                 .ok()),

@@ -8,8 +8,8 @@ use blkmq_config::diff::Change;
 use blkmq_config::live::{self, Opened};
 use blkmq_config::{Config, Document, tell};
 
+use crate::serve::dry_run;
 use crate::serve::last_sync::Files;
-use crate::serve::{dry_run, read};
 
 /// A change that is possible, as far as could be seen without opening anything.
 pub(super) struct Planned {
@@ -85,7 +85,7 @@ impl Prepared {
                 }
                 Change::RemoveDisk(_) => has_removed = true,
                 Change::AddExport(spec) | Change::Export(spec) => {
-                    let checked = read(spec)?.check(&spec.tls);
+                    let checked = spec.at.check();
                     checked.with_context(|| change.to_string())?;
                 }
                 _ => {}

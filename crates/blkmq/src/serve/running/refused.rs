@@ -8,7 +8,6 @@ use blkmq_config::ExportSpec;
 use blkmq_config::diff::is_same_place;
 
 use super::Running;
-use crate::serve::read;
 
 /// An address that is not served for now.
 #[derive(Clone, Debug)]
@@ -53,10 +52,10 @@ impl Running {
         let (mut done, mut failed) = (Vec::new(), Vec::new());
         for Refused { spec, reason } in self.refused() {
             // Not under the lock: the files may be on a drive that does not answer.
-            let checked = read(&spec).map(|address| address.check(&spec.tls));
-            let is_of_time = matches!(&checked, Ok(Err(error)) if error.is_of_time());
+            let checked = spec.at.check();
+            let is_of_time = matches!(&checked, Err(error) if error.is_of_time());
             let tried = checked
-                .and_then(|checked| Ok(checked?))
+                .map_err(Into::into)
                 .and_then(|()| self.open_refused(&spec));
             let Err(error) = tried else {
                 tracing::info!("export {}: served: its certificates are valid now", spec.address);
@@ -85,7 +84,7 @@ impl Running {
         };
         let (config, disks) = (state.config.clone(), self.engine.disks());
         let names = state.exports[at].wanted(&config, &disks);
-        state.exports[at].served = self.open(spec, &config, &names)?;
+        state.exports[at].served = self.open(spec, &names)?;
         self.forget_refused(spec);
         Ok(())
     }

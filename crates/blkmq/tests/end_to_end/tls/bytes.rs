@@ -47,7 +47,7 @@ fn bytes_behind_starttls_are_not_taken_for_the_clients_own() {
 fn garbage_half_a_handshake_and_one_that_is_too_long_cost_their_sender_alone() {
     let stage = Secured::new(&["name=a,ram=8M"]);
     let config = stage.scratch.path("deadline.toml");
-    std::fs::write(&config, "[daemon]\nnbd_handshake_deadline = \"1s\"\n").expect("a file");
+    std::fs::write(&config, "[nbd]\nhandshake_deadline = \"1s\"\n").expect("a file");
     let mut daemon = stage.start(&["--config", &stage.scratch.word("deadline.toml")]);
     let started = || {
         let mut stream = nbd::greeted(&stage.scratch.path("nbd.sock")).expect("a greeting");
