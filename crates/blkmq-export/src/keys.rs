@@ -21,6 +21,17 @@ pub struct Key {
     pub flag: Option<Flag>,
 }
 
+impl Key {
+    /// Returns one line for people: what it does, what it may be, and its default.
+    pub fn line(&self) -> String {
+        let line = format!("{}: {}", self.help, self.range);
+        match self.default {
+            "" => line,
+            default => format!("{line} [default: {default}]"),
+        }
+    }
+}
+
 /// A flag of the command that sets a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flag {

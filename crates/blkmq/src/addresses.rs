@@ -79,21 +79,12 @@ fn all_flags(door: &dyn FrontDoor) -> impl Iterator<Item = (&'static Key, Flag)>
 fn arg(key: &Key, flag: Flag) -> Arg {
     let arg = Arg::new(flag.name).long(flag.name);
     match flag.takes {
-        Takes::Value(name) => arg.value_name(name).help(help(key)),
+        Takes::Value(name) => arg.value_name(name).help(key.line()),
         Takes::Values(name) => arg
             .value_name(name)
             .action(ArgAction::Append)
-            .help(help(key) + "; may be given again"),
+            .help(key.line() + "; may be given again"),
         Takes::Nothing => arg.action(ArgAction::SetTrue).help(key.help),
-    }
-}
-
-/// What a key does, what it may be, and its default.
-fn help(key: &Key) -> String {
-    let help = format!("{}: {}", key.help, key.range);
-    match key.default {
-        "" => help,
-        default => format!("{help} [default: {default}]"),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::complete::Shell;
 use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
+use crate::help;
 use crate::iostat::IostatArgs;
 #[cfg(feature = "top")]
 use crate::top::TopArgs;
@@ -57,7 +58,7 @@ pub enum Command {
 
 /// What `serve` takes.
 #[derive(Clone, Debug, Args)]
-#[command(after_long_help = SERVE_HELP)]
+#[command(after_long_help = help::of_serve())]
 pub struct ServeArgs {
     /// Serve a disk; may be given again. KEY=VALUE,… as listed below
     #[arg(long, value_name = "KEY=VALUE,...")]
@@ -141,78 +142,6 @@ Examples:
   blkmq top
   blkmq iostat 1";
 
-const SERVE_HELP: &str = "\
-Keys of a disk:
-  name=NAME          what clients ask for (needed)
-  file=PATH          an image file or a block device            one of
-  ram=SIZE           sparse memory; a discard frees it          these eight
-  null=SIZE          stores nothing; see docs/drivers/null.md   is needed
-  nbd=URI            another server's disk: nbd://HOST/EXPORT or
-                     nbd+unix:///EXPORT?socket=PATH
-  rbd=POOL/IMAGE     an image in a Ceph cluster; docs/drivers/rbd.md
-  linear=DISKS       other disks, one after the other
-  striped=DISKS      other disks, in alternating chunks
-  multipath=PATHS    other disks that are paths to the same one, as in a+b:2/c: b
-                     carries twice as much as a, and c all when both have failed;
-                     docs/mappers/multipath.md
-  selector=NAME      of a multipath disk: round-robin, queue-length, service-time,
-                     historical-service-time, io-affinity [default: service-time]
-  failback=WHEN      of it: immediate, manual or a time [default: immediate]
-  queue_if_no_path=on  of it: hold requests while no path works, always or for a time
-                     [default: off, they fail]
-  check_interval=T   of it: between probes of a failed path [default: 1s]
-  check_timeout=T    of it: how long a probe may take [default: 5s]
-  chunk=SIZE         of a striped disk, a power of two [default: 64K]
-  size=SIZE          least size of the file, which may be larger
-  create=on          create the file with size= if it is missing
-  ro=on              read-only
-  block_size=BYTES   512 to 65536, a power of two [default: the drive's]
-  direct=off         use the page cache [default: auto]
-  lock=off           serve the file without the lock against a second writer
-  queue=NAME         the request queue it is on [default: its drive's]
-  sched=NAME         the scheduler of its queue, as for --sched
-                     [default: --sched]
-  io_poll=on         poll for completions of its queue; for files, and for null
-                     disks with poll_queues [default: on for the latter]
-  io_poll_delay=N    µs to sleep before polling for a request: -1 none, 0 half of
-                     the mean, auto as predicted, cautious as predicted but only
-                     where hardly any sleeper is late [default: auto]
-  group=/PATH        the group to which its I/O is accounted [default: /NAME]
-  hugepages=on       of a ram disk: use huge pages
-  connections=N      of an nbd disk: number of connections [default: one per thread]
-  reconnect=SECONDS  of an nbd disk: how long requests wait for a lost server
-                     [default: 0, they fail]
-  timeout=SECONDS    of an nbd disk: how long an answer may take [default: the
-                     queue's timeout]
-  serial=TEXT        the serial number that guests find, at most 20 bytes
-                     [default: NAME, or a digest of it]
-  export=TEXT        the name over NBD [default: NAME]
-  description=TEXT   a text for people who list the exports
-DISKS are names with + between, as in linear=a+b:1G:512M (of b, 512M from 1G on);
-see docs/mappers. A disk on which another one lies is served only where an export
-names it. A comma in a value is written \\, as in file=a\\,b.raw.
-Keys of a group, after its path:
-  weight=N           its share against its siblings, 1 to 1000 [default: 100]
-  bps=SIZE           maximum bytes per second; also read_bps, write_bps
-  iops=N             maximum I/Os per second; also read_iops, write_iops
-  CAP_burst=N        how much more may pass at once after a pause, for each of
-                     these six: bps_burst=N and so on
-  latency_target=T   time that nine of ten of its I/Os should take at most
-Sizes are bytes, or a number with K, M, G or T (powers of 1024).
-
-Files on one filesystem or disk share a queue, because they share a drive, so
-one scheduler sees all tenants of the drive.
-
-For each disk and address the daemon prints a line for its clients, then `ready`.
-On SIGTERM or SIGINT it finishes the requests in flight and exits with 0; a second
-signal ends it at once. SIGUSR1 writes the statistics to the log. SIGHUP reads the
-configuration file again and applies the differences.
-
-Examples:
-  blkmq serve --disk name=vm1,file=vm1.raw,size=8G,create=on --nbd unix:/run/vm1.sock
-  blkmq serve --disk name=a,ram=1G --disk name=b,ram=1G --nbd tcp:127.0.0.1:10809
-  qemu-system-x86_64 -drive 'file=nbd+unix:///vm1?socket=/run/vm1.sock,format=raw'";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,5 +153,7 @@ mod tests {
         manual(&mut page).unwrap();
         let page = String::from_utf8(page).unwrap();
         assert!(page.contains("serve") && page.contains("mq\\-deadline"));
+        // Of a driver and of a front door.
+        assert!(page.contains("connect_timeout") && page.contains("handshake_deadline"));
     }
 }

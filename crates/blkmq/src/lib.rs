@@ -13,6 +13,7 @@ pub mod control;
 pub mod ctl;
 #[cfg(feature = "demo")]
 pub mod demo;
+mod help;
 pub mod iostat;
 mod listen;
 pub mod log;
