@@ -15,7 +15,7 @@ use blkmq_sync::spsc::Consumer;
 use crate::group::GroupTree;
 use crate::ids::{DiskId, GroupId};
 use crate::request::{Request, State};
-use crate::sched::{Elevator, InsertAt, Note};
+use crate::sched::{Elevator, GroupAware, InsertAt, Note};
 use crate::share::Shares;
 use crate::stat::{Stats, Watch};
 use crate::target::Targets;
@@ -145,9 +145,14 @@ impl GateState {
         }
     }
 
+    /// The elevator, if it knows groups.
+    pub(crate) fn group_aware(&mut self) -> Option<&mut dyn GroupAware> {
+        self.elevator.as_mut()?.group_aware()
+    }
+
     /// Counts the time for which the elevator let the drive idle.
     pub(crate) fn count_idle(&mut self) {
-        if let Some(elevator) = &mut self.elevator {
+        if let Some(elevator) = self.elevator.as_mut().and_then(|elevator| elevator.group_aware()) {
             elevator.drain_idled(&mut |group, time| self.watch.idled(group, time));
         }
     }
@@ -200,7 +205,7 @@ impl GateState {
                 None => {
                     let mut rq = match for_urgent {
                         false => elevator.dispatch(now)?,
-                        true => elevator.dispatch_urgent(now)?,
+                        true => elevator.group_aware()?.dispatch_urgent(now)?,
                     };
                     debug_assert_eq!(
                         rq.state,

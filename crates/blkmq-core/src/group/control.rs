@@ -114,7 +114,7 @@ impl Queue {
     /// As [`Queue::group_debts`].
     pub fn group_learnt(&self, id: GroupId) -> Result<Vec<u64>, Busy> {
         self.look(|state| {
-            let elevator = state.elevator.as_ref();
+            let elevator = state.group_aware();
             elevator.map_or_else(Vec::new, |elevator| elevator.learnt(id))
         })
     }
@@ -125,7 +125,7 @@ impl Queue {
     /// As [`Queue::create_group`].
     pub fn take_group_learnt(&self, id: GroupId, learnt: &[u64], now: Instant) -> Change<()> {
         self.change_groups(|state| {
-            if let Some(elevator) = &mut state.elevator {
+            if let Some(elevator) = state.group_aware() {
                 elevator.take_learnt(id, learnt, now);
             }
             Ok(())
@@ -177,9 +177,9 @@ impl Queue {
         self.look(|state| state.throttle.held_back())
     }
 
-    fn look<T>(&self, look: impl FnOnce(&GateState) -> T) -> Result<T, Busy> {
-        let state = self.gate.try_enter().ok_or(Busy)?;
-        let seen = look(&state);
+    fn look<T>(&self, look: impl FnOnce(&mut GateState) -> T) -> Result<T, Busy> {
+        let mut state = self.gate.try_enter().ok_or(Busy)?;
+        let seen = look(&mut state);
         self.leave_gate(state);
         Ok(seen)
     }
@@ -215,7 +215,7 @@ impl Queue {
         // The ends of its last requests may still be in the lists of reports.
         state.fold_reports(&self.stats);
         let parent = state.groups.retire(id);
-        if let Some(elevator) = &mut state.elevator {
+        if let Some(elevator) = state.group_aware() {
             elevator.group_gone(id);
         }
         state.count_idle();
@@ -230,7 +230,9 @@ impl GateState {
     }
 
     fn tell_elevator(&mut self, id: GroupId) {
-        if let (Some(elevator), Some(node)) = (&mut self.elevator, self.groups.get(id)) {
+        let elevator = self.elevator.as_mut();
+        let elevator = elevator.and_then(|elevator| elevator.group_aware());
+        if let (Some(elevator), Some(node)) = (elevator, self.groups.get(id)) {
             elevator.group_set(id, node);
         }
     }

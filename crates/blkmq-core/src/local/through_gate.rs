@@ -110,7 +110,8 @@ impl LocalQueue {
 
     /// Passes to the elevator the answer times of the reactors that it awaits.
     fn tell_who_has_answered(&self, state: &mut GateState, now: Instant) {
-        let Some(elevator) = &mut state.elevator else {
+        let elevator = state.elevator.as_mut();
+        let Some(elevator) = elevator.and_then(|elevator| elevator.group_aware()) else {
             return;
         };
         let mut awaited = elevator.awaits();

@@ -111,34 +111,8 @@ pub trait Elevator: Send {
     /// Dispatches the next request, if one may go now.
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>>;
 
-    /// Dispatches the next request if it is of a light client that need not wait for others' requests to end.
-    /// Called while these others have as many in flight as a latency target allows.
-    fn dispatch_urgent(&mut self, _now: Instant) -> Option<Box<Request>> {
-        None
-    }
-
     /// Reports that a dispatched request has ended.
     fn completed(&mut self, _note: &Note) {}
-
-    /// Names the reactors whose answer times dispatch depends on.
-    fn awaits(&self) -> ReactorSet {
-        ReactorSet::default()
-    }
-
-    /// Reports that a reactor has delivered all ends up to `until` to its clients and taken in their responses.
-    fn answered(&mut self, _reactor: ReactorId, _until: Instant, _now: Instant) {}
-
-    /// Passes to `take` the groups for which it let the drive idle on purpose since the last call, and for how long.
-    fn drain_idled(&mut self, _take: &mut dyn FnMut(GroupId, Nanos)) {}
-
-    /// What it has measured of a group, as numbers of its own format, for an elevator of the same name in
-    /// another process that continues with the group.
-    fn learnt(&self, _group: GroupId) -> Vec<u64> {
-        Vec::new()
-    }
-
-    /// Takes over another elevator's measurements of a group. Invalid numbers are ignored.
-    fn take_learnt(&mut self, _group: GroupId, _learnt: &[u64], _now: Instant) {}
 
     /// Returns how many requests it holds.
     fn queued(&self) -> usize;
@@ -172,14 +146,42 @@ pub trait Elevator: Send {
         Err(TunableError::unknown(self.name(), name))
     }
 
-    /// Reports a new or changed group. Its parent is known already.
-    fn group_set(&mut self, _id: GroupId, _node: &Node) {}
-
-    /// Reports a removed group: no request of it is inside or will come, and it has no children.
-    fn group_gone(&mut self, _id: GroupId) {}
+    /// Its other side, if it knows groups. It always has one or never, as [`super::ElevatorType::knows_groups`] says.
+    fn group_aware(&mut self) -> Option<&mut dyn GroupAware> {
+        None
+    }
 
     /// Asserts its invariants. Costly; the simulator calls it after some events.
     fn check_invariants(&self) {}
+}
+
+/// An elevator that knows groups: it shares the drive among them by their weights.
+pub trait GroupAware {
+    /// Dispatches the next request if it is of a light client that need not wait for others' requests to end.
+    /// Called while these others have as many in flight as a latency target allows.
+    fn dispatch_urgent(&mut self, now: Instant) -> Option<Box<Request>>;
+
+    /// Names the reactors whose answer times dispatch depends on.
+    fn awaits(&mut self) -> ReactorSet;
+
+    /// Reports that a reactor has delivered all ends up to `until` to its clients and taken in their responses.
+    fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant);
+
+    /// Passes to `take` the groups for which it let the drive idle on purpose since the last call, and for how long.
+    fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos));
+
+    /// What it has measured of a group, as numbers of its own format, for an elevator of the same name in
+    /// another process that continues with the group.
+    fn learnt(&mut self, group: GroupId) -> Vec<u64>;
+
+    /// Takes over another elevator's measurements of a group. Invalid numbers are ignored.
+    fn take_learnt(&mut self, group: GroupId, learnt: &[u64], now: Instant);
+
+    /// Reports a new or changed group. Its parent is known already.
+    fn group_set(&mut self, id: GroupId, node: &Node);
+
+    /// Reports a removed group: no request of it is inside or will come, and it has no children.
+    fn group_gone(&mut self, id: GroupId);
 }
 
 /// A tunable that could not be set.

@@ -15,7 +15,7 @@ mod request_list;
 mod slots;
 
 pub use bfq::BFQ;
-pub use elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
+pub use elevator::{Elevator, GroupAware, InsertAt, Inserted, Note, TunableError};
 pub use kyber::KYBER;
 pub use mq_deadline::MQ_DEADLINE;
 pub use none::NONE;

@@ -17,7 +17,7 @@ pub struct ElevatorType {
     pub help: &'static str,
     /// Whether it divides the drive among groups by their weights. Then requests are issued in its order, without
     /// shares of the tags for disks; a latency target holds nobody back whom it lets go first
-    /// ([`Elevator::dispatch_urgent`]).
+    /// ([`super::GroupAware::dispatch_urgent`]).
     pub knows_groups: bool,
     /// Makes it; nothing for `none`, with which requests go directly to the submitter's hardware context.
     pub build: Option<Build>,

@@ -9,7 +9,7 @@ use blkmq_core::ids::{DiskId, GroupId, ReactorId};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 use blkmq_core::sched::bfq::Bfq;
-use blkmq_core::sched::{Elevator, InsertAt, Note};
+use blkmq_core::sched::{Elevator, GroupAware, InsertAt, Note};
 use blkmq_core::time::{Instant, Nanos};
 use proptest::prelude::*;
 

@@ -8,7 +8,7 @@ mod world;
 use blkmq_core::bio::{Class, Op, Prio};
 use blkmq_core::group::{Node, ROOT};
 use blkmq_core::ids::GroupId;
-use blkmq_core::sched::Elevator;
+use blkmq_core::sched::{Elevator, GroupAware};
 use blkmq_core::time::Nanos;
 
 use crate::world::{Drive, Load, World};

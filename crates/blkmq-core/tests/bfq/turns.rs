@@ -4,7 +4,7 @@
 use blkmq_core::bio::{Class, Prio};
 use blkmq_core::group::Node;
 use blkmq_core::ids::GroupId;
-use blkmq_core::sched::Elevator;
+use blkmq_core::sched::{Elevator, GroupAware};
 use blkmq_core::time::Nanos;
 
 use crate::world::{Drive, Load, World};

@@ -9,7 +9,7 @@ use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::limits::Limits;
 use blkmq_core::request::Request;
 use blkmq_core::sched::bfq::Bfq;
-use blkmq_core::sched::{Elevator, InsertAt, Note};
+use blkmq_core::sched::{Elevator, GroupAware, InsertAt, Note};
 use blkmq_core::time::{Instant, Nanos};
 
 /// The times and the capacity of the drive.

@@ -41,7 +41,7 @@ use crate::group::{GroupTree, Node};
 use crate::ids::{GroupId, ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::request::Request;
-use crate::sched::elevator::{Elevator, InsertAt, Inserted, Note, TunableError};
+use crate::sched::elevator::{Elevator, GroupAware, InsertAt, Inserted, Note, TunableError};
 use crate::sched::registry::ElevatorType;
 use crate::time::{Instant, Nanos};
 
@@ -315,19 +315,6 @@ impl Elevator for Bfq {
         }
     }
 
-    /// A few requests of clients that return within their due may exceed the depth: on a drive that holds two
-    /// large writes, waiting for the end of one would be most of a small read's time.
-    fn dispatch_urgent(&mut self, now: Instant) -> Option<Box<Request>> {
-        self.notice(now);
-        let limit = self.depth.limit();
-        let room = limit.saturating_add((limit / URGENT_PART).max(1));
-        let in_flight = self.overdue.punctual(self.in_flight);
-        if self.has_turns() || in_flight >= room || !self.wf2q.is_next_urgent() {
-            return None;
-        }
-        self.dispatch_one()
-    }
-
     fn completed(&mut self, note: &Note) {
         self.notice(note.completed_at);
         let id = queue_of(note.sched_data);
@@ -364,37 +351,6 @@ impl Elevator for Bfq {
         }
         self.ended_in_turn(id);
         self.rest(id, note.completed_at);
-    }
-
-    fn awaits(&self) -> ReactorSet {
-        if self.has_turns() || self.queued() == 0 {
-            return ReactorSet::default();
-        }
-        self.idling.awaited()
-    }
-
-    fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
-        self.notice(now);
-        self.idling.answered(reactor, until, self.now);
-    }
-
-    fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
-        self.idled.drain(..).for_each(|(group, time)| take(group, time));
-    }
-
-    fn learnt(&self, group: GroupId) -> Vec<u64> {
-        let known = self.probing.learnt(self.wf2q.group(group.index()), self.now);
-        known.map_or_else(Vec::new, |known| known.to_vec())
-    }
-
-    fn take_learnt(&mut self, group: GroupId, learnt: &[u64], now: Instant) {
-        self.notice(now);
-        let id = self.wf2q.group(group.index());
-        if let Ok(learnt) = learnt.try_into()
-            && self.reach() > 0
-        {
-            self.probing.take_learnt(&mut self.wf2q, id, learnt, self.now);
-        }
     }
 
     fn queued(&self) -> usize {
@@ -451,23 +407,8 @@ impl Elevator for Bfq {
         Ok(())
     }
 
-    fn group_set(&mut self, id: GroupId, node: &Node) {
-        self.end_turn(TurnEnd::Asked);
-        self.probing.abandon(&mut self.wf2q);
-        let entity = self.wf2q.group(id.index());
-        self.wf2q.move_group(entity, node.parent.index());
-        self.wf2q.set_weight(entity, node.weight.into());
-    }
-
-    fn group_gone(&mut self, id: GroupId) {
-        self.end_turn(TurnEnd::Asked);
-        self.probing.abandon(&mut self.wf2q);
-        let wf2q = &mut self.wf2q;
-        self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
-        let group = wf2q.group(id.index());
-        wf2q.forget(group);
-        self.probing.forget(&mut self.wf2q, group);
-        self.idling.forget(group);
+    fn group_aware(&mut self) -> Option<&mut dyn GroupAware> {
+        Some(self)
     }
 
     fn check_invariants(&self) {
@@ -496,6 +437,71 @@ impl Elevator for Bfq {
         let busy = self.clients.iter().filter(|(_, _, queue)| queue.is_busy());
         self.contention
             .check(busy.map(|(_, key, _)| (key.group(), key.client())));
+    }
+}
+
+impl GroupAware for Bfq {
+    /// A few requests of clients that return within their due may exceed the depth: on a drive that holds two
+    /// large writes, waiting for the end of one would be most of a small read's time.
+    fn dispatch_urgent(&mut self, now: Instant) -> Option<Box<Request>> {
+        self.notice(now);
+        let limit = self.depth.limit();
+        let room = limit.saturating_add((limit / URGENT_PART).max(1));
+        let in_flight = self.overdue.punctual(self.in_flight);
+        if self.has_turns() || in_flight >= room || !self.wf2q.is_next_urgent() {
+            return None;
+        }
+        self.dispatch_one()
+    }
+
+    fn awaits(&mut self) -> ReactorSet {
+        if self.has_turns() || self.queued() == 0 {
+            return ReactorSet::default();
+        }
+        self.idling.awaited()
+    }
+
+    fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
+        self.notice(now);
+        self.idling.answered(reactor, until, self.now);
+    }
+
+    fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
+        self.idled.drain(..).for_each(|(group, time)| take(group, time));
+    }
+
+    fn learnt(&mut self, group: GroupId) -> Vec<u64> {
+        let known = self.probing.learnt(self.wf2q.group(group.index()), self.now);
+        known.map_or_else(Vec::new, |known| known.to_vec())
+    }
+
+    fn take_learnt(&mut self, group: GroupId, learnt: &[u64], now: Instant) {
+        self.notice(now);
+        let id = self.wf2q.group(group.index());
+        if let Ok(learnt) = learnt.try_into()
+            && self.reach() > 0
+        {
+            self.probing.take_learnt(&mut self.wf2q, id, learnt, self.now);
+        }
+    }
+
+    fn group_set(&mut self, id: GroupId, node: &Node) {
+        self.end_turn(TurnEnd::Asked);
+        self.probing.abandon(&mut self.wf2q);
+        let entity = self.wf2q.group(id.index());
+        self.wf2q.move_group(entity, node.parent.index());
+        self.wf2q.set_weight(entity, node.weight.into());
+    }
+
+    fn group_gone(&mut self, id: GroupId) {
+        self.end_turn(TurnEnd::Asked);
+        self.probing.abandon(&mut self.wf2q);
+        let wf2q = &mut self.wf2q;
+        self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
+        let group = wf2q.group(id.index());
+        wf2q.forget(group);
+        self.probing.forget(&mut self.wf2q, group);
+        self.idling.forget(group);
     }
 }
 
