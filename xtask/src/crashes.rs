@@ -62,13 +62,15 @@ fn run_as(steps: &mut Steps, name: &str, how: &[&str], crashes: u64, seed: u64) 
 /// If a mutant is not caught, or cannot be built, or there is none of that name.
 pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Option<&str>) -> Result<()> {
     let is_wanted = |mutant: &&Mutant| only.is_none_or(|only| only == mutant.name);
-    let names = MUTANTS.map(|mutant| mutant.name).join(", ");
+    let names: Vec<&str> = mutants().collect();
     ensure!(
         MUTANTS.iter().any(|mutant| is_wanted(&mutant)),
-        "there is no such mutant; there are {names}"
+        "there is no such mutant; there are {}",
+        names.join(", ")
     );
     let prover = build_prover(steps)?;
-    for Mutant { name, what, proof } in MUTANTS.iter().filter(is_wanted) {
+    for Mutant { name, proof } in MUTANTS.iter().filter(is_wanted) {
+        let what = mutant::what(name)?;
         let step = format!("mutant {name}: {what}");
         let how = match proof {
             Proof::Crashes(how) => how,
@@ -77,7 +79,9 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
                 continue;
             }
         };
-        let program = steps.time(&format!("build of mutant {name}"), || mutant::build(name, false))?;
+        let program = steps.time(&format!("build of mutant {name}"), || {
+            mutant::build(Some(name), false)
+        })?;
         let verdict = steps.time(&step, || prove(&prover, &program, how, crashes, seed))?;
         match verdict {
             Verdict::Lost => println!("    mutant {name}: caught"),
@@ -93,6 +97,11 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
     }
     steps.print_summary();
     Ok(())
+}
+
+/// The names of all mutants that lose data.
+pub(crate) fn mutants() -> impl Iterator<Item = &'static str> {
+    MUTANTS.iter().map(|mutant| mutant.name)
 }
 
 /// The result of the crashes of one daemon.
@@ -128,10 +137,8 @@ fn prove(prover: &Path, program: &Path, how: &[&str], crashes: u64, seed: u64) -
 
 /// A build that loses data.
 struct Mutant {
-    /// Its name in the code, in `cfg!(blkmq_mutant = "NAME")`.
+    /// The name of its patch.
     name: &'static str,
-    /// What it omits.
-    what: &'static str,
     proof: Proof,
 }
 
@@ -145,47 +152,34 @@ enum Proof {
     Test(&'static str),
 }
 
-const fn by_crashes(name: &'static str, what: &'static str) -> Mutant {
+const fn by_crashes(name: &'static str) -> Mutant {
     let proof = Proof::Crashes(&[]);
-    Mutant { name, what, proof }
+    Mutant { name, proof }
 }
 
-const fn by_test(name: &'static str, what: &'static str, words: &'static str) -> Mutant {
+const fn by_test(name: &'static str, words: &'static str) -> Mutant {
     let proof = Proof::Test(words);
-    Mutant { name, what, proof }
+    Mutant { name, proof }
 }
 
 const MUTANTS: [Mutant; 10] = [
-    by_crashes("fsync", "a flush does nothing on the file"),
-    by_crashes("dsync", "a forced write is an ordinary one"),
-    by_crashes("preflush", "a flush is acknowledged without one"),
-    by_crashes(
-        "postflush",
-        "forced zeroes, and forced writes through the page cache, are not followed by a flush",
-    ),
-    by_crashes(
-        "joined_flush",
-        "a flush joins the one under way, which began before it",
-    ),
-    by_crashes("latch", "a failed flush is forgotten"),
+    by_crashes("fsync"),
+    by_crashes("dsync"),
+    by_crashes("preflush"),
+    by_crashes("postflush"),
+    by_crashes("joined_flush"),
+    by_crashes("latch"),
     Mutant {
         name: "block_locks",
-        what: "a small write changes blocks that others write",
         proof: Proof::Crashes(BLOCKS),
     },
     by_test(
         "overlap",
-        "a flush does not wait for those that overlapped it",
         "-p blkmq-drivers --lib file::slot::tests::a_flush_that_overlaps",
     ),
-    by_test(
-        "late_writes",
-        "a repeated write does not wait for the end of the connection that was lost with it",
-        "-p blkmq --test end_to_end late_writes",
-    ),
+    by_test("late_writes", "-p blkmq --test end_to_end late_writes"),
     by_test(
         "inflight",
-        "of a virtqueue's requests that were in flight at a kill, one is not submitted again",
         "-p blkmq --test end_to_end vhost_user::a_daemon_killed",
     ),
 ];

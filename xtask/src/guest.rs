@@ -23,6 +23,7 @@ use anyhow::{Context, Result, bail, ensure};
 use self::initrd::Initrd;
 use self::machine::Machine;
 use self::packages::Place;
+use crate::mutant;
 use crate::place::{cargo, find_tool};
 use crate::steps::{Steps, run_shown};
 
@@ -282,7 +283,11 @@ fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
         None => "build --quiet -p blkmq -p blkmq-forget",
         Some(_) => "build --quiet -p blkmq",
     };
-    run_shown(&mut build_command(place, mutant, packages))
+    let mut command = build_command(place, mutant, packages);
+    if mutant.is_some() {
+        command.current_dir(mutant::source(mutant)?);
+    }
+    run_shown(&mut command)
 }
 
 /// The command, built for a guest.
@@ -304,14 +309,10 @@ fn built_program(steps: &mut Steps, place: &Place, name: &str) -> Result<PathBuf
 
 /// A cargo command that builds programs without shared libraries, for a guest.
 fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
-    let mut flags = "-C target-feature=+crt-static".to_owned();
-    if let Some(mutant) = mutant {
-        flags.push_str(&format!(" --cfg blkmq_mutant=\"{mutant}\""));
-    }
     let mut command = cargo(words);
     command
         .args(["--release", "--target", TRIPLE])
-        .env("RUSTFLAGS", flags)
+        .env("RUSTFLAGS", "-C target-feature=+crt-static")
         // These reduce the build time; the run time is dominated by the emulator.
         .envs([
             ("CARGO_PROFILE_RELEASE_LTO", "off"),

@@ -41,16 +41,15 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, seed: u64, attack: Option<&st
 /// If a mutant is not caught, or cannot be built, or there is none of that name.
 pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> Result<()> {
     let is_wanted = |mutant: &&Mutant| only.is_none_or(|only| only == mutant.name);
-    let names = MUTANTS.iter().map(|mutant| mutant.name).chain([HOLD_TIMER.0]);
-    let names: Vec<&str> = names.collect();
+    let names: Vec<&str> = mutants().collect();
     ensure!(
         only.is_none_or(|only| names.contains(&only)),
         "there is no such mutant; there are {}",
         names.join(", ")
     );
-    let (name, what, words) = HOLD_TIMER;
+    let (name, words) = HOLD_TIMER;
     if only.is_none_or(|only| only == name) {
-        steps.time(&format!("mutant {name}: {what}"), || {
+        steps.time(&format!("mutant {name}: {}", mutant::what(name)?), || {
             mutant::must_fail(name, words)
         })?;
     }
@@ -60,10 +59,12 @@ pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> R
     let besieger = steps.program("blkmq-siege")?;
     // The same build without a mutant: what holds there and fails with a mutant was detected
     // because of the mutant.
-    let control = steps.time("build without a mutant", || mutant::build("none", true))?;
+    let control = steps.time("build without a mutant", || mutant::build(None, true))?;
     for mutant in MUTANTS.iter().filter(is_wanted) {
-        let Mutant { name, what, .. } = mutant;
-        let program = steps.time(&format!("build of mutant {name}"), || mutant::build(name, true))?;
+        let (name, what) = (mutant.name, mutant::what(mutant.name)?);
+        let program = steps.time(&format!("build of mutant {name}"), || {
+            mutant::build(Some(name), true)
+        })?;
         let besiege = |program: &Path| {
             let mut command = besiege(&besieger, program, SECONDS_OF_A_MUTANT, seed);
             command.args(["--attack", mutant.attack, "--setting", mutant.setting]);
@@ -90,6 +91,11 @@ pub(crate) fn run_mutants(steps: &mut Steps, seed: u64, only: Option<&str>) -> R
     Ok(())
 }
 
+/// The names of all mutants that lack a limit.
+pub(crate) fn mutants() -> impl Iterator<Item = &'static str> {
+    MUTANTS.iter().map(|mutant| mutant.name).chain([HOLD_TIMER.0])
+}
+
 /// The result of a siege.
 enum Verdict {
     Held,
@@ -98,9 +104,8 @@ enum Verdict {
 
 /// A daemon that lacks a limit.
 struct Mutant {
-    /// Its name in the code, in `cfg!(blkmq_mutant = "NAME")`.
+    /// The name of its patch.
     name: &'static str,
-    what: &'static str,
     /// The attack and the setting that must detect it.
     attack: &'static str,
     setting: &'static str,
@@ -128,95 +133,79 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
 const MUTANTS: [Mutant; 12] = [
     Mutant {
         name: "nbd_memory",
-        what: "payload takes memory without a limit",
         attack: "unread",
         setting: "short-memory",
         is_slow: false,
     },
     Mutant {
         name: "silent_clients",
-        what: "clients that say nothing make no room for others",
         attack: "crowd",
         setting: "ordinary",
         is_slow: false,
     },
     Mutant {
         name: "pace",
-        what: "clients are accepted as fast as they come",
         attack: "crowd",
         setting: "ordinary",
         is_slow: true,
     },
     Mutant {
         name: "lookup_slices",
-        what: "threads that look block status up keep the processor as long as the kernel lets them",
         attack: "status",
         setting: "ordinary",
         is_slow: true,
     },
     Mutant {
         name: "moved",
-        what: "one group may have any amount of data moved, and memory given back, in one turn",
         attack: "unread",
         setting: "ordinary",
         is_slow: true,
     },
     Mutant {
         name: "descriptor_leak",
-        what: "the socket of a client that leaves in the middle of a message stays open",
         attack: "truncated",
         setting: "ordinary",
         is_slow: false,
     },
     Mutant {
         name: "descriptors",
-        what: "clients may send descriptors where nobody needs any",
         attack: "descriptors",
         setting: "ordinary",
         is_slow: false,
     },
     Mutant {
         name: "log_waits",
-        what: "whoever has a message waits until the log has room for it",
         attack: "signals",
         setting: "log-unread",
         is_slow: false,
     },
     Mutant {
         name: "workers",
-        what: "a drive that does not answer uses up the kernel's threads for all",
         attack: "slow",
         setting: "ordinary",
         is_slow: true,
     },
     Mutant {
         name: "inline_io",
-        what: "the kernel may try every request on the reactor's thread, where some filesystems wait",
         attack: "slow",
         setting: "ordinary",
         is_slow: true,
     },
     Mutant {
         name: "holds",
-        what: "bfq holds others for a request for as long as it takes",
         attack: "late",
         setting: "ordinary",
         is_slow: false,
     },
     Mutant {
         name: "early_answers",
-        what: "an NBD server is believed before the request that it answers was sent",
         attack: "servers",
         setting: "ordinary",
         is_slow: false,
     },
 ];
 /// A mutant that no attack meets in time, and the tests that must catch it: the simulator's drives hang for longer.
-const HOLD_TIMER: (&str, &str, &str) = (
-    "hold_timer",
-    "a request that a scheduler holds back waits for the next end, however long that takes",
-    "-p blkmq-sim --test scenarios slow_requests",
-);
+const HOLD_TIMER: (&str, &str) = ("hold_timer", "-p blkmq-sim --test scenarios slow_requests");
 pub(crate) const SECONDS_DEFAULT: u64 = 300;
 /// The time that CI can spare.
 pub(crate) const SECONDS_SHORT: u64 = 14;

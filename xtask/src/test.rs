@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::place::{cargo, has_cargo_command};
 use crate::steps::{Steps, run_shown};
-use crate::{ceph, fuzz, guest, instructions, loom, outside, path_loss, setup, siege, sim, skips};
+use crate::{ceph, fuzz, guest, instructions, loom, mutant, outside, path_loss, setup, siege, sim, skips};
 
 /// # Errors
 /// The first step that fails; with [`skips::Mode::Strict`] also a skip that is not allowed.
@@ -24,6 +24,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     steps.run("links in the documentation", &mut documentation)?;
     check_dependencies(steps)?;
+    mutant::check_all(steps)?;
     loom::run(steps, loom::Depth::Short)?;
     sim::run(steps, sim::SEEDS_SHORT)?;
     instructions::run(steps, false)?;

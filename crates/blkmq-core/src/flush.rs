@@ -122,14 +122,9 @@ impl Flush {
     pub(crate) fn begin(&mut self, mut bio: Bio, limits: &Limits, is_capped: bool) -> Begin {
         let drive_fua = limits.fua && bio.op == Op::Write;
         let steps = Steps {
-            flush_before: limits.cache
-                && !cfg!(blkmq_mutant = "preflush")
-                && (bio.op == Op::Flush || bio.flags.has(Flags::PREFLUSH)),
+            flush_before: limits.cache && (bio.op == Op::Flush || bio.flags.has(Flags::PREFLUSH)),
             data: bio.op != Op::Flush,
-            flush_after: limits.cache
-                && !cfg!(blkmq_mutant = "postflush")
-                && bio.flags.has(Flags::FUA)
-                && !drive_fua,
+            flush_after: limits.cache && bio.flags.has(Flags::FUA) && !drive_fua,
         };
         if !steps.flush_before && !steps.flush_after {
             if !steps.data {
@@ -285,13 +280,7 @@ impl Flush {
 
     fn wait_for_flush(&mut self, index: u32, place: FlushKey) {
         let lists = &mut self.disks[place.0 as usize];
-        let joins_running = cfg!(blkmq_mutant = "joined_flush") && lists.rq.is_none();
-        let list = if joins_running {
-            &mut lists.running
-        } else {
-            &mut lists.pending
-        };
-        let old = list.0.replace(index);
+        let old = lists.pending.0.replace(index);
         self.sequence(index).next = old;
         self.due.push(place);
     }

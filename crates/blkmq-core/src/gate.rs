@@ -275,9 +275,7 @@ impl GateState {
                 || self.knows_groups && self.targets.is_reached()
         };
         let elevator = self.elevator.as_deref().filter(|_| !is_full());
-        let elevator = elevator
-            .and_then(|elevator| elevator.next_wakeup())
-            .filter(|_| !cfg!(blkmq_mutant = "hold_timer"));
+        let elevator = elevator.and_then(|elevator| elevator.next_wakeup());
         let waits = || !self.targets.is_empty() || self.elevator.as_ref().is_some_and(|e| e.queued() > 0);
         let targets = self
             .targets

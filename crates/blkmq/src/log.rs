@@ -134,11 +134,6 @@ impl Log {
     }
 
     fn push(&self, text: Vec<u8>) {
-        if cfg!(blkmq_mutant = "log_waits") {
-            self.wait(Instant::now() + Duration::from_secs(3600), |queue| {
-                queue.has_room(text.len())
-            });
-        }
         let mut queue = self.0.lock();
         if !queue.has_room(text.len()) {
             queue.lost += 1;

@@ -257,11 +257,7 @@ impl FileHctx {
 
     fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
         let is_forced = slot.is_forced(self.disks.of(slot.disk));
-        let rw_flags = if is_forced && !cfg!(blkmq_mutant = "dsync") {
-            libc::RWF_DSYNC
-        } else {
-            0
-        };
+        let rw_flags = if is_forced { libc::RWF_DSYNC } else { 0 };
         let ring_memory = self
             .ring_memory
             .as_ref()
@@ -416,7 +412,7 @@ impl FileHctx {
         };
         slot.hold = Hold::Listed(ticket);
         let is_alone = slot.block == 0 || !self.device.writes_overlap(DiskId(slot.disk), &range);
-        is_alone && disk.locks.is_first(ticket, &range) || cfg!(blkmq_mutant = "block_locks")
+        is_alone && disk.locks.is_first(ticket, &range)
     }
 
     /// Has a request wait until [`Self::retry`].
@@ -624,7 +620,7 @@ impl Target {
             // More files than slots: unregistered files work, a little slower.
             Err(_) => (disk.fd(), squeue::Flags::empty()),
         };
-        let flags = match disk.may_block && !cfg!(blkmq_mutant = "inline_io") {
+        let flags = match disk.may_block {
             true => flags | squeue::Flags::ASYNC,
             false => flags,
         };

@@ -249,7 +249,6 @@ impl Slot {
             Op::Read | Op::Write => Ok(Step::Transfer),
             Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
             Op::Flush if disk.read_only => Err(Status::Ok),
-            Op::Flush if cfg!(blkmq_mutant = "fsync") => Err(Status::Ok),
             Op::Flush => Ok(Step::Sync),
             Op::Discard | Op::WriteZeroes => self.way_to_zero(disk),
         };
@@ -289,7 +288,7 @@ impl Slot {
             Step::Fetch | Step::Transfer | Step::WriteOut => self.take_moved(result, disk, now),
             Step::Discard | Step::Punch | Step::ZeroRange => self.take_zeroed(result, disk, now),
             Step::Sync => {
-                if result != 0 && !cfg!(blkmq_mutant = "latch") {
+                if result != 0 {
                     disk.note_failed_flush();
                 }
                 self.end_sync(disk);
@@ -347,7 +346,7 @@ impl Slot {
 
     /// Ends a successful sync, if those that overlapped it have ended, too, and succeeded.
     fn await_syncs(&mut self, disk: &FileDisk) -> Next {
-        let is_past = disk.syncs.is_past(self.fence) || cfg!(blkmq_mutant = "overlap");
+        let is_past = disk.syncs.is_past(self.fence);
         if !is_past && !self.is_cancelled {
             self.step = Step::AwaitSyncs;
             return Next::Submit(0);

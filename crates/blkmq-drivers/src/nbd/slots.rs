@@ -318,7 +318,7 @@ impl Book for OfConnection<'_> {
         let is_it = |slot: &&Slot| slot.cookie.raw() == cookie && slot.state == State::Sent(self.connection);
         let slot = slot.filter(is_it).ok_or(Fault::Cookie(cookie))?;
         // The rest would be sent from memory that is somebody else's once the request has ended.
-        if slot.stream_end > self.sent && !cfg!(blkmq_mutant = "early_answers") {
+        if slot.stream_end > self.sent {
             return Err(Fault::Early(cookie));
         }
         let asked = Asked {

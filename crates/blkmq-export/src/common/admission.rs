@@ -400,8 +400,7 @@ impl State {
 
     fn of(&self, address: u32) -> impl Iterator<Item = (&(u32, u64), &Negotiator)> {
         let all = (address, 0)..=(address, u64::MAX);
-        let is_wanted = !cfg!(blkmq_mutant = "silent_clients");
-        self.negotiating.range(all).filter(move |_| is_wanted)
+        self.negotiating.range(all)
     }
 
     /// Displaces the connection of an address that has negotiated longest. Limited in number at a

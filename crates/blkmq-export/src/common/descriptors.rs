@@ -43,7 +43,7 @@ pub fn listen_at(path: &Path) -> io::Result<UnixListener> {
 /// Makes the system refuse descriptors sent to this socket or, if it listens, to its connections.
 /// An older system lets them through.
 pub(crate) fn refuse(socket: impl AsFd) {
-    sys::pass_rights(socket.as_fd(), cfg!(blkmq_mutant = "descriptors"));
+    sys::pass_rights(socket.as_fd(), false);
 }
 
 /// The reverse of [`refuse`].

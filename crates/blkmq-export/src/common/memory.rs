@@ -128,7 +128,7 @@ impl Memory {
         let held = group.load(Ordering::SeqCst);
         let free = self.bytes_max.saturating_sub(used);
         let is_within = held + bytes <= free / (self.holders.load(Ordering::SeqCst) + ROOM_FOR);
-        if is_within || cfg!(blkmq_mutant = "nbd_memory") {
+        if is_within {
             Claim::Share
         } else if used + bytes <= self.bytes_max / 2 || (held == 0 && bytes <= free) {
             Claim::Spare
@@ -142,7 +142,7 @@ impl Memory {
     /// Takes bytes that were claimed; another connection may have been faster. Concurrent takers
     /// may exceed a share by what they take.
     fn try_take(&self, group: &Holding, bytes: u64) -> bool {
-        let is_there = |used: u64| used + bytes <= self.bytes_max || cfg!(blkmq_mutant = "nbd_memory");
+        let is_there = |used: u64| used + bytes <= self.bytes_max;
         let take = |used: u64| is_there(used).then_some(used + bytes);
         // SeqCst: see `give`.
         let taken = self

@@ -14,7 +14,7 @@ pub(crate) struct Pace {
 impl Pace {
     /// Returns when the next one may come, if not now.
     pub(crate) fn wait(&self, now: Instant) -> Option<Instant> {
-        let is_early = self.due > now + BURST && !cfg!(blkmq_mutant = "pace");
+        let is_early = self.due > now + BURST;
         // Never later than `due`, so this detour loses nothing.
         is_early.then(|| now + self.due.since(now + BURST))
     }

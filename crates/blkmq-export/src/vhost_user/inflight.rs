@@ -60,9 +60,6 @@ impl Inflight {
         found.sort_unstable();
         self.counter = found.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
         self.again.extend(found.iter().rev().map(|(_, head)| head));
-        if cfg!(blkmq_mutant = "inflight") {
-            self.again.pop();
-        }
         found.len() as u16
     }
 

@@ -131,11 +131,9 @@ impl RingHandle {
             .setup_submit_all()
             .build(config.entries)?;
         // Only the workers for files: no entry of ours waits for a peer.
-        if !cfg!(blkmq_mutant = "workers") {
-            uring
-                .submitter()
-                .register_iowq_max_workers(&mut [config.workers, 0])?;
-        }
+        uring
+            .submitter()
+            .register_iowq_max_workers(&mut [config.workers, 0])?;
         if config.files > 0 {
             uring.submitter().register_files_sparse(config.files)?;
         }

@@ -245,9 +245,6 @@ impl Idling {
         self.members[id.index()].watch = Some(watch);
         let (since, alive) = (watch.since, Nanos(self.alive.0 - watch.alive.0));
         let (soon, at_last) = (since + patience, since + patience.max(PAUSE_MAX));
-        if cfg!(blkmq_mutant = "holds") {
-            return false;
-        }
         let is_stalled = now >= at_last || now >= soon && (alive >= patience || is_alone_out());
         if !is_stalled {
             let until = if now < soon { soon } else { at_last };

@@ -11,9 +11,7 @@ impl NbdHctx {
     /// Returns whether a request is a change that must not be sent yet.
     #[inline]
     pub(super) fn must_wait(&self, link: u16, number: u32) -> bool {
-        self.ledger.fences().is_any()
-            && !cfg!(blkmq_mutant = "late_writes")
-            && self.must_wait_for_fence(link, number)
+        self.ledger.fences().is_any() && self.must_wait_for_fence(link, number)
     }
 
     #[cold]

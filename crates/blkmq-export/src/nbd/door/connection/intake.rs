@@ -255,9 +255,6 @@ impl NbdClient {
                 let is_between = receive.waiting().is_empty() && !intake.is_payload();
                 self.say_missed_tls(now);
                 if !is_between {
-                    if cfg!(blkmq_mutant = "descriptor_leak") {
-                        std::mem::forget(Arc::clone(self.protocol.wire.socket()));
-                    }
                     self.info(
                         now,
                         format_args!("ended: the client left in the middle of a message"),
