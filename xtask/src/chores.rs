@@ -86,6 +86,7 @@ pub(crate) enum Chore {
     /// Boot a guest for cargo, which runs the guest's tests with this
     #[command(name = guest::BOOT, hide = true)]
     GuestBoot {
+        name: String,
         program: PathBuf,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
@@ -175,7 +176,7 @@ pub(crate) struct Guest {
     /// Run log-writes and flakey on builds that lose data, each of which must be caught
     #[arg(long)]
     mutants: bool,
-    /// polled, vhost-user, weights, ublk, ublk-kills, ublk-failures, log-writes or flakey
+    /// polled, hosts, vhost-user, weights, ublk, ublk-kills, ublk-failures, log-writes or flakey
     name: Option<String>,
     #[arg(requires = "mutants")]
     mutant: Option<String>,
@@ -228,7 +229,7 @@ impl Chore {
             }
             Self::Siege(siege) => siege::run(steps, siege.seconds, siege.seed, siege.name.as_deref()),
             Self::Guest(guest) => guest.run(steps),
-            Self::GuestBoot { program, words } => guest::boot(&program, &words),
+            Self::GuestBoot { name, program, words } => guest::boot(&name, &program, &words),
             Self::GuestLoad { words } => guest::load(&words),
             Self::Filesystems {
                 minutes,

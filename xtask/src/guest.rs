@@ -5,6 +5,7 @@
 //! ([`machine`]).
 
 mod dbench;
+mod hosts;
 mod initrd;
 mod load;
 mod machine;
@@ -43,6 +44,9 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     let is_wanted = |name: &str| only.is_none_or(|only| only == name);
     if is_wanted(POLLED) {
         run_polled(steps, &place)?;
+    }
+    if is_wanted(hosts::NAME) {
+        hosts::run(steps, &place)?;
     }
     if is_wanted(VIRTUAL_DISK) {
         let program = steps.command_under_test()?;
@@ -141,14 +145,21 @@ pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<
     Ok(())
 }
 
-/// Boots a guest whose first process runs `program`, and shows its output. Cargo calls this to run
-/// a test.
+/// Boots a guest whose first process runs `program`, one of the tests that `name` has, and shows its output. Cargo
+/// calls this to run a test.
 ///
 /// # Errors
 /// If there is no guest, or it does not report that the program succeeded.
-pub(crate) fn boot(program: &Path, args: &[String]) -> Result<()> {
+pub(crate) fn boot(name: &str, program: &Path, args: &[String]) -> Result<()> {
     let place = Place::find()?;
-    let mut initrd = Initrd::new(&place)?;
+    match name {
+        hosts::NAME => hosts::boot(&place, program, args),
+        _ => boot_polled(&place, program, args),
+    }
+}
+
+fn boot_polled(place: &Place, program: &Path, args: &[String]) -> Result<()> {
+    let mut initrd = Initrd::new(place)?;
     initrd.add_program(program, "tests")?;
     initrd.add_module("null_blk", POLLED_DISKS)?;
     let filesystem = fs::File::create(initrd.path("ext4.img"))?;
@@ -158,7 +169,7 @@ pub(crate) fn boot(program: &Path, args: &[String]) -> Result<()> {
     let script = POLLED_SCRIPT
         .replace("ARGS", &args.join(" "))
         .replace("SUCCESS", SUCCESS);
-    let said = boot_plain(&place, &initrd.pack(&script)?, POLLED_TIME_MAX)?;
+    let said = boot_plain(place, &initrd.pack(&script)?, POLLED_TIME_MAX)?;
     ensure!(is_said(&said, SUCCESS), "the guest did not say `{SUCCESS}`");
     Ok(())
 }
@@ -235,7 +246,10 @@ fn run_weights(steps: &mut Steps, place: &Place) -> Result<()> {
 fn run_polled(steps: &mut Steps, place: &Place) -> Result<()> {
     let mut tests = build_command(place, None, "test -p blkmq-drivers --lib --test files");
     tests.args(["--", "--nocapture", "--test-threads=1", "polled"]);
-    tests.env(RUNNER, format!("{} {BOOT}", std::env::current_exe()?.display()));
+    tests.env(
+        RUNNER,
+        format!("{} {BOOT} {POLLED}", std::env::current_exe()?.display()),
+    );
     steps.run("polled devices in a guest", &mut tests)
 }
 
@@ -343,8 +357,9 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// The tests that `cargo xtask guest NAME` runs.
-const TESTS: [&str; 9] = [
+const TESTS: [&str; 10] = [
     POLLED,
+    hosts::NAME,
     VIRTUAL_DISK,
     WEIGHTS,
     DBENCH,

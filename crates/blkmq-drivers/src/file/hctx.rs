@@ -238,10 +238,15 @@ impl FileHctx {
         };
         let entry = match slot.step {
             Step::Fetch | Step::Transfer => self.transfer(slot, fd, offset),
-            Step::Discard => opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD)
-                .addr(Some(offset))
-                .cmd(third_address(slot.piece.len))
-                .build(),
+            // Asked not to wait, a device that cannot promise that refuses a discard as if it knew none: those of the
+            // device mapper do.
+            Step::Discard => {
+                return opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD)
+                    .addr(Some(offset))
+                    .cmd(third_address(slot.piece.len))
+                    .build()
+                    .flags(target.flags | squeue::Flags::ASYNC);
+            }
             Step::Punch => zeroing(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
             Step::ZeroRange => zeroing(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
             Step::WriteOut => {

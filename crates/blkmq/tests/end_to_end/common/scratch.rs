@@ -22,6 +22,12 @@ impl Scratch {
         Scratch { dir }
     }
 
+    /// A name that no other test has.
+    pub(crate) fn name(&self) -> &str {
+        let name = self.dir.file_name().and_then(|name| name.to_str());
+        name.expect("the scratch directory has a name of its own")
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
