@@ -15,7 +15,7 @@ use blkmq_host::device::{Allocation, Device, Extent, FileId, Losses, Polling, Re
 use blkmq_host::ring::RingHandle;
 
 use super::bounce::LARGE_BYTES;
-use super::disk::FileDisk;
+use super::disk::{self, FileDisk};
 use super::hctx::FileHctx;
 use super::locks::Announced;
 use crate::mapping::Mapping;
@@ -290,6 +290,9 @@ impl Allocation for FileDevice {
     }
 
     fn losses(&self, disk: DiskId) -> Losses {
+        if !disk::has_any_loss() {
+            return Losses::default();
+        }
         self.shared.of_disk(disk, FileDisk::losses).unwrap_or_default()
     }
 

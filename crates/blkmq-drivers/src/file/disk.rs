@@ -330,7 +330,7 @@ impl FileDisk {
             return;
         };
         if end < self.size() && self.lost_from.fetch_min(end, Ordering::Relaxed) == u64::MAX {
-            self.losses.fetch_add(1, Ordering::Relaxed);
+            self.note_loss();
             tracing::error!(
                 "file {:?}: is truncated: it ends at {end}, and the disk at {}; what was behind is lost, and requests there fail \
                  until the disk is opened again (blkmq ctl reopen): restore the file first",
@@ -354,8 +354,13 @@ impl FileDisk {
     pub(super) fn note_failed_flush(&self) {
         // Relaxed, as all of these: the flush that has failed tells its client, whatever others see yet.
         if !self.flush_failed.swap(true, Ordering::Relaxed) {
-            self.losses.fetch_add(1, Ordering::Relaxed);
+            self.note_loss();
         }
+    }
+
+    fn note_loss(&self) {
+        self.losses.fetch_add(1, Ordering::Relaxed);
+        ANY_LOSS.store(true, Ordering::Relaxed);
     }
 
     /// How often writes may have been lost.
@@ -535,6 +540,15 @@ pub(super) fn filesystem(file: &File) -> u64 {
     rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff)
 }
 
+/// Returns whether any file of this process has ever lost something. Clients ask for losses in each turn, and few files lose
+/// any.
+#[inline]
+pub(super) fn has_any_loss() -> bool {
+    ANY_LOSS.load(Ordering::Relaxed)
+}
+
+/// Relaxed, as the counts of losses: the flush that has failed tells its client.
+static ANY_LOSS: AtomicBool = AtomicBool::new(false);
 /// How often writes look where their file ends: a look is a system call.
 const LOOK_PERIOD: Nanos = Nanos::from_millis(100);
 /// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2).
