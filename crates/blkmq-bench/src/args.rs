@@ -1,5 +1,5 @@
-//! Decides the command-line options that all benches share, and how long benches take. `engine` and
-//! `nbd` add their own options to these and pass the resulting [`Plan`] to `rounds`.
+//! The command-line options that all benches share, and the time that benches take. `engine` and `nbd` add
+//! their own options to these and pass the resulting [`Plan`] to `rounds`.
 
 use std::path::PathBuf;
 use std::time::Duration;

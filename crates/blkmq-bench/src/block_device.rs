@@ -1,4 +1,4 @@
-//! Decides how a block device of the kernel is adjusted: by its attributes in sysfs, above all its scheduler.
+//! The adjustment of a block device of the kernel, by its attributes in sysfs, above all its scheduler.
 
 use std::fs;
 use std::path::{Path, PathBuf};

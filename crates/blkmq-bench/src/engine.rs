@@ -1,4 +1,4 @@
-//! Decides how the cost of an I/O in the engine itself is measured: load in process on attached
+//! The engine bench, which measures the cost of an I/O in the engine itself: load in process on attached
 //! threads, without a protocol or a hand-over; on a file, compared with fio's io_uring engine.
 
 pub mod direct;

@@ -1,5 +1,5 @@
-//! Decides which circumstances a report states: host, kernel, commit, command, other load. A figure
-//! without these is not evidence; `report` writes them above every table and into every JSON file.
+//! The circumstances that a report states: host, kernel, commit, command, other load. A figure without these
+//! is not evidence; `report` writes them above every table and into every JSON file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,6 @@
-//! Decides how the costs and benefits of sharing a drive are measured: tenants with weights on one
-//! drive, under each elevator and under caps; the figures are shares, latency of a light tenant,
-//! total throughput and reaction time.
+//! The fairness bench, which measures the costs and benefits of sharing a drive: tenants with weights on one
+//! drive, under each elevator and under caps; the figures are shares, latency of a light tenant, total
+//! throughput and reaction time.
 
 mod cases;
 mod clients;

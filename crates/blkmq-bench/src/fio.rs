@@ -1,5 +1,5 @@
-//! Decides how fio is run as the other side of a comparison, and how its output is read. The engine
-//! bench runs its io_uring engine on the same file, the NBD bench its nbd engine on every server.
+//! fio as the other side of a comparison: how it is run, and its output. The engine bench runs its io_uring
+//! engine on the same file, the NBD bench its nbd engine on every server.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

@@ -1,8 +1,7 @@
-//! Decides how latencies are counted: in fixed log-linear buckets, so that recording neither
-//! allocates nor branches much and two histograms add up exactly. Load generators record into it,
-//! `rounds` reads percentiles from it. It does not use `hdrhistogram`: counts are in one array of
-//! fixed size, which the request path needs, and cold paths use the same one so that there is one
-//! error of 1.6 % to explain.
+//! A histogram of latencies, in fixed log-linear buckets, so that recording neither allocates nor branches
+//! much and two histograms add up exactly. Load generators record into it, `rounds` reads percentiles from
+//! it. It does not use `hdrhistogram`: counts are in one array of fixed size, which the request path needs,
+//! and cold paths use the same one so that there is one error of 1.6 % to explain.
 
 /// Counts of durations in nanoseconds, each known to within 1.6 %.
 ///

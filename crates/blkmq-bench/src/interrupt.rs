@@ -1,5 +1,5 @@
-//! Decides what a signal does to a bench: the processes that it started end, the files that it made
-//! are removed, and the results so far are printed, but not written to files.
+//! What a signal does to a bench: the processes that it started end, the files that it made are removed, and
+//! the results so far are printed, but not written to files.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -1,6 +1,5 @@
-//! Decides how claims about speed are measured, so that anyone can measure them again: load,
-//! latency, CPU, comparison. The command `blkmq-lab bench` calls [`engine::main`] and [`nbd::main`];
-//! both report through [`report`].
+//! The measurements behind claims about speed, which anyone can repeat: load, latency, CPU, comparison. The
+//! command `blkmq-lab bench` calls [`engine::main`] and [`nbd::main`]; both report through [`report`].
 //!
 //! Every bench has the same form: it names its points (`case`) and what is measured at them
 //! (`side`), visits all of them once per round, so that sides alternate and a drift of the machine

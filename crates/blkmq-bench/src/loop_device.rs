@@ -1,5 +1,5 @@
-//! Decides how a file becomes a block device of the kernel: a loop device with direct I/O, which is
-//! removed automatically. Needs root and losetup, and reports what is missing.
+//! A file as a block device of the kernel: a loop device with direct I/O, which is removed automatically.
+//! Needs root and losetup, and reports what is missing.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Decides the comparison of NBD servers: one lean client against our server and the installed
-//! peers, each with a null disk on a unix socket, in one run with alternating sides.
+//! The comparison of NBD servers: one lean client against our server and the installed peers, each with a
+//! null disk on a unix socket, in one run with alternating sides.
 
 mod client;
 mod peers;

@@ -1,6 +1,6 @@
-//! Decides how the cost of observing a daemon is measured for its tenant: one NBD client of a null disk,
-//! without observers, with a trace of all requests written to files, with two programs that print the activity
-//! of hundreds of disks, in processes of their own, and with somebody who changes the daemon all the time.
+//! The bench of observers, and what they cost the tenant of a daemon: one NBD client of a null disk, without
+//! observers, with a trace of all requests written to files, with two programs that print the activity of
+//! hundreds of disks, in processes of their own, and with somebody who changes the daemon all the time.
 
 mod changes;
 

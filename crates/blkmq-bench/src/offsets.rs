@@ -1,5 +1,5 @@
-//! Decides the next I/O's offset: random or sequential. Load generators call it once per I/O, so it
-//! costs about a nanosecond.
+//! The next I/O's offset: random or sequential. Load generators call it once per I/O, so it costs about a
+//! nanosecond.
 
 /// A stream of offsets on a disk, each a whole number of blocks.
 #[derive(Clone, Debug)]

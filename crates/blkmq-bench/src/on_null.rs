@@ -1,6 +1,5 @@
-//! Decides how a queue with a null drive is loaded from reactors: a service on each keeps its I/Os
-//! in flight. Used by `stats`, `single-dispatch` and `run-queue`; each sets its queue's
-//! configuration.
+//! A queue with a null drive that is loaded from reactors: a service on each keeps its I/Os in flight. Used
+//! by `stats`, `single-dispatch` and `run-queue`; each sets its queue's configuration.
 
 mod load;
 

@@ -1,5 +1,4 @@
-//! Decides where the result of a bench goes: its table to stdout, and JSON and a picture to the
-//! requested files.
+//! The output of a bench: its table to stdout, and JSON and a picture to the requested files.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Decides how curves look in a picture: panels below each other, each with its axes and one line
-//! for each curve. The caller transforms values to the axes, for example by taking logarithms.
+//! Curves in a picture: panels below each other, each with its axes and one line for each curve. The caller
+//! transforms values to the axes, for example by taking logarithms.
 
 use std::fmt::Write;
 

@@ -1,6 +1,5 @@
-//! Decides how ways to wait for a device are compared: one thread, a modelled device in process,
-//! and for each way the I/Os, the latency and the processor time, compared with the least that is
-//! possible on this host.
+//! The comparison of ways to wait for a device: one thread, a modelled device in process, and for each way
+//! the I/Os, the latency and the processor time, compared with the least that is possible on this host.
 
 mod limit;
 mod modelled;

@@ -1,6 +1,6 @@
-//! Decides the progress display of a long run: which point is being measured and how much time is
-//! left, on stderr. It does not use `indicatif`: a line per step reads the same in a terminal and
-//! in a log, and no thread draws during measurements.
+//! The progress display of a long run: which point is being measured and how much time is left, on stderr. It
+//! does not use `indicatif`: a line per step reads the same in a terminal and in a log, and no thread draws
+//! during measurements.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};

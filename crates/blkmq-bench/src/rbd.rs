@@ -1,6 +1,6 @@
-//! Decides how disks in a Ceph cluster are compared with other access to the same image: fio's own rbd engine
-//! in process, QEMU's servers behind NBD; how tenants share a cluster; and whether a hanging cluster affects
-//! a local disk.
+//! The comparison of disks in a Ceph cluster with other access to the same image: fio's own rbd engine in
+//! process, QEMU's servers behind NBD; how tenants share a cluster; and whether a hanging cluster affects a
+//! local disk.
 //!
 //! `cargo xtask ceph --bench` starts the clusters, and calls this.
 

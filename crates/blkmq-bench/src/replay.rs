@@ -1,6 +1,6 @@
-//! Decides how recorded I/O is replayed: a trace by blktrace or `blkmq trace`, or an I/O log of
-//! fio, on any disks, at its own speed or another. The command opens the disks and calls [`run`],
-//! or [`simulate`], which needs no disks.
+//! The replay of recorded I/O: a trace by blktrace or `blkmq trace`, or an I/O log of fio, on any disks, at
+//! its own speed or another. The command opens the disks and calls [`run`], or [`simulate`], which needs no
+//! disks.
 
 mod device_model;
 mod player;

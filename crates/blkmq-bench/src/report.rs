@@ -1,5 +1,5 @@
-//! Decides what the result of a bench is: rows, with where and how they were measured. `output`
-//! writes it; docs/benchmarks/README.md documents its JSON.
+//! The result of a bench: rows, with where and how they were measured. `output` writes it;
+//! docs/benchmarks/README.md documents its JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;

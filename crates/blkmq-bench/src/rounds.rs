@@ -1,5 +1,5 @@
-//! Decides the order in which points are visited and how the visits are evaluated: medians and spread.
-//! `engine` and `nbd` make the points; `report` prints the rows.
+//! The rounds of a bench: the order in which points are visited, and the evaluation of the visits by medians
+//! and spread. `engine` and `nbd` make the points; `report` prints the rows.
 //!
 //! One round visits every point once, the sides of a case one after the other. So sides alternate
 //! (A B A B), and disturbances of the machine affect all of them.

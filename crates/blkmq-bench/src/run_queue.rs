@@ -1,6 +1,6 @@
-//! Decides how run-queue work is measured: on a drive whose hardware contexts share their tags,
-//! loaded beyond its limit. The end of a request runs every context again (as in the past), every
-//! context that is not queued already, or those that wait.
+//! The bench of run-queue work: on a drive whose hardware contexts share their tags, loaded beyond its limit.
+//! The end of a request runs every context again (as in the past), every context that is not queued already,
+//! or those that wait.
 
 use std::fmt::Write;
 use std::hint::black_box;

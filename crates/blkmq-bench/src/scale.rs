@@ -1,5 +1,4 @@
-//! Decides how the growth with the number of submitters is shown: in the simulator's CPU model,
-//! since two cores cannot show 64.
+//! The growth with the number of submitters, in the simulator's CPU model, since two cores cannot show 64.
 
 use std::time::Duration;
 

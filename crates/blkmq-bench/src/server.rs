@@ -1,6 +1,5 @@
-//! Decides how a server is run as a process of its own: started on a unix socket or at a file,
-//! waited for until it serves there, and ended in all cases. `nbd` compares servers, `fairness`
-//! runs tenants on ours.
+//! A server as a process of its own: started on a unix socket or at a file, waited for until it serves there,
+//! and ended in all cases. `nbd` compares servers, `fairness` runs tenants on ours.
 
 use std::fs::{self, File};
 use std::io::Read as _;

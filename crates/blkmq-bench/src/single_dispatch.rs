@@ -1,6 +1,6 @@
-//! Decides how the single dispatcher is measured: compared with every hardware context dispatching
-//! for itself, as Linux did, and with a single hardware queue; on a null drive in process, and in
-//! virtual time on a disk with seeks. `dbench` does it with the tool of the published measurement.
+//! The bench of the single dispatcher, compared with every hardware context dispatching for itself, as Linux
+//! did, and with a single hardware queue; on a null drive in process, and in virtual time on a disk with
+//! seeks. `dbench` does it with the tool of the published measurement.
 
 pub mod dbench;
 mod disk;

@@ -1,6 +1,5 @@
-//! Decides how stacking is measured: a null drive alone, and the same behind multipath: as in the
-//! past (over a worker thread), with each of the three fixes alone, and with all of them; and the
-//! same below a mapped disk.
+//! The bench of stacking: a null drive alone, and the same behind multipath: as in the past (over a worker
+//! thread), with each of the three fixes alone, and with all of them; and the same below a mapped disk.
 
 use std::fmt::Write;
 use std::sync::Arc;

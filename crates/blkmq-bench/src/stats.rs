@@ -1,7 +1,6 @@
-//! Decides how the cost of a scheduler's statistics is measured: kept under the gate, as in
-//! schedulers with a lock, with a clock reading for each update or with the batch's time; kept
-//! outside by each reactor; and off. It runs on a null drive in process, so that nothing else takes
-//! time.
+//! The bench of a scheduler's statistics, and what they cost: kept under the gate, as in schedulers with a
+//! lock, with a clock reading for each update or with the batch's time; kept outside by each reactor; and
+//! off. It runs on a null drive in process, so that nothing else takes time.
 
 use std::fmt::Write;
 use std::time::Duration;

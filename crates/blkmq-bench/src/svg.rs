@@ -1,6 +1,6 @@
-//! Decides how a report looks as a picture: a bar per row on one scale, whiskers from the slowest
-//! to the fastest round, latency and CPU as text next to it. It does not use `plotters`: bars with
-//! text are only text and rectangles, and need none of its axes.
+//! A report as a picture: a bar per row on one scale, whiskers from the slowest to the fastest round, latency
+//! and CPU as text next to it. It does not use `plotters`: bars with text are only text and rectangles, and
+//! need none of its axes.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! Decides who may lend a load generator's buffers to the engine: only [`Buffers`], which frees no
-//! lent memory. All other `unsafe` of this crate is in `doors/fuse/sys`.
+//! The buffers of a load generator, which only [`Buffers`] may lend to the engine: it frees no lent memory.
+//! All other `unsafe` of this crate is in `doors/fuse/sys`.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;

@@ -1,6 +1,6 @@
-//! Decides how rows look on a terminal: one line each, columns aligned, numbers with their
-//! significant digits. It does not use `comfy-table`: padding takes ten lines, and borders,
-//! wrapping and terminal widths would disturb `awk` and reports that are pasted into a document.
+//! The rows of a report on a terminal: one line each, columns aligned, numbers with their significant digits.
+//! It does not use `comfy-table`: padding takes ten lines, and borders, wrapping and terminal widths would
+//! disturb `awk` and reports that are pasted into a document.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
-//! Decides the comparison of NBD with TLS and without, and of our server with nbdkit and qemu-nbd:
-//! everywhere both sides check certificates, the client is ours in a process of its own (`blkmq-lab
-//! bench engine`), and the disks hold noise.
+//! The comparison of NBD with TLS and without, and of our server with nbdkit and qemu-nbd: everywhere both
+//! sides check certificates, the client is ours in a process of its own (`blkmq-lab bench engine`), and the
+//! disks hold noise.
 
 mod servers;
 

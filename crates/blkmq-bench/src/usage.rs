@@ -1,6 +1,5 @@
-//! Decides how the CPU time and the context switches of a process are read: per thread from procfs,
-//! in nanoseconds. `rounds` takes the difference over a window; the engine bench reads this
-//! process, the NBD bench the server's.
+//! The CPU time and the context switches of a process, per thread from procfs, in nanoseconds. `rounds` takes
+//! the difference over a window; the engine bench reads this process, the NBD bench the server's.
 
 use std::fs;
 use std::ops::{AddAssign, Sub};

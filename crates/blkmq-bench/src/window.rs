@@ -1,6 +1,6 @@
-//! Decides when a load is measured: generators run freely and publish how many I/Os have ended. One
-//! coordinator lets them warm up, reads counters and usage at both ends of the window, and stops
-//! them. Used by `engine` and `nbd`.
+//! The window in which a load is measured: generators run freely and publish how many I/Os have ended. One
+//! coordinator lets them warm up, reads counters and usage at both ends of the window, and stops them. Used
+//! by `engine` and `nbd`.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,6 +1,5 @@
-//! Decides how a shell completes what is typed: commands and flags from their definitions, and
-//! names by a query to the running daemon, at its default control socket. If that fails, nothing is
-//! offered.
+//! The completion of what is typed in a shell: commands and flags from their definitions, and names by a
+//! query to the running daemon, at its default control socket. If that fails, nothing is offered.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};

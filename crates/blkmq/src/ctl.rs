@@ -1,5 +1,5 @@
-//! Decides what `blkmq ctl` asks of a running daemon, and the form of the responses: tables for
-//! people, JSON for programs.
+//! `blkmq ctl`: what it asks of a running daemon, and the form of the responses, tables for people, JSON for
+//! programs.
 
 mod stats;
 mod table;

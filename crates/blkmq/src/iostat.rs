@@ -1,5 +1,4 @@
-//! Decides what `blkmq iostat` prints: a line for each queue and for each group on it, in the form
-//! of `iostat -x`.
+//! `blkmq iostat`: a line for each queue and for each group on it, in the form of `iostat -x`.
 //!
 //! A column of iostat is here if it has the same meaning. `%util` is not: nothing counts how long a
 //! drive was busy.

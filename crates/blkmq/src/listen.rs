@@ -1,5 +1,4 @@
-//! Decides how the daemon's own sockets are made: nobody can connect to one before its owner and
-//! mode are set.
+//! The daemon's own sockets: nobody can connect to one before its owner and mode are set.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Decides what two samples of a daemon say of the time between them: differences of counts, and
-//! the percentiles of that time alone. `ctl stats`, `iostat` and `top` show them.
+//! Rates between two samples of a daemon: differences of counts, and the percentiles of that time alone. `ctl
+//! stats`, `iostat` and `top` show them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Decides how commands print their output: whole texts at once, to a reader that may close early.
+//! The output of commands: whole texts at once, to a reader that may close early.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;

@@ -1,5 +1,4 @@
-//! Decides the form of numbers for people: sizes, times and counts with the unit that leaves three
-//! digits or fewer.
+//! Numbers for people: sizes, times and counts with the unit that leaves three digits or fewer.
 
 /// Bytes, in powers of 1024.
 pub(crate) fn size(bytes: f64) -> String {

@@ -1,5 +1,5 @@
-//! Decides how another build of this command is compared with this one: it measures the same point in a
-//! process of its own, for the same time, and its report is read. `engine` makes it the side `before`.
+//! The comparison of another build of this command with this one: it measures the same point in a process of
+//! its own, for the same time, and its report is read. `engine` makes it the side `before`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

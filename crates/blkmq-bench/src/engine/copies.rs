@@ -1,5 +1,5 @@
-//! Decides how whole copies of a disk are timed, including start, handshakes and shutdown: like
-//! `nbdcopy`, which is compared with them and cannot be timed otherwise.
+//! The time of whole copies of a disk, including start, handshakes and shutdown: like `nbdcopy`, which is
+//! compared with them and cannot be timed otherwise.
 
 use std::time::Instant;
 

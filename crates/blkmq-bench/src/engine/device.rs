@@ -1,5 +1,5 @@
-//! Decides the device of the engine bench: a null drive that completes inline, memory, a file, or
-//! an NBD server; one queue with one disk.
+//! The device of the engine bench: a null drive that completes inline, memory, a file, or an NBD server; one
+//! queue with one disk.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Decides what one I/O of the instruction counts is: a 4 KiB random read at depth 64 on null
-//! drives, through an attached thread. `examples/in_process.rs` does each way under callgrind.
+//! The I/O of which the instruction counts are: a 4 KiB random read at depth 64 on null drives, through an
+//! attached thread. `examples/in_process.rs` does each way under callgrind.
 //!
 //! | way | what it is |
 //! |---|---|

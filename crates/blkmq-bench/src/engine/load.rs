@@ -1,6 +1,5 @@
-//! Decides how I/O is generated in process: a fixed number of bios, each submitted again as soon as
-//! it has ended, with no data per I/O but its offset. Latencies are counted in runs, and the clock
-//! is read at most once per batch.
+//! The load in process: a fixed number of bios, each submitted again as soon as it has ended, with no data
+//! per I/O but its offset. Latencies are counted in runs, and the clock is read at most once per batch.
 //!
 //! A bio's cookie is its time of submission, or zero if its latency is not sampled, so no other
 //! record of it is needed.

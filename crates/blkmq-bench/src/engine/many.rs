@@ -1,6 +1,6 @@
-//! Decides how the cost of idle disks and groups is measured: 4 KiB reads, one at a time on each of
-//! 20 disks, among disks, or groups, that are idle. `examples/many_path.rs` runs it under
-//! callgrind, as `direct` is run.
+//! The bench of idle disks and groups, and what they cost: 4 KiB reads, one at a time on each of 20 disks,
+//! among disks, or groups, that are idle. `examples/many_path.rs` runs it under callgrind, as `direct` is
+//! run.
 
 use std::sync::Arc;
 

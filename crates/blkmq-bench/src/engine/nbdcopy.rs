@@ -1,5 +1,5 @@
-//! Decides how `nbdcopy` is measured as a side on an NBD server: it copies the whole export to nowhere,
-//! repeatedly, with as many connections, threads and requests as our side.
+//! `nbdcopy` as a side on an NBD server: it copies the whole export to nowhere, repeatedly, with as many
+//! connections, threads and requests as our side.
 
 use std::process::{Command, Stdio};
 use std::thread;

@@ -1,6 +1,6 @@
-//! Decides which tenants share a drive: the cases of the bench, one line each if they differ only
-//! in numbers. Modelled drives have all of them; a file and the comparison with the kernel have
-//! those that a file can distinguish; clients have those in `of_clients`.
+//! The cases of the fairness bench: which tenants share a drive, one line each if they differ only in
+//! numbers. Modelled drives have all of them; a file and the comparison with the kernel have those that a
+//! file can distinguish; clients have those in `of_clients`.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Decides how shares are measured as clients see them: for each visit a daemon and an fio for each
-//! tenant, in processes of their own. The kernel's schedulers, on a loop device over the same
-//! files, are measured in the same round.
+//! The shares of the drive as clients see them: for each visit a daemon and an fio for each tenant, in
+//! processes of their own. The kernel's schedulers, on a loop device over the same files, are measured in the
+//! same round.
 
 mod figures;
 mod server;

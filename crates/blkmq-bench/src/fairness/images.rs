@@ -1,6 +1,5 @@
-//! Decides where tenants' images are: files in one directory, full of incompressible data, and
-//! unlinked from the start, so that no file remains however the bench ends. Other processes open
-//! them through procfs.
+//! The tenants' images: files in one directory, full of incompressible data, and unlinked from the start, so
+//! that no file remains however the bench ends. Other processes open them through procfs.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};

@@ -1,6 +1,5 @@
-//! Decides how the kernel's own schedulers are compared with ours: a loop device over a file, a
-//! control group for each tenant, and fio in it. It needs root and a kernel with these, and reports
-//! what is missing.
+//! The comparison of the kernel's own schedulers with ours: a loop device over a file, a control group for
+//! each tenant, and fio in it. It needs root and a kernel with these, and reports what is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};

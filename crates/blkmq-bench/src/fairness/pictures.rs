@@ -1,5 +1,5 @@
-//! Decides which pictures show how tenants share a drive: the distribution of the light tenant's
-//! latency, a curve for each side; and each tenant's share over time, a panel for each side.
+//! The pictures of how tenants share a drive: the distribution of the light tenant's latency, a curve for
+//! each side; and each tenant's share over time, a panel for each side.
 
 use std::collections::BTreeMap;
 use std::fs;

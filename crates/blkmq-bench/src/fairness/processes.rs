@@ -1,6 +1,6 @@
-//! Decides how a scene is played by processes: an fio for each tenant, all started together, which
-//! logs every I/O. Only I/Os count that ended in a window in which all processes ran. `clients`
-//! gives them disks of a daemon, `kernel` a loop device.
+//! A scene that is played by processes: an fio for each tenant, all started together, which logs every I/O.
+//! Only I/Os count that ended in a window in which all processes ran. `clients` gives them disks of a daemon,
+//! `kernel` a loop device.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! Decides what a scene is: tenants with weights and loads on one drive, and what each tenant is
-//! due. `cases` lists them, `spec` reads one from the command line; `stage`, `clients` and `kernel`
-//! play it, `score` compares the results with the dues.
+//! A scene: tenants with weights and loads on one drive, and what each tenant is due. `cases` lists them,
+//! `spec` reads one from the command line; `stage`, `clients` and `kernel` play it, `score` compares the
+//! results with the dues.
 
 use std::fmt;
 use std::time::Duration;

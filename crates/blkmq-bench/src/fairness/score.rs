@@ -1,5 +1,5 @@
-//! Decides how fair a visit was: shares compared with the dues over every window of a second,
-//! Jain's index, and how long a change took to have an effect. It sees only counts over time.
+//! The score of a visit, how fair it was: shares compared with the dues over every window of a second, Jain's
+//! index, and how long a change took to have an effect. It sees only counts over time.
 
 use std::time::Duration;
 

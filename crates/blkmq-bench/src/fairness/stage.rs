@@ -1,6 +1,6 @@
-//! Decides how a scene is played: an engine with as many reactors as the product would have, the
-//! tenants as services spread over them, and the figures that are read while it runs. `scene`
-//! defines the tenants, `score` evaluates the result.
+//! The stage on which a scene is played: an engine with as many reactors as the product would have, the
+//! tenants as services spread over them, and the figures that are read while it runs. `scene` defines the
+//! tenants, `score` evaluates the result.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Decides what a tenant does on its reactor: it keeps its I/Os in flight until it is told to be
-//! silent or to stop, and counts them. `stage` reads the counters while it runs.
+//! A tenant on its reactor: it keeps its I/Os in flight until it is told to be silent or to stop, and counts
+//! them. `stage` reads the counters while it runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

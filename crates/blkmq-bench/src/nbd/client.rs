@@ -1,7 +1,6 @@
-//! Decides how the one client that loads every server works: one thread for all connections, one
-//! send per batch of requests, replies parsed in bulk, no allocation, and one clock reading per
-//! batch. It blocks when no data has arrived, like real clients, so that a server's wake-ups cost
-//! it time.
+//! The client that loads every server: one thread for all connections, one send per batch of requests,
+//! replies parsed in bulk, no allocation, and one clock reading per batch. It blocks when no data has
+//! arrived, like real clients, so that a server's wake-ups cost it time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;

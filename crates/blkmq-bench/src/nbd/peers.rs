@@ -1,4 +1,4 @@
-//! Decides how each server is started, so that the comparison is fair: a null disk that touches no
+//! The servers that are compared, each started so that the comparison is fair: a null disk that touches no
 //! data, one unix socket, otherwise its own defaults. `server` runs it.
 
 use std::fmt;

@@ -1,6 +1,6 @@
-//! Decides how a daemon is changed while a client is measured: by one who asks for a change, waits for the answer and
-//! pauses. Disks come and go, weights and the scheduler of the client's own queue change, whole configurations are
-//! applied, and four in ten are refused.
+//! Changes of a daemon while a client is measured: by one who asks for a change, waits for the answer and
+//! pauses. Disks come and go, weights and the scheduler of the client's own queue change, whole
+//! configurations are applied, and four in ten are refused.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,5 @@
-//! Decides how I/O is generated on a reactor: a service keeps a fixed number of bios in flight,
-//! each submitted again as soon as it has ended. So the dispatcher may issue any submitter's
-//! requests, as in the daemon.
+//! The load on a reactor: a service keeps a fixed number of bios in flight, each submitted again as soon as
+//! it has ended. So the dispatcher may issue any submitter's requests, as in the daemon.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;

@@ -1,5 +1,5 @@
-//! Decides the least CPU time with which a thread can wait for a device without added latency, on
-//! this host at this time.
+//! The least CPU time with which a thread can wait for a device without added latency, on this host at this
+//! time.
 //!
 //! A thread that sleeps must be awake when the earliest read may end, so it must ask to be woken
 //! earlier, by the lateness of the latest wake-ups. It pays for one sleep, and polls during the

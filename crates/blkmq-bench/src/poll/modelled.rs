@@ -1,4 +1,4 @@
-//! Decides when a modelled device ends a read: like the null driver's timer, with the times of the
+//! A modelled device in real time, which ends a read like the null driver's timer, with the times of the
 //! simulator's devices, which can change from read to read.
 
 use std::cmp::Reverse;

@@ -1,5 +1,5 @@
-//! Decides how a local disk is measured next to an image of another cluster whose OSD does not answer, with
-//! requests of that image in flight; and with that image idle.
+//! A local disk that is measured next to an image of another cluster whose OSD does not answer, with requests
+//! of that image in flight; and with that image idle.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

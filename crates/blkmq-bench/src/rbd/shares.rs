@@ -1,4 +1,5 @@
-//! Decides how tenants of one cluster are measured: three images behind one daemon, with weights 1, 2 and 4, and the same load on each.
+//! The bench of the tenants of one cluster: three images behind one daemon, with weights 1, 2 and 4, and the
+//! same load on each.
 
 use std::time::Duration;
 

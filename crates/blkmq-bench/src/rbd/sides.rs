@@ -1,5 +1,5 @@
-//! Decides which program does the I/O on an image: fio in process, by our engine and by its own; and servers
-//! behind NBD, with fio as client.
+//! The programs that do the I/O on an image: fio in process, by our engine and by its own; and servers behind
+//! NBD, with fio as client.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! Decides how a modelled drive is described on the command line: its kind, and keys for what
-//! differs from the default.
+//! A modelled drive as it is described on the command line: its kind, and keys for what differs from the
+//! default.
 
 use std::str::FromStr;
 

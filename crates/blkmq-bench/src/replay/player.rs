@@ -1,5 +1,5 @@
-//! Decides when recorded I/Os are submitted, at their times, stretched, or as soon as there is
-//! room; and measures how long they take.
+//! The player of recorded I/Os, which submits them at their times, stretched, or as soon as there is room;
+//! and measures how long they take.
 
 use std::thread;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Decides how recorded I/Os are replayed in virtual time: on a modelled drive, with the real queue and
-//! scheduler before it. A seed gives the same figures each time, on any machine.
+//! Recorded I/Os that are replayed in virtual time: on a modelled drive, with the real queue and scheduler
+//! before it. A seed gives the same figures each time, on any machine.
 
 use std::time::Duration;
 

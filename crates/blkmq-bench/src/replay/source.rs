@@ -1,5 +1,5 @@
-//! Decides how a recording is read: blktrace's files, or an I/O log of fio, become one list of I/Os
-//! in the order of their times.
+//! The source of a replay: blktrace's files, or an I/O log of fio, become one list of I/Os in the order of
+//! their times.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

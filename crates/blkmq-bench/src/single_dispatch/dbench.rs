@@ -1,6 +1,5 @@
-//! Decides how the published measurement is repeated with its own tool: dbench on XFS on a slow
-//! disk, compared with the kernel's own scheduler. `stage` has the layers between them, `disk` the
-//! disk.
+//! The published measurement, repeated with its own tool: dbench on XFS on a slow disk, compared with the
+//! kernel's own scheduler. `stage` has the layers between them, `disk` the disk.
 //!
 //! dbench normally plays its load file repeatedly for a fixed time. Here each client plays the
 //! beginning of it once, so that the work is fixed and the time is measured, and then sleeps until

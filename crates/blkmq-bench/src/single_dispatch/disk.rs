@@ -1,6 +1,5 @@
-//! Decides when the simulator's modelled disk ends a command in real time: the disk is a thread
-//! that sleeps as long as the arm takes and then interrupts the hardware context. Written data is
-//! kept in memory.
+//! The simulator's modelled disk in real time: it is a thread that sleeps as long as the arm takes and then
+//! interrupts the hardware context. Written data is kept in memory.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -1,6 +1,6 @@
-//! Decides the layers between dbench and the slow disk: an engine of 64 reactors, a block device
-//! (ublk's, or a loop device on a FUSE file), XFS or ext4. All of them are in this process or the
-//! kernel, and are removed when the stage is dropped.
+//! The layers between dbench and the slow disk: an engine of 64 reactors, a block device (ublk's, or a loop
+//! device on a FUSE file), XFS or ext4. All of them are in this process or the kernel, and are removed when
+//! the stage is dropped.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Decides how each server is started, with TLS and without, and how its disk is filled with noise.
+//! The servers that are compared, each with TLS and without, and with noise on its disk.
 
 use std::fs;
 use std::io::Read;

@@ -1,6 +1,6 @@
-//! Decides where the memory pieces for payload and received bytes come from: from slabs that are
-//! mapped once and stay. All mappings of a process share one lock, so if each connection mapped and
-//! unmapped its own, reactors would wait for each other wherever clients come and go.
+//! The memory pieces for payload and received bytes: parts of slabs that are mapped once and stay. All
+//! mappings of a process share one lock, so if each connection mapped and unmapped its own, reactors would
+//! wait for each other wherever clients come and go.
 //!
 //! The content of a piece goes back to the system with the piece, except for the few latest pieces.
 //! Those are reserved for the regions that are not accounted, since they may take memory for all of

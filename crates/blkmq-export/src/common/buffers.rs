@@ -1,9 +1,8 @@
-//! Decides where a connection's buffers lie and which memory is accounted. A connection has one
-//! region of its own, [`PIECE_BYTES`] long, which is not accounted. What it needs beyond that lies
-//! in further regions of the same size: a long request has as many as it needs, small requests
-//! share them. Further regions come from the pool (`pool`), or else from the arena. Every page of
-//! them is accounted from its first use until its region is given back: so the memory in use is the
-//! memory accounted, rounding included.
+//! A connection's buffers: where they lie, and which memory is accounted. A connection has one region of its
+//! own, [`PIECE_BYTES`] long, which is not accounted. What it needs beyond that lies in further regions of
+//! the same size: a long request has as many as it needs, small requests share them. Further regions come
+//! from the pool (`pool`), or else from the arena. Every page of them is accounted from its first use until
+//! its region is given back: so the memory in use is the memory accounted, rounding included.
 
 use std::io;
 

@@ -1,6 +1,5 @@
-//! Decides how commands of a character device are put into io_uring (URING_CMD): those of FUSE and
-//! ublk need entries of 128 bytes, so they have a ring of their own. A reactor's ring polls it, or its
-//! eventfd.
+//! The ring for commands of a character device (io_uring, URING_CMD): those of FUSE and ublk need entries of
+//! 128 bytes, so they have a ring of their own. A reactor's ring polls it, or its eventfd.
 
 mod sys;
 mod watch;

@@ -1,4 +1,4 @@
-//! Decides which file descriptors a client at a unix socket may send to this process, and who
+//! The file descriptors that a client at a unix socket sends to this process: which it may send, and who
 //! closes those that nobody asked for.
 //!
 //! The last close of a descriptor may block: that of a file, for the user-space filesystem of the

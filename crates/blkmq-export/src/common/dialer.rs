@@ -1,6 +1,6 @@
-//! Decides when this daemon connects to a peer that listens for it: as soon as the peer is there,
-//! and again some time after the connection ended. A service of one reactor, like a listener; the
-//! connection is a service of its own.
+//! The dialer, which connects to a peer that listens for this daemon: as soon as the peer is there, and again
+//! some time after the connection ended. A service of one reactor, like a listener; the connection is a
+//! service of its own.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
-//! Decides how a reactor avoids waiting for its own write-back: for doors to whose disks this host
-//! writes. The reactor is marked for the kernel, which then never waits for I/O when it allocates
-//! memory for the reactor. Where the mark is refused, the reactor at least has no worker threads
-//! made for it: their stacks are most of what the kernel allocates; and its own memory is touched before.
+//! What keeps a reactor from waiting for its own write-back, for doors to whose disks this host writes. The
+//! reactor is marked for the kernel, which then never waits for I/O when it allocates memory for the reactor.
+//! Where the mark is refused, the reactor at least has no worker threads made for it: their stacks are most
+//! of what the kernel allocates; and its own memory is touched before.
 //!
 //! A control group of version 1 waits for pages under write-back when it is full. If this daemon is
 //! one of its processes, and the pages go to a disk of this daemon, the wait never ends. Groups of

@@ -1,5 +1,5 @@
-//! Decides how many lines an address writes to the log about its connections: no more than its
-//! budget has. `listener` and `connection` log through it.
+//! The log of an address about its connections: no more lines than its budget has. `listener` and
+//! `connection` log through it.
 
 use std::fmt;
 

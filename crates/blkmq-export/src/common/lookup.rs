@@ -1,8 +1,7 @@
-//! Decides which thread asks the drives for their allocation, and in which order: threads of their
-//! own, since a filesystem may take long to look up extents and io_uring has no call for it. One
-//! thread at a time asks a drive, so a drive that does not answer does not keep others from being
-//! asked. Within a drive's line, groups take turns, however much each has waiting. `connection`
-//! passes questions in and is woken when there are answers.
+//! The look-up of allocation, which drives are asked for by threads of their own, since a filesystem may take
+//! long to look up extents and io_uring has no call for it. One thread at a time asks a drive, so a drive
+//! that does not answer does not keep others from being asked. Within a drive's line, groups take turns,
+//! however much each has waiting. `connection` passes questions in and is woken when there are answers.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};

@@ -1,6 +1,5 @@
-//! Decides what a client's flush reports of writes that may be lost: each client is told of each
-//! loss once, whichever client flushed first. The code that serves a client asks when a flush has
-//! ended.
+//! Writes that may be lost, as clients' flushes report them: each client is told of each loss once, whichever
+//! client flushed first. The code that serves a client asks when a flush has ended.
 
 use blkmq_core::bio::Status;
 use blkmq_host::disk::Disk;

@@ -1,6 +1,6 @@
-//! Decides how much payload all connections together may hold, and who gets memory first when it is
-//! short. `buffers` takes the memory of requests from here; a connection that gets none is not read
-//! until its turn.
+//! The memory for the payload of all connections together: how much they may hold, and who gets some first
+//! when it is short. `buffers` takes the memory of requests from here; a connection that gets none is not
+//! read until its turn.
 //!
 //! Each connection has [`ALLOWANCE`] of its own, which nobody else can take: small clients continue
 //! whatever large ones do, and touch nothing shared. What a connection holds beyond that (`buffers`

@@ -1,6 +1,6 @@
-//! Decides how many clients one address accepts in a time: some at once, and then one after the other. To let a client in and out again
-//! takes 60 to 100 µs of the threads that serve; clients that come and go as fast as they can would take all of it, and those that
-//! are served would wait behind them. Asked by `listener`.
+//! The pace at which an address accepts clients: some at once, and then one after the other. To let a client
+//! in and out again takes 60 to 100 µs of the threads that serve; clients that come and go as fast as they
+//! can would take all of it, and those that are served would wait behind them. Asked by `listener`.
 
 use blkmq_core::time::{Instant, Nanos};
 

@@ -1,6 +1,6 @@
-//! Decides how the payload of one request lies in memory: in one buffer or, if it is long, in
-//! several. A bio is lent the part that it covers. `buffers` decides where the buffers come from; the
-//! NBD door keeps a payload for each request (`nbd/door/slots`).
+//! The payload of one request, in memory: in one buffer or, if it is long, in several. A bio is lent the part
+//! that it covers. `buffers` decides where the buffers come from; the NBD door keeps a payload for each
+//! request (`nbd/door/slots`).
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Decides how messages name a client, and how the kernel watches its connection. Used by
+//! The peer of a connection: its name in messages, and how the kernel watches the connection. Used by
 //! `connection`.
 
 use std::net::SocketAddr;

@@ -1,7 +1,6 @@
-//! Decides what becomes of regions that no request needs: they are kept for later requests of any
-//! connection, so that under load nothing is mapped and unmapped. Mapping for each request of 32
-//! MiB takes milliseconds, and threads that serve wait for each other meanwhile: all mappings of a
-//! process share one lock.
+//! The pool of regions that no request needs: they are kept for later requests of any connection, so that
+//! under load nothing is mapped and unmapped. Mapping for each request of 32 MiB takes milliseconds, and
+//! threads that serve wait for each other meanwhile: all mappings of a process share one lock.
 //!
 //! `Trimmer`, a service of one reactor, gives regions that were not needed for half a second back
 //! to the system, a few at a time.

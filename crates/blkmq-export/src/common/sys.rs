@@ -1,6 +1,6 @@
-//! Decides who owns the memory of a request while a driver uses it: a buffer is a run of pages of a
-//! region, is lent with a bio and taken back when the bio ends; in between nobody can reach its
-//! bytes. `arena` has the pages of small regions; `buffers`, `touched` and the doors take buffers here.
+//! The memory of a request while a driver uses it: a buffer is a run of pages of a region, is lent with a bio
+//! and taken back when the bio ends; in between nobody can reach its bytes. `arena` has the pages of small
+//! regions; `buffers`, `touched` and the doors take buffers here.
 
 use std::cell::Cell;
 use std::io;

@@ -1,5 +1,5 @@
-//! Decides how memory is allocated that nobody may wait for later: all of its pages are there
-//! before it is used. For doors to whose disks this host writes back its memory.
+//! Memory that nobody may wait for later: all of its pages are there before it is used. For doors to whose
+//! disks this host writes back its memory.
 
 use std::io;
 

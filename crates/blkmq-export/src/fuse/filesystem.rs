@@ -1,6 +1,6 @@
-//! Decides what one mount is: the file that it shows, who serves it, and how it ends. Its channels,
-//! one on each participating reactor, share it; `mount` does what may block, called from a thread
-//! of its own or by the thread that closes the address.
+//! One mount: the file that it shows, who serves it, and how it ends. Its channels, one on each participating
+//! reactor, share it; `mount` does what may block, called from a thread of its own or by the thread that
+//! closes the address.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;

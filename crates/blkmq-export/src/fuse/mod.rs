@@ -1,4 +1,5 @@
-//! Decides how this host reaches a disk as a regular file: FUSE, the kernel's protocol for filesystems that a process serves.
+//! The front door by which this host reaches a disk as a regular file: FUSE, the kernel's protocol for
+//! filesystems that a process serves.
 //!
 //! | part | decides |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Decides what is mounted at a path, from the kernel's table of mounts: a question to the file
-//! itself would go to the daemon that serves it, which may be this one, or hang.
+//! The kernel's table of mounts, which says what is mounted at a path: a question to the file itself would go
+//! to the daemon that serves it, which may be this one, or hang.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;

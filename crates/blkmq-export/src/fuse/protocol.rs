@@ -1,6 +1,5 @@
-//! Decides what the bytes of the kernel's FUSE protocol mean (`linux/fuse.h`, version 7): requests
-//! become values, or an error that names the fault; answers become bytes. `channel` reads requests
-//! and writes answers.
+//! The codec of the kernel's FUSE protocol (`linux/fuse.h`, version 7): requests become values, or an error
+//! that names the fault; answers become bytes. `channel` reads requests and writes answers.
 //!
 //! Numbers are in the machine's byte order. A request is a header of 40 bytes and the fields of its
 //! operation; a write's data follows after 80 bytes, which is why requests are received in two

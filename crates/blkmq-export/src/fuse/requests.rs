@@ -1,5 +1,5 @@
-//! Decides what a request asks of the disk: an answer at once, a bio, or a question about
-//! allocation; and what is answered when the bio or the question has ended.
+//! What a request asks of the disk: an answer at once, a bio, or a question about allocation; and what is
+//! answered when the bio or the question has ended.
 
 use std::fmt;
 use std::sync::Arc;

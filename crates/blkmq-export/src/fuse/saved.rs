@@ -1,6 +1,6 @@
-//! Decides the bytes in which a mount is handed over to another daemon: the disk as its users know
-//! it, what was negotiated with the kernel, and what an unmount has to do. They are input from
-//! outside: every length has a limit, every fault its own error.
+//! The bytes in which a mount is handed over to another daemon: the disk as its users know it, what was
+//! negotiated with the kernel, and what an unmount has to do. They are input from outside: every length has a
+//! limit, every fault its own error.
 
 use super::mount_table::Entry;
 use super::protocol::Agreed;

@@ -1,5 +1,5 @@
-//! Decides where a request's data lies while the request is under way. All memory is there, and
-//! touched, before the mount is: so nothing here waits for memory whose write-back needs this disk.
+//! The slots in which requests' data lies while they are under way. All memory is there, and touched, before
+//! the mount is: so nothing here waits for memory whose write-back needs this disk.
 //!
 //! Each slot has a small buffer of its own. A request that does not fit takes one of a few large
 //! buffers: a write is received into both, one after the other, as its length is not known before;

@@ -1,6 +1,6 @@
-//! Decides how messages of a hand-over and their descriptors go over a unix socket, and how long
-//! they may take. Used by threads that may block, never by a reactor. The other side is not
-//! trusted: each message is bounded, and none carries descriptors that do not belong to it.
+//! The channel of a hand-over: messages and their descriptors over a unix socket, each with a time limit.
+//! Used by threads that may block, never by a reactor. The other side is not trusted: each message is
+//! bounded, and none carries descriptors that do not belong to it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

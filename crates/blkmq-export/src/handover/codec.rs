@@ -1,6 +1,5 @@
-//! Decides the protocol by which one daemon takes over from another: messages to bytes and back.
-//! `channel` carries them, with the descriptors that belong to some; the front door of a session
-//! defines the session's body.
+//! The protocol by which one daemon takes over from another: messages to bytes and back. `channel` carries
+//! them, with the descriptors that belong to some; the front door of a session defines the session's body.
 //!
 //! ```text
 //!  incoming: hello                     outgoing: welcome, sources, locks, sockets, paths, end

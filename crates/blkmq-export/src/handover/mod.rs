@@ -1,7 +1,7 @@
-//! Decides who is handed over when another daemon takes over from this one: listeners, connections
-//! and mounts are the members. Members stop when they are told, save the state that their successors
-//! need, and then continue or end. A reactor never waits: it looks at one flag when it is woken, and
-//! leaves saved state here; the daemon's own thread waits for that state.
+//! The hand-over to another daemon that takes over from this one: listeners, connections and mounts are the
+//! members. Members stop when they are told, save the state that their successors need, and then continue or
+//! end. A reactor never waits: it looks at one flag when it is woken, and leaves saved state here; the
+//! daemon's own thread waits for that state.
 //!
 //! ```text
 //!             suspend                 resume: members continue unchanged

@@ -1,4 +1,4 @@
-//! Decides what a client may select: the exports, their names and what each of them can do.
+//! The table of what a client may select: the exports, their names and what each of them can do.
 //! [`super::session`] answers from the table; the socket layer finds the disk by the export's id.
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Decides how much of anything one connection may take, and how much time it has.
-//! [`super::session`] enforces the counts and sizes; the socket layer has the clock and enforces
-//! the durations.
+//! The limits of one connection: how much of anything it may take, and how much time it has.
+//! [`super::session`] enforces the counts and sizes; the socket layer has the clock and enforces the
+//! durations.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Decides what travels between an NBD client and this server, as bytes and as states; opens no
-//! socket itself. The socket layer passes received bytes to [`session::Session`] and sends what the
-//! session wrote; requests go to the disk.
+//! The NBD front door: what travels between a client and this server, as bytes and as states. The socket
+//! layer passes received bytes to [`session::Session`] and sends what the session wrote; requests go to the
+//! disk.
 //!
 //! A session is sans-I/O: bytes in, typed events and bytes out, no clock, no thread, no system
 //! call. The messages are defined in `blkmq_nbd`.

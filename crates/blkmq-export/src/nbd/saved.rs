@@ -1,6 +1,6 @@
-//! Decides the bytes in which a connection is handed over to another daemon: its session, the bytes
-//! of its client that were not taken, and those not yet sent to it. They are input from outside:
-//! every length has a limit, every fault its own error.
+//! The bytes in which a connection is handed over to another daemon: its session, the bytes of its client
+//! that were not taken, and those not yet sent to it. They are input from outside: every length has a limit,
+//! every fault its own error.
 
 use blkmq_nbd::codec::handshake::{OptionCode, SessionName};
 use blkmq_nbd::codec::option_reply::ReplyKind;

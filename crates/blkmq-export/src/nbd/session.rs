@@ -1,6 +1,6 @@
-//! Decides what a client's bytes mean to the server and what it answers: negotiation first, then
-//! requests and replies. The socket layer passes bytes in and sends what the session wrote;
-//! requests go to the disk of the selected export.
+//! A session of an NBD client, from bytes to answers: negotiation first, then requests and replies. The
+//! socket layer passes bytes in and sends what the session wrote; requests go to the disk of the selected
+//! export.
 //!
 //! ```text
 //!              flags, options            GO / EXPORT_NAME                DISC, ABORT or a violation

@@ -1,5 +1,5 @@
-//! Decides what one device is to the queues that serve it, one on each participating reactor: they
-//! share it. `keeper`, which has a thread of its own, does what blocks.
+//! One device, shared by the queues that serve it, one on each participating reactor. `keeper`, which has a
+//! thread of its own, does what blocks.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};

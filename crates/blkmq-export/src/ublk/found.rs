@@ -1,5 +1,5 @@
-//! Decides what exists of a device before it is served: nothing, or what a killed daemon has left.
-//! A device that another daemon serves, or that somebody else has made, is not touched.
+//! What exists of a device before it is served: nothing, or what a killed daemon has left. A device that
+//! another daemon serves, or that somebody else has made, is not touched.
 
 use std::io;
 use std::time::Duration;

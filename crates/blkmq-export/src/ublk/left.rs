@@ -1,4 +1,4 @@
-//! Decides when the kernel learns that a device was left to the next daemon: once the threads that
+//! The moment at which the kernel learns that a device was left to the next daemon: once the threads that
 //! served it have ended, and some time before this process does.
 //!
 //! Linux 6.12 returns the memory of a device's queues by work of its own, once for each queue. If the

@@ -1,5 +1,5 @@
-//! Decides the bytes of ublk (`linux/ublk_cmd.h`): a device's description and parameters, commands
-//! to the control device, and the descriptor of a request. Numbers are in the machine's byte order.
+//! The bytes of ublk (`linux/ublk_cmd.h`): a device's description and parameters, commands to the control
+//! device, and the descriptor of a request. Numbers are in the machine's byte order.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Decides the bytes in which a device is handed over to another daemon: the disk as its users know
-//! it. They are input from outside: every length has a limit, every fault its own error.
+//! The bytes in which a device is handed over to another daemon: the disk as its users know it. They are
+//! input from outside: every length has a limit, every fault its own error.
 
 use crate::handover::codec::{DecodeError, Reader, Writer};
 

@@ -1,7 +1,7 @@
-//! Decides where a request's data lies while the request is under way: in the memory of its tag,
-//! which belongs to the kernel until a request comes, then to the disk, and again to the kernel
-//! once the request is answered. All of it is there, and touched, before the device is: so nothing
-//! here waits for memory whose write-back needs this disk.
+//! The memory in which a request's data lies while the request is under way: in the memory of its tag, which
+//! belongs to the kernel until a request comes, then to the disk, and again to the kernel once the request is
+//! answered. All of it is there, and touched, before the device is: so nothing here waits for memory whose
+//! write-back needs this disk.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! Decides how ublk's commands are laid out in a ring, and how a queue's descriptors, in memory of
-//! the kernel, are read.
+//! The layout of ublk's commands in a ring, and the descriptors of a queue, which lie in memory of the
+//! kernel.
 
 use std::io;
 use std::mem::ManuallyDrop;

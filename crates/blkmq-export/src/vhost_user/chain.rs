@@ -1,6 +1,6 @@
-//! Decides whether a chain of descriptors obeys the rules, and where its bytes are. Each descriptor
-//! is read once; a chain that loops, points outside of memory or nests tables breaks the device.
-//! `ring` provides the heads, `request` decodes a chain.
+//! A chain of descriptors: whether it obeys the rules, and where its bytes are. Each descriptor is read once;
+//! a chain that loops, points outside of memory or nests tables breaks the device. `ring` provides the heads,
+//! `request` decodes a chain.
 
 use blkmq_core::bio::Lent;
 

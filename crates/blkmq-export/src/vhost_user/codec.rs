@@ -1,6 +1,6 @@
-//! Decides what a vhost-user message means: bytes and a number of descriptors become a [`Message`]
-//! or an error. `connection` receives the bytes, `device` executes them. The layouts are those of
-//! the vhost-user specification, for a host of this byte order.
+//! The codec of vhost-user messages: bytes and a number of descriptors become a [`Message`] or an error.
+//! `connection` receives the bytes, `device` executes them. The layouts are those of the vhost-user
+//! specification, for a host of this byte order.
 
 /// Bytes of a message before its body.
 pub const HEADER_BYTES: usize = 12;

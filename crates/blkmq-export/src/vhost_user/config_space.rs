@@ -1,5 +1,4 @@
-//! Decides which features a disk has for its driver, and the content of its configuration space
-//! (virtio 1.2, 5.2.3 and 5.2.4).
+//! The features that a disk has for its driver, and its configuration space (virtio 1.2, 5.2.3 and 5.2.4).
 
 use blkmq_host::disk::Disk;
 

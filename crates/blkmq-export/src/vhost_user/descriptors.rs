@@ -1,6 +1,6 @@
-//! Decides which descriptors a front end may send: those whose close never blocks, which are
-//! memory, events, and empty streams. `connection` receives them, and `unmap` closes the remaining
-//! ones, since freeing a guest's memory takes a while.
+//! The descriptors that a front end may send: those whose close never blocks, which are memory, events, and
+//! empty streams. `connection` receives them, and `unmap` closes the remaining ones, since freeing a guest's
+//! memory takes a while.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;

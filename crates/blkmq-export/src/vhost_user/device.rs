@@ -1,6 +1,6 @@
-//! Decides what the messages of a front end change at a disk: features, memory, and rings that are
-//! set up and may be served. `connection` receives the messages, stops the rings that a message
-//! touches, and starts those that are ready.
+//! The device that a front end sets up by messages: features, memory, and rings that are set up and may be
+//! served. `connection` receives the messages, stops the rings that a message touches, and starts those that
+//! are ready.
 
 use std::io;
 use std::os::fd::OwnedFd;

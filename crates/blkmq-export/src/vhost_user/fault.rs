@@ -1,7 +1,7 @@
-//! Decides what happens when a front end takes away memory that it has shared (it truncates the
-//! file): the kernel's SIGBUS would end the whole process. Instead the memory reads as zeroes, the
-//! mapping is *lost*, and its users find that in their next turn. [`super::sys::Mapping`] registers
-//! what it maps; `queue` asks. The kernel, in io_uring, only finds a bad address.
+//! The handling of memory that a front end has shared and takes away (it truncates the file): the kernel's
+//! SIGBUS would end the whole process. Instead the memory reads as zeroes, the mapping is *lost*, and its
+//! users find that in their next turn. [`super::sys::Mapping`] registers what it maps; `queue` asks. The
+//! kernel, in io_uring, only finds a bad address.
 
 pub(super) mod sys;
 

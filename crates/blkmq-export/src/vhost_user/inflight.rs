@@ -1,7 +1,7 @@
-//! Decides what a daemon does again after one that was killed: a record of the chains that were
-//! taken and not returned lies in memory that the front end keeps. Its changes have the order of
-//! the vhost-user specification ("Inflight I/O tracking", split virtqueue), so that recovery works
-//! whichever change was the last.
+//! The record by which a daemon submits again what one that was killed had in flight: a list of the chains
+//! that were taken and not returned lies in memory that the front end keeps. Its changes have the order of
+//! the vhost-user specification ("Inflight I/O tracking", split virtqueue), so that recovery works whichever
+//! change was the last.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 

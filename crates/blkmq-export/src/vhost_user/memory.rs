@@ -1,5 +1,5 @@
-//! Decides where an address of the guest, or of the front end, lies in this process: the table of
-//! regions that the front end shares. `device` keeps the table, `queue` lends from it.
+//! The memory of the guest as it lies in this process: the table of regions that the front end shares.
+//! `device` keeps the table, `queue` lends from it.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,5 @@
-//! Decides how virtual machines reach a disk: vhost-user-blk, virtio 1.2 block devices whose virtqueues are served by this process.
+//! The front door by which virtual machines reach a disk: vhost-user-blk, virtio 1.2 block devices whose
+//! virtqueues are served by this process.
 //!
 //! | part | decides |
 //! |---|---|

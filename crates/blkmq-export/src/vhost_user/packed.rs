@@ -1,6 +1,6 @@
-//! Decides what is next in a packed virtqueue, and when the driver is notified (virtio 1.2, section
-//! 2.8). A chain lies in consecutive slots, which are read once, when it is taken: returned chains
-//! overwrite them. `packed_inflight` records what was taken; [`super::ring`] is the split kind.
+//! The packed virtqueue: what is next in it, and when the driver is notified (virtio 1.2, section 2.8). A
+//! chain lies in consecutive slots, which are read once, when it is taken: returned chains overwrite them.
+//! `packed_inflight` records what was taken; [`super::ring`] is the split kind.
 
 use std::sync::atomic::{Ordering, fence};
 

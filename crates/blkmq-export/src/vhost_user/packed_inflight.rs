@@ -1,8 +1,8 @@
-//! Decides what is done again on a packed virtqueue after this process was killed. Returned chains
-//! overwrite descriptors of chains in flight, so the record holds the chains themselves, in linked
-//! entries: a list of free ones, and one of each chain. The layout, and the order of changes, are
-//! those of the vhost-user specification ("Inflight I/O tracking", packed virtqueue).
-//! [`super::inflight`] is that of the split kind.
+//! The record of what is done again on a packed virtqueue after this process was killed. Returned chains
+//! overwrite descriptors of chains in flight, so the record holds the chains themselves, in linked entries: a
+//! list of free ones, and one of each chain. The layout, and the order of changes, are those of the
+//! vhost-user specification ("Inflight I/O tracking", packed virtqueue). [`super::inflight`] is that of the
+//! split kind.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 

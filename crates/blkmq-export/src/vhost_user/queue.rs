@@ -1,7 +1,7 @@
-//! Decides how one virtqueue is served on its reactor: chains are taken when the reactor finds some
-//! in the shared memory, or when the driver notifies, which the reactor asks for before it sleeps.
-//! Chains become bios, and are returned when these have ended; the driver is called once for each
-//! batch. `connection` starts and stops a virtqueue through its [`Control`].
+//! One virtqueue as it is served on its reactor: chains are taken when the reactor finds some in the shared
+//! memory, or when the driver notifies, which the reactor asks for before it sleeps. Chains become bios, and
+//! are returned when these have ended; the driver is called once for each batch. `connection` starts and
+//! stops a virtqueue through its [`Control`].
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};

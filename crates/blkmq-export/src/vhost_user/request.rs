@@ -1,5 +1,5 @@
-//! Decides what a chain asks of the disk: a bio, or an answer at once (virtio 1.2, 5.2.6); and the
-//! status that the driver gets.
+//! What a chain asks of the disk: a bio, or an answer at once (virtio 1.2, 5.2.6); and the status that the
+//! driver gets.
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Decides what is next in a split virtqueue, and when the driver is notified (virtio 1.2, section
-//! 2.7). Every index and every descriptor is read once. `chain` follows descriptors, `inflight`
-//! records what was taken.
+//! The split virtqueue: what is next in it, and when the driver is notified (virtio 1.2, section 2.7). Every
+//! index and every descriptor is read once. `chain` follows descriptors, `inflight` records what was taken.
 
 use std::sync::atomic::{Ordering, fence};
 

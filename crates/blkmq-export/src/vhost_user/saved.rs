@@ -1,7 +1,7 @@
-//! Decides the bytes in which a front end is handed over to another daemon: the disk as the guest
-//! knows it, and the messages that would set the device up again. So another daemon checks them as
-//! it checks a front end's. Descriptors are sent beside them, in the order of the messages. They
-//! are input from outside: every length has a limit, every fault its own error.
+//! The bytes in which a front end is handed over to another daemon: the disk as the guest knows it, and the
+//! messages that would set the device up again. So another daemon checks them as it checks a front end's.
+//! Descriptors are sent beside them, in the order of the messages. They are input from outside: every length
+//! has a limit, every fault its own error.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

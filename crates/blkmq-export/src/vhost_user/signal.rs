@@ -1,7 +1,6 @@
-//! Decides how a front end is notified: the kernel's asynchronous I/O, whose completions never
-//! block, adds to its eventfd. A `write` could block: the front end has the same open file, may
-//! make it blocking and its count full, and the reactor would wait for a reader that never comes.
-//! `queue` and `device` use it.
+//! The notification of a front end: the kernel's asynchronous I/O, whose completions never block, adds to its
+//! eventfd. A `write` could block: the front end has the same open file, may make it blocking and its count
+//! full, and the reactor would wait for a reader that never comes. `queue` and `device` use it.
 
 mod sys;
 

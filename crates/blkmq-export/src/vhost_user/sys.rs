@@ -1,6 +1,6 @@
-//! Decides how memory of a front end is accessed: files that it hands over are mapped, and every
-//! access goes through a checked window. The content may change at any time; so it is read once, by
-//! volatile or atomic loads, and never borrowed.
+//! Access to memory of a front end: files that it hands over are mapped, and every access goes through a
+//! checked window. The content may change at any time; so it is read once, by volatile or atomic loads, and
+//! never borrowed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

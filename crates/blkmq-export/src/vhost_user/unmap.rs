@@ -1,8 +1,7 @@
-//! Decides who unmaps memory of front ends: a thread of its own, a little at a time. Unmapping 4
-//! GiB of a used guest takes a quarter of a second, or a second if the front end is gone and the
-//! pages go too; reactors serve others meanwhile. The thread works in steps, because all mappings
-//! of a process share one lock, which reactors need for regions of their own.
-//! [`super::sys::Mapping`] hands over unused addresses.
+//! The thread that unmaps memory of front ends, a little at a time. Unmapping 4 GiB of a used guest takes a
+//! quarter of a second, or a second if the front end is gone and the pages go too; reactors serve others
+//! meanwhile. The thread works in steps, because all mappings of a process share one lock, which reactors
+//! need for regions of their own. [`super::sys::Mapping`] hands over unused addresses.
 
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Receiver;

@@ -1,5 +1,4 @@
-//! Decides which of the two kinds of virtqueue is used: `queue` serves both alike. `ring` and
-//! `packed` know the layouts.
+//! A virtqueue of either kind: `queue` serves both alike. `ring` and `packed` know the layouts.
 
 use super::chain::Chain;
 use super::codec::RingAddresses;

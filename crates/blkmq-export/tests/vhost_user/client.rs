@@ -1,5 +1,5 @@
-//! Decides how the tests play a front end and its driver, which can violate the protocol: one ring
-//! of 16 descriptors in a file of shared memory, which is read and written through the file.
+//! A front end and its driver for the tests, which can violate the protocol: one ring of 16 descriptors in a
+//! file of shared memory, which is read and written through the file.
 
 use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;

@@ -1,5 +1,5 @@
-//! Decides what these tests connect to: an engine of two reactors in this process, with one disk in
-//! memory behind the front door.
+//! The server of these tests: an engine of two reactors in this process, with one disk in memory behind the
+//! front door.
 
 use std::path::PathBuf;
 use std::sync::Arc;

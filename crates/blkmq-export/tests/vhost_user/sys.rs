@@ -1,5 +1,4 @@
-//! Decides how the tests use the unsafe parts of `blkio`: completions are written into memory of
-//! the caller.
+//! The unsafe parts of `blkio` for the tests: completions are written into memory of the caller.
 
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! Decides how a daemon is asked over its control socket: one request after the other, with a time limit.
+//! A client of the control socket: one request after the other, with a time limit.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, IoSliceMut, Write};

@@ -1,5 +1,5 @@
-//! Decides what can be asked and changed: one entry of [`METHODS`] each. Every change goes through [`Running::change`], so it is
-//! checked whole, and done or not.
+//! The methods of the control socket, by which a daemon is asked and changed: one entry of [`METHODS`] each.
+//! Every change goes through [`Running::change`], so it is checked whole, and done or not.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};

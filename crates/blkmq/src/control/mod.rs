@@ -1,5 +1,5 @@
-//! Decides how a running daemon is queried and changed over its control socket: JSON-RPC 2.0, a
-//! request and a response a line. `docs/operate/control.md` is for users.
+//! The control socket, at which a running daemon is queried and changed: JSON-RPC 2.0, a request and a
+//! response a line. `docs/operate/control.md` is for users.
 //!
 //! | part | decides |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Decides which address of the configuration a command names: the text of the configuration, or
-//! another form of the same path, as the daemon resolves it. `methods` has the commands.
+//! The address of the configuration that a command names: the text of the configuration, or another form of
+//! the same path, as the daemon resolves it. `methods` has the commands.
 
 use std::path::{Path, PathBuf, absolute};
 

@@ -1,5 +1,5 @@
-//! Decides the form of a line: a JSON-RPC 2.0 request, and its response. Batches are refused; a
-//! request without an id is executed, and gets no response.
+//! The form of a line: a JSON-RPC 2.0 request, and its response. Batches are refused; a request without an id
+//! is executed, and gets no response.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Decides the form of a daemon's counts as JSON: times in nanoseconds, sizes in bytes, counts
-//! since the start (of the first daemon, if others have taken over since).
+//! A daemon's counts as JSON: times in nanoseconds, sizes in bytes, counts since the start (of the first
+//! daemon, if others have taken over since).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

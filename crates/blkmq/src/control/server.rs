@@ -1,5 +1,6 @@
-//! Decides who may use the control socket, and what one client costs: a thread of its own, a line of at most 1 MiB, and some seconds
-//! to take its answers. Who is too slow is hung up on; whatever a client does, others and the reactors do not notice.
+//! The server of the control socket, with limits for each client: a thread of its own, a line of at most 1
+//! MiB, and some seconds to take its answers. Who is too slow is hung up on; whatever a client does, others
+//! and the reactors do not notice.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::mem;

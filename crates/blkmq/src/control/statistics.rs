@@ -1,6 +1,6 @@
-//! Decides the form of statistics on the wire, for the daemon that writes and the clients that read
-//! them. Times are in nanoseconds, sizes in bytes, counts since the start (of the first daemon, if
-//! others have taken over since).
+//! Statistics on the wire, for the daemon that writes and the clients that read them. Times are in
+//! nanoseconds, sizes in bytes, counts since the start (of the first daemon, if others have taken over
+//! since).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

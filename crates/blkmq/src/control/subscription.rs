@@ -1,5 +1,5 @@
-//! Decides what a subscriber is told, and when: all statistics at once and after each interval, or,
-//! after the first time, of the queues only those whose statistics have changed.
+//! A subscription to statistics: all statistics at once and after each interval, or, after the first time, of
+//! the queues only those whose statistics have changed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

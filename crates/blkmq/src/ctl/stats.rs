@@ -1,4 +1,5 @@
-//! Decides what `ctl stats` shows of each group: counts since the start, or rates and percentiles of the time between two answers.
+//! `ctl stats`: of each group its counts since the start, or rates and percentiles of the time between two
+//! answers.
 
 use std::time::Duration;
 

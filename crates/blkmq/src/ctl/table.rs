@@ -1,5 +1,4 @@
-//! Decides the form of JSON rows on a terminal: columns as wide as needed, numbers to the right,
-//! sizes and times with units.
+//! JSON rows on a terminal: columns as wide as needed, numbers to the right, sizes and times with units.
 
 use serde_json::Value;
 

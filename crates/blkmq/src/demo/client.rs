@@ -1,5 +1,5 @@
-//! Decides how a tenant loads its disk: as an NBD client on one connection that keeps a number of requests in flight, each
-//! followed by the next when it has ended.
+//! The load of a tenant on its disk: as an NBD client on one connection that keeps a number of requests in
+//! flight, each followed by the next when it has ended.
 
 use std::fmt;
 use std::io::{Read, Write};

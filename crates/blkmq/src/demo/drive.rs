@@ -1,6 +1,6 @@
-//! Decides what the drive consists of: a model, a file for each disk, or one file with a part for
-//! each. Files are full of noise, since holes would be read without the drive, and are removed
-//! afterwards. Nobody else's file is overwritten.
+//! The drive of the demo: a model, a file for each disk, or one file with a part for each. Files are full of
+//! noise, since holes would be read without the drive, and are removed afterwards. Nobody else's file is
+//! overwritten.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};

@@ -1,5 +1,4 @@
-//! Decides the form of the figures and the statements about them. Each statement follows from the
-//! figures.
+//! The report of the demo: figures, and statements about them. Each statement follows from the figures.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Decides what the tenants share: a scratch drive with a disk for each on one queue, served as by
-//! `blkmq serve`, in a private directory that is removed afterwards.
+//! The scene that the tenants share: a scratch drive with a disk for each on one queue, served as by `blkmq
+//! serve`, in a private directory that is removed afterwards.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Decides when tenants run and which part is measured: they start, the scheduler is switched under
-//! their load, they warm up, and requests that end from then until the stop are counted.
+//! The run of the tenants, and the part that is measured: they start, the scheduler is switched under their
+//! load, they warm up, and requests that end from then until the stop are counted.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

@@ -1,5 +1,5 @@
-//! Decides which metrics exist: names and units by Prometheus' conventions, labels by what
-//! operators name (queue, group, address). The number of active groups bounds the number of series.
+//! The metrics: names and units by Prometheus' conventions, labels by what operators name (queue, group,
+//! address). The number of active groups bounds the number of series.
 
 use std::borrow::Cow;
 use std::fmt;

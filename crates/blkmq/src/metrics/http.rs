@@ -1,5 +1,5 @@
-//! Decides what a request asks for, and the form of the response. `server` has the clients. Methods
-//! and status codes are those of RFC 9110.
+//! HTTP as far as metrics need it: what a request asks for, and the response. `server` has the clients.
+//! Methods and status codes are those of RFC 9110.
 
 use super::collect::Form;
 

@@ -1,6 +1,6 @@
-//! Decides how a monitoring system reads a daemon's counts: `/metrics` over HTTP, in OpenMetrics,
-//! on a unix socket, the loopback or, if that is said, a network. `server` has the clients, `http` parses their requests,
-//! `collect` has the metrics. One thread; it waits for no reactor, and no reactor waits for it.
+//! The metrics that a monitoring system reads: `/metrics` over HTTP, in OpenMetrics, on a unix socket, the
+//! loopback or, if that is said, a network. `server` has the clients, `http` parses their requests, `collect`
+//! has the metrics. One thread; it waits for no reactor, and no reactor waits for it.
 //! `docs/operate/metrics.md` is for users.
 
 mod collect;

@@ -1,5 +1,5 @@
-//! Decides what readers of metrics may cost: one thread for all of them, a slot each, a request of
-//! at most 8 KiB, and some seconds. A client that is silent, or reads byte by byte, delays nobody.
+//! The server for readers of metrics, with limits for them: one thread for all of them, a slot each, a
+//! request of at most 8 KiB, and some seconds. A client that is silent, or reads byte by byte, delays nobody.
 
 use std::io;
 use std::net::TcpListener;

@@ -1,5 +1,5 @@
-//! Decides for how many connections the process has file descriptors: it raises its limit as far as
-//! permitted, and reserves what disks, threads and addresses need. `serve` passes the number to the
+//! The file descriptors of the process, and the connections for which they suffice: the process raises its limit as
+//! far as permitted, and reserves what disks, threads and addresses need. `serve` passes the number to the
 //! front doors, `--check` reports if it is too low.
 
 use anyhow::{Result, bail};

@@ -1,6 +1,5 @@
-//! Decides what is found out about a change before anything is done: the disks of each address and,
-//! for a dry run, the files of new disks and of TLS. No address is opened, and no other host is
-//! asked. `running` makes the change.
+//! The check of a change before anything is done: the disks of each address and, for a dry run, the files of
+//! new disks and of TLS. No address is opened, and no other host is asked. `running` makes the change.
 
 use anyhow::{Context, Result, bail};
 use blkmq_config::diff::Change;

@@ -1,6 +1,5 @@
-//! Decides what is made durable at the end of an orderly shutdown: every file that clients could
-//! write to, even if others fail. The files are opened at the start, so that write errors of the
-//! kernel since then are reported here.
+//! The last sync, at the end of an orderly shutdown: every file that clients could write to, even if others
+//! fail. The files are opened at the start, so that write errors of the kernel since then are reported here.
 
 use std::fs::File;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Decides what systemd is told, if it asks (`NOTIFY_SOCKET`): that this process serves, and is the
+//! The notification of systemd, if it asks for one (`NOTIFY_SOCKET`): that this process serves, and is the
 //! service's main process.
 
 use std::io;

@@ -1,6 +1,5 @@
-//! Decides which files a check makes, since the disks on them cannot be opened otherwise, and that
-//! it removes only those: not a file that somebody else has put in their place, nor one that
-//! existed.
+//! Files that a check makes, since the disks on them cannot be opened otherwise. It removes only those: not a
+//! file that somebody else has put in their place, nor one that existed.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};

@@ -1,5 +1,4 @@
-//! Decides the form of a running daemon's statistics on a terminal: one line for each active group,
-//! and the events of each queue.
+//! A running daemon's statistics on a terminal: one line for each active group, and the events of each queue.
 
 use std::fmt::Write;
 

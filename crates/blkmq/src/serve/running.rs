@@ -1,7 +1,7 @@
-//! Decides how a daemon is changed while it serves: a new configuration is checked whole,
-//! differences become steps, and either all steps are done or, if one fails, those before it are
-//! undone. One change at a time; no change waits on a reactor. What may block for as long as a drive
-//! does not answer is done with no lock held, as far as possible: see `prepared`.
+//! A daemon that is changed while it serves: a new configuration is checked whole, differences become steps,
+//! and either all steps are done or, if one fails, those before it are undone. One change at a time; no
+//! change waits on a reactor. What may block for as long as a drive does not answer is done with no lock
+//! held, as far as possible: see `prepared`.
 
 mod gate;
 mod growth;

@@ -1,6 +1,6 @@
-//! Decides how one daemon takes over from another while clients are connected: `outgoing` hands
-//! over, `incoming` takes over. `blkmq_export::handover` has their messages.
-//! `docs/operate/upgrade.md` is for operators, `docs/design/0013-live-upgrade.md` has the reasons.
+//! The take-over of one daemon from another while clients are connected: `outgoing` hands over, `incoming`
+//! takes over. `blkmq_export::handover` has their messages. `docs/operate/upgrade.md` is for operators,
+//! `docs/design/0013-live-upgrade.md` has the reasons.
 
 mod flusher;
 mod incoming;

@@ -1,5 +1,4 @@
-//! Decides which columns exist, how each is written and sorted, and which of them a terminal has
-//! room for.
+//! The columns of `top`: how each is written and sorted, and which of them a terminal has room for.
 
 use super::tree::Numbers;
 use crate::units::{count, size, time};

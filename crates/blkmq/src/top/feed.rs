@@ -1,6 +1,6 @@
-//! Decides how a daemon's activity arrives: in notifications after each interval, on a thread of
-//! its own, which reconnects when the daemon is lost. Lists are queried when the daemon reports a
-//! change, and disks now and then for their clients.
+//! The feed of a daemon's activity: in notifications after each interval, on a thread of its own, which
+//! reconnects when the daemon is lost. Lists are queried when the daemon reports a change, and disks now and
+//! then for their clients.
 
 use std::convert::Infallible;
 use std::path::PathBuf;

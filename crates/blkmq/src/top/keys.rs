@@ -1,4 +1,4 @@
-//! Decides what each key does, as in htop if htop has it.
+//! What each key does, as in htop if htop has it.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 

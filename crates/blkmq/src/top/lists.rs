@@ -1,5 +1,4 @@
-//! Decides what is queried of a daemon beside its statistics: its groups and disks, and their
-//! settings.
+//! The lists that are queried of a daemon beside its statistics: its groups and disks, and their settings.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! Decides how `blkmq top` runs: a daemon's activity, drawn after each interval and each key, until
-//! the user ends it.
+//! `blkmq top`: a daemon's activity, drawn after each interval and each key, until the user ends it.
 //!
 //! | part | decides |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Decides the due share of each group in a queue: by weight among those that had work in the
-//! interval, at each level of the tree.
+//! The due share of each group in a queue: by weight among those that had work in the interval, at each level
+//! of the tree.
 
 /// A competing group: its weight, and whether it had work.
 #[derive(Clone, Copy, Debug)]

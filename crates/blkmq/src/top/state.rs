@@ -1,5 +1,5 @@
-//! Decides the content of the screen, apart from the terminal: which lines there are, in which
-//! order, and which is selected. `keys` changes it, `view` draws it.
+//! The content of the screen, apart from the terminal: which lines there are, in which order, and which is
+//! selected. `keys` changes it, `view` draws it.
 
 mod lines;
 

@@ -1,5 +1,5 @@
-//! Decides the tree: queues, the groups on each, nested by their paths, and the disks of each
-//! group; every line with the activity of all below it.
+//! The tree of `top`: queues, the groups on each, nested by their paths, and the disks of each group; every
+//! line with the activity of all below it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

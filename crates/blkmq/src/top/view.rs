@@ -1,5 +1,4 @@
-//! Decides the layout of the screen: a head, lines with as many columns as fit, and a line of keys
-//! at the foot.
+//! The layout of the screen: a head, lines with as many columns as fit, and a line of keys at the foot.
 
 mod help;
 

@@ -1,5 +1,5 @@
-//! Decides which records `blkparse` gets for events: disks are devices, groups are processes with
-//! names, and messages report dropped events and new disks.
+//! The records that `blkparse` gets for events: disks are devices, groups are processes with names, and
+//! messages report dropped events and new disks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

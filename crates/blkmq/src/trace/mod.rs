@@ -1,6 +1,5 @@
-//! Decides how `blkmq trace` traces a running daemon's requests: it starts the trace over the control
-//! socket, reads events from memory that it shares with the daemon, and writes them into files that
-//! `blkparse` reads.
+//! `blkmq trace`, which traces a running daemon's requests: it starts the trace over the control socket,
+//! reads events from memory that it shares with the daemon, and writes them into files that `blkparse` reads.
 //!
 //! | part | decides |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Decides how records are written into a file: past the page cache where the file allows it, because
-//! copies into the page cache would cost more than the rest of the trace.
+//! The file into which records are written, past the page cache where the file allows it, because copies into
+//! the page cache would cost more than the rest of the trace.
 
 use std::fs::File;
 use std::io::{self, Write};

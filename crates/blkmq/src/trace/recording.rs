@@ -1,6 +1,6 @@
-//! Decides what a daemon provides for a trace: a descriptor of the memory in which reactors record
-//! events, and the meaning of the numbers in these events. `blkmq trace` does the rest in its own
-//! process, so a trace costs the daemon as little as possible.
+//! What a daemon provides for a trace: a descriptor of the memory in which reactors record events, and the
+//! meaning of the numbers in these events. `blkmq trace` does the rest in its own process, so a trace costs
+//! the daemon as little as possible.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;

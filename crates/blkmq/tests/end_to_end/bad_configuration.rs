@@ -1,4 +1,4 @@
-//! Decides that a daemon which cannot serve what it was asked to states why, and does not start.
+//! Tests that a daemon which cannot serve what it was asked to states why, and does not start.
 //!
 //! A message names the object, the value, the limit if there is one, and the next step.
 

@@ -1,5 +1,4 @@
-//! Decides that a client which asks repeatedly what is allocated delays nobody else and stays
-//! within its caps.
+//! Tests that a client which asks repeatedly what is allocated delays nobody else and stays within its caps.
 
 use std::fs::File;
 use std::io::{Read, Write};

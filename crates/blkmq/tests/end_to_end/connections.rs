@@ -1,5 +1,5 @@
-//! Decides that clients which connect and do nothing keep nobody out: at another address, of
-//! another group, or at their own.
+//! Tests that clients which connect and do nothing keep nobody out: at another address, of another group, or
+//! at their own.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

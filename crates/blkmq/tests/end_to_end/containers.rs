@@ -1,5 +1,5 @@
-//! Decides that the example of containers with disks works as its page states: its commands are run
-//! unchanged, except for other directories, less data and less time.
+//! Tests that the example of containers with disks works as its page states: its commands are run unchanged,
+//! except for other directories, less data and less time.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Decides whether a daemon can be queried and changed while it serves: each change is made
-//! completely or not at all, and clients of other disks do not notice it.
+//! Tests whether a daemon can be queried and changed while it serves: each change is made completely or not
+//! at all, and clients of other disks do not notice it.
 
 mod clients;
 mod dry_runs;

@@ -1,5 +1,4 @@
-//! Decides whether data that was acknowledged as flushed is there after the daemon was killed
-//! during writes.
+//! Tests whether data that was acknowledged as flushed is there after the daemon was killed during writes.
 //!
 //! Several writers with a connection each overwrite the blocks of their own region repeatedly, each
 //! block with its place and a rising generation in every sector. A writer records, per block, which

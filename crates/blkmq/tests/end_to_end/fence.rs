@@ -1,5 +1,5 @@
-//! Decides what a client can do with a fence to its own lost sessions, and that it can do nothing
-//! to those of others.
+//! Tests what a client can do with a fence to its own lost sessions, and that it can do nothing to those of
+//! others.
 
 use std::io::Read;
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! Decides whether a file system that is written through one client is intact when another reads it
-//! back.
+//! Tests whether a file system that is written through one client is intact when another reads it back.
 
 use std::path::Path;
 

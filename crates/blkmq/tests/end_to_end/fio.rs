@@ -1,4 +1,4 @@
-//! Decides whether fio finds every block that it wrote.
+//! Tests whether fio finds every block that it wrote.
 
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;

@@ -1,6 +1,6 @@
-//! Decides whether data that was acknowledged as durable survives a crash of daemon and page cache,
-//! on a filesystem that loses unsynced data. `cargo xtask crashes` does more crashes, and checks
-//! that builds which lose data are caught.
+//! Tests whether data that was acknowledged as durable survives a crash of daemon and page cache, on a
+//! filesystem that loses unsynced data. `cargo xtask crashes` does more crashes, and checks that builds which
+//! lose data are caught.
 
 use blkmq_forget::crashes::{self, Failure, Plan};
 use blkmq_forget::filesystems;

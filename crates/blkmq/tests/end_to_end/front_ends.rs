@@ -1,5 +1,5 @@
-//! Decides what a monitor can rely on if it stops a ring, connects again, or truncates the memory
-//! that it has shared.
+//! Tests what a monitor can rely on if it stops a ring, connects again, or truncates the memory that it has
+//! shared.
 
 use std::time::{Duration, Instant};
 

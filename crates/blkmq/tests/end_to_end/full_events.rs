@@ -1,5 +1,5 @@
-//! Decides whether a front end can block a reactor with eventfds that are full, so that a write to
-//! them would block.
+//! Tests whether a front end can block a reactor with eventfds that are full, so that a write to them would
+//! block.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Decides whether a disk that is a regular file of this host behaves like a file and loses
-//! nothing: with programs that use files, through kills, and while it is unmounted.
+//! Tests whether a disk that is a regular file of this host behaves like a file and loses nothing: with
+//! programs that use files, through kills, and while it is unmounted.
 
 mod durability;
 mod ends;

@@ -1,5 +1,5 @@
-//! Decides whether another daemon can take over a disk that has grown while clients were connected,
-//! which stay connected.
+//! Tests whether another daemon can take over a disk that has grown while clients were connected, which stay
+//! connected.
 
 use std::io::Read;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! Decides that a client which violates the protocol harms only itself.
+//! Tests that a client which violates the protocol harms only itself.
 //!
 //! A good client checks every byte that it writes, on the same socket and the same disk, while
 //! others misbehave. Afterwards the daemon has no more files open and little more memory than

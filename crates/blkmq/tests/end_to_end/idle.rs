@@ -1,4 +1,4 @@
-//! Decides that a daemon without work uses no CPU time.
+//! Tests that a daemon without work uses no CPU time.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Decides that a tenant whose caps hold it back delays nobody else, however much it has under way,
-//! and that no tenant sees what another has written.
+//! Tests that a tenant whose caps hold it back delays nobody else, however much it has under way, and that no
+//! tenant sees what another has written.
 
 use std::io::Read;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Decides what the daemon reports at an orderly end of a file that cannot be made durable, and
-//! that it still syncs the others: on filesystems of which one fails a sync.
+//! Tests what the daemon reports at an orderly end of a file that cannot be made durable, and that it still
+//! syncs the others: on filesystems of which one fails a sync.
 
 use std::path::Path;
 use std::time::Duration;

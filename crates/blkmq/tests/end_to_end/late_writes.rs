@@ -1,6 +1,6 @@
-//! Decides that a write of a connection which was given up does not take effect after its
-//! repetition, or after later writes to the same place: between two daemons there is a network that
-//! holds bytes back and delivers them later.
+//! Tests that a write of a connection which was given up does not take effect after its repetition, or after
+//! later writes to the same place: between two daemons there is a network that holds bytes back and delivers
+//! them later.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -1,5 +1,4 @@
-//! Decides whether others are served while the memory of a guest that has ended is freed, which
-//! takes long.
+//! Tests whether others are served while the memory of a guest that has ended is freed, which takes long.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

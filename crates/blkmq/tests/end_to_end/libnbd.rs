@@ -1,5 +1,5 @@
-//! Decides whether libnbd's tools and nbdkit's NBD plugin report the disks correctly and copy them
-//! without an error.
+//! Tests whether libnbd's tools and nbdkit's NBD plugin report the disks correctly and copy them without an
+//! error.
 
 use std::path::Path;
 

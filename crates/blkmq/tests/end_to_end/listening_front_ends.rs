@@ -1,5 +1,5 @@
-//! Decides whether the daemon connects to front ends that listen, again when they have restarted,
-//! and over upgrades without a reconnect.
+//! Tests whether the daemon connects to front ends that listen, again when they have restarted, and over
+//! upgrades without a reconnect.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

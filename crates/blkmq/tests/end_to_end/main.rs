@@ -1,5 +1,4 @@
-//! Decides what the daemon must do for real clients: fio, libnbd's tools, QEMU's, nbdkit's, and
-//! hostile ones.
+//! Tests what the daemon must do for real clients: fio, libnbd's tools, QEMU's, nbdkit's, and hostile ones.
 //!
 //! One program contains all of these tests, so that it is linked once. They run the command itself,
 //! over sockets, and sleep in real time; `BLKMQ_BIN` names another build of it (`cargo xtask test`

@@ -1,4 +1,4 @@
-//! Decides that a reader may stop reading what the command prints: `blkmq man | head`.
+//! Tests that a reader may stop reading what the command prints: `blkmq man | head`.
 
 use std::process::{Command, Stdio};
 

@@ -1,5 +1,5 @@
-//! Decides whether disks on other disks behave like any disk for clients: fio's verification,
-//! QEMU's operations and a file system, on a stripe of four disks, and on a disk joined from parts.
+//! Tests whether disks on other disks behave like any disk for clients: fio's verification, QEMU's operations
+//! and a file system, on a stripe of four disks, and on a disk joined from parts.
 
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};

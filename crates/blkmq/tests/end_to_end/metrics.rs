@@ -1,6 +1,6 @@
-//! Decides whether a monitoring system can read the daemon's counters: in a form that Prometheus'
-//! own tool accepts, quickly, and whatever other clients do at the address. The examples in
-//! `contrib/` are checked, too.
+//! Tests whether a monitoring system can read the daemon's counters: in a form that Prometheus' own tool
+//! accepts, quickly, and whatever other clients do at the address. The examples in `contrib/` are checked,
+//! too.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};

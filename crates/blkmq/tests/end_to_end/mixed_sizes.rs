@@ -1,5 +1,5 @@
-//! Decides that on a connection with requests of many sizes, a large one that has to wait for its
-//! turn is not forgotten when a smaller one after it, or the rest of another, is served at once.
+//! Tests that on a connection with requests of many sizes, a large one that has to wait for its turn is not
+//! forgotten when a smaller one after it, or the rest of another, is served at once.
 
 use std::collections::BTreeMap;
 use std::io::Read;

@@ -1,5 +1,5 @@
-//! Decides whether disks on real NBD servers support every operation, and survive a server's death:
-//! nbdkit, QEMU's and our own as servers below, QEMU's and libnbd's tools and fio as clients above.
+//! Tests whether disks on real NBD servers support every operation, and survive a server's death: nbdkit,
+//! QEMU's and our own as servers below, QEMU's and libnbd's tools and fio as clients above.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

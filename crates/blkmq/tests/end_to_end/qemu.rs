@@ -1,4 +1,4 @@
-//! Decides whether QEMU's tools read, write, discard and map the disks like any others.
+//! Tests whether QEMU's tools read, write, discard and map the disks like any others.
 
 use serde_json::Value;
 

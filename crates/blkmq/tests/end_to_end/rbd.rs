@@ -1,6 +1,5 @@
-//! Decides what disks in a Ceph cluster must do: everything that other disks do, and more when the
-//! cluster hangs or dies, or another client needs the image. Needs a cluster: `cargo xtask ceph
-//! --test`.
+//! Tests what disks in a Ceph cluster must do: everything that other disks do, and more when the cluster
+//! hangs or dies, or another client needs the image. Needs a cluster: `cargo xtask ceph --test`.
 
 mod cluster;
 mod failures;

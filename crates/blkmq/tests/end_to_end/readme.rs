@@ -1,5 +1,5 @@
-//! Decides that README's example works as it states: its commands are run unchanged, except for
-//! less data and less time.
+//! Tests that README's example works as it states: its commands are run unchanged, except for less data and
+//! less time.
 
 use std::path::Path;
 use std::process::Command;

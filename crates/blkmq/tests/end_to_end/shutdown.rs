@@ -1,5 +1,5 @@
-//! Decides how the daemon ends: drained and with success at the first SIGTERM, or when `ctl drain`
-//! asks for it; at once at the second SIGTERM.
+//! Tests how the daemon ends: drained and with success at the first SIGTERM, or when `ctl drain` asks for it;
+//! at once at the second SIGTERM.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,4 @@
-//! Decides that writes of a client that died have ended when its successor begins, and none takes
-//! effect later.
+//! Tests that writes of a client that died have ended when its successor begins, and none takes effect later.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,6 +1,5 @@
-//! Decides whether NBD with TLS keeps out clients without a valid certificate and serves the others
-//! correctly: libnbd's tools, QEMU's, nbdkit and our own driver, on either side; and clients that
-//! violate the protocol.
+//! Tests whether NBD with TLS keeps out clients without a valid certificate and serves the others correctly:
+//! libnbd's tools, QEMU's, nbdkit and our own driver, on either side; and clients that violate the protocol.
 
 mod bytes;
 mod clients;

@@ -1,5 +1,5 @@
-//! Decides whether `blkmq top` can be used on a real terminal (tmux's): its keys work, it survives
-//! the daemon, and it restores the terminal. Also whether `blkmq iostat` reports what was done.
+//! Tests whether `blkmq top` can be used on a real terminal (tmux's): its keys work, it survives the daemon,
+//! and it restores the terminal. Also whether `blkmq iostat` reports what was done.
 
 use std::path::Path;
 use std::process::Command;

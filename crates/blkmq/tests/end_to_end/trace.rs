@@ -1,5 +1,5 @@
-//! Decides whether a trace of a running daemon agrees with its statistics, in a format that tools
-//! of other projects read.
+//! Tests whether a trace of a running daemon agrees with its statistics, in a format that tools of other
+//! projects read.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

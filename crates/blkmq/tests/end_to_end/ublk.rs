@@ -1,5 +1,5 @@
-//! Decides the messages if a disk cannot be a block device of the host. The devices themselves are
-//! tested in a guest (`cargo xtask guest ublk`), since few machines have the kernel's module.
+//! Tests the messages if a disk cannot be a block device of the host. The devices themselves are tested in a
+//! guest (`cargo xtask guest ublk`), since few machines have the kernel's module.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Decides whether clients continue when another daemon takes over: under load that checks every
-//! byte, in the middle of a negotiation, of a write, of a reply. Also that the running daemon
-//! continues if the other one cannot take over, or ends at any step.
+//! Tests whether clients continue when another daemon takes over: under load that checks every byte, in the
+//! middle of a negotiation, of a write, of a reply. Also that the running daemon continues if the other one
+//! cannot take over, or ends at any step.
 //!
 //! `BLKMQ_UPGRADES=100 cargo test -p blkmq --release --test end_to_end upgrade::` is the long form.
 

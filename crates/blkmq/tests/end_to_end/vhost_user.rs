@@ -1,5 +1,4 @@
-//! Decides that a virtual machine keeps its data when the daemon is killed, and when another one
-//! takes over.
+//! Tests that a virtual machine keeps its data when the daemon is killed, and when another one takes over.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "../../../blkmq-export/tests/vhost_user/client.rs"]

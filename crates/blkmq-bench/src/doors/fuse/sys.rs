@@ -1,6 +1,5 @@
-//! Decides how several reads are given to the kernel at once: by Linux's asynchronous I/O, which goes to FUSE
-//! directly where io_uring would use a thread for each read; and that no buffer is freed that the kernel may
-//! write to.
+//! Several reads that are given to the kernel at once, by Linux's asynchronous I/O, which goes to FUSE
+//! directly where io_uring would use a thread for each read. No buffer is freed that the kernel may write to.
 
 use std::fs::File;
 use std::io;

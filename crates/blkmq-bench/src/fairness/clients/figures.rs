@@ -1,6 +1,6 @@
-//! Decides the figures of a visit by clients: for each client its result compared with its due and
-//! with its result alone, for all of them the error of the shares and the use of the drive; and
-//! over several visits the median and the worst of each figure.
+//! The figures of a visit by clients: for each client its result compared with its due and with its result
+//! alone, for all of them the error of the shares and the use of the drive; and over several visits the
+//! median and the worst of each figure.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,5 @@
-//! Decides how a scene is played over NBD: `blkmq serve` as a process of its own, with one queue,
-//! and a disk and a group for each tenant; or two such processes, if the drive is another server's
-//! disk.
+//! A scene that is played over NBD: `blkmq serve` as a process of its own, with one queue, and a disk and a
+//! group for each tenant; or two such processes, if the drive is another server's disk.
 
 use std::fmt::Write;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Decides how the rows of clients look on a terminal: a table of the cases, and one of their
-//! tenants. The value of the worst visit is next to each median.
+//! The rows of clients on a terminal: a table of the cases, and one of their tenants. The value of the worst
+//! visit is next to each median.
 
 use crate::report::Row;
 use crate::table::{align, digits, nanos};

@@ -1,5 +1,5 @@
-//! Decides nothing: it puts a command into the ring, for whose memory the caller vouches, and copies
-//! the ring's descriptor.
+//! The unsafe part of `command_ring`: it puts a command into the ring, for whose memory the caller vouches,
+//! and copies the ring's descriptor.
 
 #[cfg(feature = "ublk")]
 use std::io;

@@ -1,4 +1,4 @@
-//! Decides how a reactor learns that commands have ended: its ring polls for that, or it looks in its
+//! The watch by which a reactor learns that commands have ended: its ring polls for that, or it looks in its
 //! next turn.
 
 use blkmq_host::ring::{Completion, RingClient};

@@ -1,4 +1,4 @@
-//! Decides how a socket is set to accept or refuse descriptors.
+//! The option by which a socket accepts or refuses descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

@@ -1,4 +1,4 @@
-//! Decides nothing: the one system call for `io_flusher` that no crate wraps.
+//! The one system call for `io_flusher` that no crate wraps.
 
 use std::io;
 

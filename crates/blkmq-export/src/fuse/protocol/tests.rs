@@ -1,4 +1,4 @@
-//! Decides nothing: tests of the parser, and of what is agreed on.
+//! Tests of the parser, and of what is agreed on.
 
 use super::*;
 

@@ -1,5 +1,5 @@
-//! Decides whether a mount has rings, and for how many requests they have memory. All of it is
-//! there, and touched, before the mount is.
+//! The memory of the rings of a mount, if it has any, and for how many requests. All of it is there, and
+//! touched, before the mount is.
 
 use std::io;
 use std::sync::Once;

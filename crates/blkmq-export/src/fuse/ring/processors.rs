@@ -1,4 +1,4 @@
-//! Decides on which processors a reactor runs that serves the queues of some.
+//! The processors on which a reactor runs that serves the queues of some.
 
 use std::cell::{Cell, RefCell};
 

@@ -1,5 +1,5 @@
-//! Decides how FUSE's commands are laid out in a ring
-//! (`Documentation/filesystems/fuse/fuse-io-uring.rst`, `linux/fuse.h` 7.42).
+//! The layout of FUSE's commands in a ring (`Documentation/filesystems/fuse/fuse-io-uring.rst`,
+//! `linux/fuse.h` 7.42).
 
 use std::os::fd::RawFd;
 

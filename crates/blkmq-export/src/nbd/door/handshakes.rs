@@ -1,6 +1,7 @@
-//! Decides who does the arithmetic of TLS handshakes: two threads that give way to those that serve, first come, first served. A signature
-//! takes up to some milliseconds, in which a reactor would serve nobody. A connection has one step under way at a time, and is
-//! woken when it is done; however many clients begin a handshake, two of them cost time at once.
+//! The threads that do the arithmetic of TLS handshakes: two that give way to those that serve, first come,
+//! first served. A signature takes up to some milliseconds, in which a reactor would serve nobody. A
+//! connection has one step under way at a time, and is woken when it is done; however many clients begin a
+//! handshake, two of them cost time at once.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

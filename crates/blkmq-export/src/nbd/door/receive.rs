@@ -1,6 +1,6 @@
-//! Decides where received bytes go: into a buffer from which the session takes messages or, for the
-//! rest of a large write, straight into the request's own buffer. It also limits the bytes of one
-//! turn, so that a client that sends as fast as the server receives does not delay others on the
+//! The bytes that a connection receives, and where they go: into a buffer from which the session takes
+//! messages or, for the rest of a large write, straight into the request's own buffer. It also limits the
+//! bytes of one turn, so that a client that sends as fast as the server receives does not delay others on the
 //! reactor. Used by `connection`.
 
 use std::io;

@@ -1,5 +1,5 @@
-//! Decides which bio a client's request becomes, and which reply the client gets at its end. Used
-//! by `connection`.
+//! The bio that a client's request becomes, and the reply that the client gets at its end. Used by
+//! `connection`.
 
 use blkmq_core::bio::{Bio, Flags, Op as BioOp, Status};
 use blkmq_host::disk::Disk;

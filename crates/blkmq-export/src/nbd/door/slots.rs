@@ -1,6 +1,5 @@
-//! Decides what a connection stores of each request that was begun and not yet replied to in full:
-//! the request and its payload, under a number that the bio carries as its cookie. `buffers`
-//! provides the memory.
+//! The slots of a connection, one for each request that was begun and not yet replied to in full: the request
+//! and its payload, under a number that the bio carries as its cookie. `buffers` provides the memory.
 
 use std::ops::Range;
 

@@ -1,6 +1,6 @@
-//! Decides what a connection sends, in which order and in how few system calls: heads of replies
-//! and buffers of reads are gathered during a batch and sent with one call at its end. It also
-//! limits the bytes of one turn, since the reactor's thread copies them. Used by `connection`.
+//! The sending side of a connection, with few system calls: heads of replies and buffers of reads are
+//! gathered during a batch and sent with one call at its end. It also limits the bytes of one turn, since the
+//! reactor's thread copies them. Used by `connection`.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};

@@ -1,5 +1,5 @@
-//! Decides how bytes pass between a connection and its socket: as they are, or as TLS records. `receive` and `transmit` see plain bytes
-//! in either case; `connection/secure` has TLS begin.
+//! The bytes between a connection and its socket: as they are, or as TLS records. `receive` and `transmit`
+//! see plain bytes in either case; `connection/secure` has TLS begin.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,5 @@
-//! Decides which metadata contexts a client finds and selects during `negotiation`: `base:allocation` is the only one.
+//! The metadata contexts that a client finds and selects during `negotiation`: `base:allocation` is the only
+//! one.
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
-//! Decides how a client's flags and options are answered, up to the selection of an export.
-//! `transmission` takes over from there. Only counters are kept: option data is read where it was
-//! received.
+//! The negotiation of a session: answers to a client's flags and options, up to the selection of an export.
+//! `transmission` takes over from there. Only counters are kept: option data is read where it was received.
 //!
 //! ```text
 //!  flags ──► options ⇄ skipping (data that is discarded)

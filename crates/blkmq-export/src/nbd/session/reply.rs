@@ -1,6 +1,6 @@
-//! Decides which form a reply has under the negotiated options, and counts requests and buffers
-//! until they are free. Heads are appended to the caller's buffer; a read's data stays in place and
-//! is sent behind its head.
+//! The replies of a session, in the form that was negotiated, and the counts of requests and buffers until
+//! they are free. Heads are appended to the caller's buffer; a read's data stays in place and is sent behind
+//! its head.
 
 use blkmq_nbd::codec::reply::{
     ChunkHead, ChunkKind, Extent, write_chunk_head, write_data_head, write_error_chunk, write_hole_chunk,

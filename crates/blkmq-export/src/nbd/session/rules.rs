@@ -1,6 +1,5 @@
-//! Decides whether a request may be begun, and if not, which of its faults is reported to the
-//! client. `transmission` asks for every request: one table look-up and a few comparisons for a
-//! valid one.
+//! The rules by which a request may be begun or, if not, one of its faults is reported to the client.
+//! `transmission` asks for every request: one table look-up and a few comparisons for a valid one.
 
 use std::fmt;
 

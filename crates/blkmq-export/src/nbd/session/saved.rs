@@ -1,6 +1,5 @@
-//! Decides what another daemon needs to continue a session: what was negotiated, up to the last
-//! byte that was taken. `nbd::saved` defines its bytes; the connection saves what was not taken
-//! yet and what was not sent.
+//! The state with which another daemon continues a session: what was negotiated, up to the last byte that was
+//! taken. `nbd::saved` defines its bytes; the connection saves what was not taken yet and what was not sent.
 
 use blkmq_nbd::codec::handshake::{OptionCode, SessionName};
 use blkmq_nbd::codec::option_reply::ReplyKind;

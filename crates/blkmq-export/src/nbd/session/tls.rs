@@ -1,5 +1,5 @@
-//! Decides what a client may ask for before TLS is started, and after. `negotiation` asks for every
-//! option.
+//! The state of TLS in a negotiation: what a client may ask for before TLS is started, and after.
+//! `negotiation` asks for every option.
 
 use blkmq_nbd::codec::handshake::{OptionCode, OptionHeader};
 use blkmq_nbd::codec::option_reply::ReplyKind;

@@ -1,5 +1,5 @@
-//! Decides what becomes of each request's header: the request is begun, refused, or ends the
-//! session. `rules` has the rules; `reply` counts open requests and writes the answers.
+//! The transmission phase of a session: each request is begun, refused, or ends the session. `rules` has the
+//! rules; `reply` counts open requests and writes the answers.
 
 use blkmq_nbd::codec::handshake::SessionName;
 use blkmq_nbd::codec::request::{Command, RequestHeader};

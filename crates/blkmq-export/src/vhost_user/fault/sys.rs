@@ -1,5 +1,5 @@
-//! Decides what the handler of SIGBUS does: anonymous memory replaces what a front end has taken
-//! away. It is the only handler of the process; other uses of the signal go to the former handler.
+//! The handler of SIGBUS: anonymous memory replaces what a front end has taken away. It is the only handler
+//! of the process; other uses of the signal go to the former handler.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;

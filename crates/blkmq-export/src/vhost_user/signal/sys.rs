@@ -1,5 +1,5 @@
-//! Decides how asynchronous I/O is called (`io_setup(2)`, `io_submit(2)`): one read at a time, of
-//! nothing, which is complete when the call returns.
+//! The calls of asynchronous I/O (`io_setup(2)`, `io_submit(2)`): one read at a time, of nothing, which is
+//! complete when the call returns.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};

@@ -1,5 +1,5 @@
-//! Decides how the daemon itself flushes disks: those whose drives keep unflushed data in this
-//! process. A service of one reactor; other threads ask it and wait.
+//! The flushes of the daemon itself, of disks whose drives keep unflushed data in this process. A service of
+//! one reactor; other threads ask it and wait.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;

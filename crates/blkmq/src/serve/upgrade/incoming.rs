@@ -1,6 +1,6 @@
-//! Decides how the incoming daemon takes over: it asks the running one for locks and sockets,
-//! starts with its own configuration, takes the clients, and serves when it is told to. If anything
-//! fails before, it ends, and leaves everything to the other one.
+//! The incoming daemon, which takes over: it asks the running one for locks and sockets, starts with its own
+//! configuration, takes the clients, and serves when it is told to. If anything fails before, it ends, and
+//! leaves everything to the other one.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

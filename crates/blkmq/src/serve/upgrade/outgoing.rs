@@ -1,7 +1,7 @@
-//! Decides how the outgoing daemon hands over: it listens at its upgrade socket, sends an incoming
-//! daemon what a start needs, compares disks, stops all members, hands over, and ends when the
-//! other daemon serves. If anything fails before, it continues unchanged. All of this runs on a
-//! thread of its own; `docs/design/0013-live-upgrade.md` has a drawing.
+//! The outgoing daemon, which hands over: it listens at its upgrade socket, sends an incoming daemon what a
+//! start needs, compares disks, stops all members, hands over, and ends when the other daemon serves. If
+//! anything fails before, it continues unchanged. All of this runs on a thread of its own;
+//! `docs/design/0013-live-upgrade.md` has a drawing.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;

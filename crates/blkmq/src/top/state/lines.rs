@@ -1,5 +1,5 @@
-//! Decides which lines are shown: those of the tree that are open, pass the filter, and are not
-//! idle if idle ones are hidden; sorted among their siblings, or all groups together.
+//! The lines that are shown: those of the tree that are open, pass the filter, and are not idle if idle ones
+//! are hidden; sorted among their siblings, or all groups together.
 
 use std::cmp::Ordering;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Decides the help text: what keys do, and the columns on the screen.
+//! The help text: what keys do, and the columns on the screen.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

@@ -1,5 +1,4 @@
-//! Decides how a test handles `blkmq serve`: it is started, ready, asked to end, and never left
-//! running.
+//! `blkmq serve` in the hands of a test: it is started, ready, asked to end, and never left running.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

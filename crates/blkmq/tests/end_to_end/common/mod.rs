@@ -1,5 +1,5 @@
-//! Decides what all end-to-end tests share: a daemon that is never left running, a scratch
-//! directory, tools, a small NBD client.
+//! What all end-to-end tests share: a daemon that is never left running, a scratch directory, tools, a small
+//! NBD client.
 
 pub(crate) mod daemon;
 pub(crate) mod nbd;

@@ -1,5 +1,4 @@
-//! Decides how the tests use NBD themselves: with a small blocking client that shares no code with
-//! the server.
+//! The NBD client of the tests: a small blocking client that shares no code with the server.
 //!
 //! It knows only simple replies. Its parts are public, so that a test can also violate the
 //! protocol.

@@ -1,5 +1,5 @@
-//! Decides how the content of a block shows its place and when it was written, so that any mix-up
-//! or loss is detected.
+//! The pattern of a block, which shows its place and when it was written, so that any mix-up or loss is
+//! detected.
 
 /// A sector, the unit of a check: it contains its place and its generation.
 pub(crate) const SECTOR: usize = 512;

@@ -1,5 +1,5 @@
-//! Decides how a test gets certificates: from an authority of its own, in directories with the file
-//! names that NBD clients expect.
+//! The certificates of a test: from an authority of its own, in directories with the file names that NBD
+//! clients expect.
 
 use std::fs;
 

@@ -1,5 +1,4 @@
-//! Decides where a test keeps its files and sockets: in its own directory, which is removed when
-//! the test passes.
+//! The files and sockets of a test: in its own directory, which is removed when the test passes.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

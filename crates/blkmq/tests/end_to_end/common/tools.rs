@@ -1,5 +1,5 @@
-//! Decides how programs of other projects are run: with a time limit, with their output kept, and
-//! with a message if one is missing.
+//! Programs of other projects as tests run them: with a time limit, with their output kept, and with a
+//! message if one is missing.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Decides whether a dry run finds what the change would find, and leaves nothing behind.
+//! Tests whether a dry run finds what the change would find, and leaves nothing behind.
 
 use super::{DISK_BYTES, Stage};
 

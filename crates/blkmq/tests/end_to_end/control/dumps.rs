@@ -1,5 +1,5 @@
-//! Decides that the configuration which a daemon dumps starts the same daemon, whatever it began
-//! with and however it was changed.
+//! Tests that the configuration which a daemon dumps starts the same daemon, whatever it began with and
+//! however it was changed.
 //!
 //! `BLKMQ_DUMPS=1000 cargo test -p blkmq --release --test end_to_end control::dumps` is the long
 //! form.

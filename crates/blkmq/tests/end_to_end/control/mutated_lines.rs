@@ -1,5 +1,5 @@
-//! Decides that no line which a client of the control socket can send does more than get an answer:
-//! random mutations of requests, each followed by a valid request, which must be answered.
+//! Tests that no line which a client of the control socket can send does more than get an answer: random
+//! mutations of requests, each followed by a valid request, which must be answered.
 //!
 //! `BLKMQ_LINES=1000000 cargo test -p blkmq --release --test end_to_end control::mutated` is the
 //! long form.

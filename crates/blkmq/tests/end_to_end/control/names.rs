@@ -1,4 +1,4 @@
-//! Decides whether an object is found by each of its names, and whether a refusal names what it is about.
+//! Tests whether an object is found by each of its names, and whether a refusal names what it is about.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Decides whether paths of a multipath disk are opened with it alone, and served to nobody.
+//! Tests whether paths of a multipath disk are opened with it alone, and served to nobody.
 
 use super::Stage;
 use crate::common::Scratch;

@@ -1,5 +1,5 @@
-//! Decides that a daemon which is changed repeatedly keeps nothing of earlier states, and that its
-//! clients do not notice.
+//! Tests that a daemon which is changed repeatedly keeps nothing of earlier states, and that its clients do
+//! not notice.
 //!
 //! `BLKMQ_CHANGES=10000 cargo test -p blkmq --release --test end_to_end control::random` is the
 //! long form; `BLKMQ_CHANGES_SEED` is the seed.

@@ -1,5 +1,5 @@
-//! Decides whether data that a file's user has made durable survives a power cut, and whether the
-//! user is told of losses: on a filesystem that loses unsynced data.
+//! Tests whether data that a file's user has made durable survives a power cut, and whether the user is told
+//! of losses: on a filesystem that loses unsynced data.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

@@ -1,5 +1,5 @@
-//! Decides whether a mount ends in order: unmounted by any process, with users and without, after a
-//! kill, and when the disk is removed.
+//! Tests whether a mount ends in order: unmounted by any process, with users and without, after a kill, and
+//! when the disk is removed.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,5 +1,5 @@
-//! Decides whether file systems on a loop device over a disk can be made, used, unmounted, and are
-//! found intact.
+//! Tests whether file systems on a loop device over a disk can be made, used, unmounted, and are found
+//! intact.
 
 use std::fs::File;
 use std::io::Write;

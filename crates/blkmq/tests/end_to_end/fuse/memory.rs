@@ -1,6 +1,5 @@
-//! Decides whether a file system on a loop device over a disk can be written back while memory is
-//! short: the daemon, and a program that writes more than fits in memory, share a small control
-//! group.
+//! Tests whether a file system on a loop device over a disk can be written back while memory is short: the
+//! daemon, and a program that writes more than fits in memory, share a small control group.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,6 +1,5 @@
-//! Decides whether all of this holds if requests come over io_uring, too: the parent's tests run
-//! once more with the kernel's setting enabled. Also tests the messages if it is disabled, or if
-//! mounts must be handed over.
+//! Tests whether all of this holds if requests come over io_uring, too: the parent's tests run once more with
+//! the kernel's setting enabled. Also tests the messages if it is disabled, or if mounts must be handed over.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

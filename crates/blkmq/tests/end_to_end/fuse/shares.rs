@@ -1,4 +1,4 @@
-//! Decides whether groups have their shares of a drive through files as through other front doors.
+//! Tests whether groups have their shares of a drive through files as through other front doors.
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

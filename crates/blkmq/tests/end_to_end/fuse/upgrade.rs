@@ -1,6 +1,6 @@
-//! Decides whether programs that have a disk open as a file continue when another daemon takes
-//! over: under load that checks every byte, and with a file system on a loop device. Also that the
-//! running daemon continues if the other one cannot take over, or ends at any step.
+//! Tests whether programs that have a disk open as a file continue when another daemon takes over: under load
+//! that checks every byte, and with a file system on a loop device. Also that the running daemon continues if
+//! the other one cannot take over, or ends at any step.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};

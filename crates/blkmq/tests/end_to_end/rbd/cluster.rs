@@ -1,5 +1,5 @@
-//! Decides how the tests use a Ceph cluster that `cargo xtask ceph` has started: its images, and
-//! its OSD, which they stop and kill.
+//! A Ceph cluster that `cargo xtask ceph` has started, as the tests use it: its images, and its OSD, which
+//! they stop and kill.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

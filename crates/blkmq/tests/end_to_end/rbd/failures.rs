@@ -1,6 +1,5 @@
-//! Decides what happens to requests when the cluster hangs or dies: they wait, or end with an error
-//! if configured. No acknowledged data is lost, other disks continue, and so does the daemon's
-//! shutdown.
+//! Tests what happens to requests when the cluster hangs or dies: they wait, or end with an error if
+//! configured. No acknowledged data is lost, other disks continue, and so does the daemon's shutdown.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Decides whether file systems on images in a cluster are intact: copied there and back by tools
-//! of other projects, and mounted, used and unmounted, compared with what Ceph itself exports.
+//! Tests whether file systems on images in a cluster are intact: copied there and back by tools of other
+//! projects, and mounted, used and unmounted, compared with what Ceph itself exports.
 
 use super::cluster::Ceph;
 use crate::common::tools::{installed, run};

@@ -1,5 +1,5 @@
-//! Decides whether virtual machines can use disks in a cluster like any others: every operation,
-//! growth under a guest, and load that continues when the OSD or the daemon is stopped or killed.
+//! Tests whether virtual machines can use disks in a cluster like any others: every operation, growth under a
+//! guest, and load that continues when the OSD or the daemon is stopped or killed.
 
 use std::io::Read;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! Decides whether disks outside of a cluster notice that it hangs: neither their requests nor
-//! requests for their block status may be delayed, however many of these its own clients send.
+//! Tests whether disks outside of a cluster notice that it hangs: neither their requests nor requests for
+//! their block status may be delayed, however many of these its own clients send.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

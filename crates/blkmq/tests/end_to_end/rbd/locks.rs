@@ -1,5 +1,5 @@
-//! Decides that an image never has two writers: while one daemon has its lock, another one is
-//! refused or waits, and one whose lock was taken, because it seemed dead, writes nothing any more.
+//! Tests that an image never has two writers: while one daemon has its lock, another one is refused or waits,
+//! and one whose lock was taken, because it seemed dead, writes nothing any more.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Decides which disks in a cluster another daemon may take over: read-only ones. This process has
-//! the lock of a writable one, and the other daemon is refused before any client notices.
+//! Tests which disks in a cluster another daemon may take over: read-only ones. This process has the lock of
+//! a writable one, and the other daemon is refused before any client notices.
 
 use std::time::Duration;
 

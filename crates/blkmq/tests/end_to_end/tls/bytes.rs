@@ -1,5 +1,4 @@
-//! Decides that unexpected bytes before, beside and inside a TLS connection affect only their
-//! sender.
+//! Tests that unexpected bytes before, beside and inside a TLS connection affect only their sender.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

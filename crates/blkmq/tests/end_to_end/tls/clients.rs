@@ -1,5 +1,5 @@
-//! Decides whether clients of other projects copy, write and compare correctly with TLS: libnbd's,
-//! QEMU's, nbdkit's.
+//! Tests whether clients of other projects copy, write and compare correctly with TLS: libnbd's, QEMU's,
+//! nbdkit's.
 
 use std::process::Command;
 use std::time::Duration;

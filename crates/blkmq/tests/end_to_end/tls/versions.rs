@@ -1,6 +1,5 @@
-//! Decides which versions of TLS, which ciphers and which key exchange groups are accepted: openssl
-//! offers each alone, through a forwarder that does NBD's negotiation before TLS. `--nocapture`
-//! prints the list.
+//! Tests which versions of TLS, which ciphers and which key exchange groups are accepted: openssl offers each
+//! alone, through a forwarder that does NBD's negotiation before TLS. `--nocapture` prints the list.
 
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;

@@ -1,6 +1,6 @@
-//! Decides whether clients of both front doors continue over the same upgrades: vhost-user drivers
-//! with a split and with a packed ring, and NBD clients, on disks that share a queue with `bfq` and
-//! on one without, in groups with weights.
+//! Tests whether clients of both front doors continue over the same upgrades: vhost-user drivers with a split
+//! and with a packed ring, and NBD clients, on disks that share a queue with `bfq` and on one without, in
+//! groups with weights.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

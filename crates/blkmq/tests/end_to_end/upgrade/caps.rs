@@ -1,5 +1,5 @@
-//! Decides what happens to requests that wait for a cap when another daemon takes over: they are
-//! done at once, and charged there.
+//! Tests what happens to requests that wait for a cap when another daemon takes over: they are done at once,
+//! and charged there.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,4 @@
-//! Decides that clients continue which are in the middle of an operation when another daemon takes
-//! over.
+//! Tests that clients continue which are in the middle of an operation when another daemon takes over.
 
 use std::io::{Read, Write};
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Decides whether data that was acknowledged as durable survives a power cut after upgrades, or
-//! after kills of a daemon with guests: on a filesystem that loses unsynced data. The next daemon's
-//! flush must make durable what the previous one wrote and did not flush.
+//! Tests whether data that was acknowledged as durable survives a power cut after upgrades, or after kills of
+//! a daemon with guests: on a filesystem that loses unsynced data. The next daemon's flush must make durable
+//! what the previous one wrote and did not flush.
 
 use std::time::{Duration, Instant};
 

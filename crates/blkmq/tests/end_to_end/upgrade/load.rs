@@ -1,5 +1,5 @@
-//! Decides the load during upgrades: clients that write, read and check without a pause, each on
-//! its own blocks, with several requests under way.
+//! The load during upgrades: clients that write, read and check without a pause, each on its own blocks, with
+//! several requests under way.
 
 use std::io::Read;
 use std::path::Path;

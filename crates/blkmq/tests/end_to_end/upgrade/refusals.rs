@@ -1,5 +1,4 @@
-//! Decides that the running daemon continues if another one cannot take over, or ends during the
-//! take-over.
+//! Tests that the running daemon continues if another one cannot take over, or ends during the take-over.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! Decides how the session's tests play a client: with bytes.
+//! A client for the session's tests, which plays one with bytes.
 
 mod client;
 mod fence;
