@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::thread::sleep;
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
 use super::protocol::{
@@ -169,8 +170,7 @@ impl Control {
     /// The kernel's error.
     pub(super) fn delete(&self, device: Named) -> io::Result<()> {
         match self.ask(DELETE_LATER, device, 0) {
-            // An older kernel waits for that.
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.ask(DELETE, device, 0),
+            Err(error) if is_unknown(&error, device) => delete_and_wait(device),
             asked => asked,
         }
     }
@@ -241,6 +241,26 @@ fn new_ring() -> io::Result<CommandRing> {
     CommandRing::new(2)
 }
 
+/// Removes a device by the command that ends when the last process has closed it, which may be this one: on a thread of
+/// its own, of which only a refusal is waited for. If this process ends first, the device goes with it.
+fn delete_and_wait(device: Named) -> io::Result<()> {
+    let control = Control::open().map_err(io::Error::other)?;
+    let (ended, answer) = sync_channel(1);
+    let thread = Builder::new().name("ublk".to_owned());
+    thread.spawn(move || ended.try_send(control.ask(DELETE, device, 0)))?;
+    answer.recv_timeout(REFUSAL_MAX).unwrap_or(Ok(()))
+}
+
+/// Says whether the kernel does not know the deletion that does not wait: older ones at all, Linux 6.12 for the device
+/// of a user.
+fn is_unknown(error: &io::Error, device: Named) -> bool {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => true,
+        Some(libc::EINVAL) => device.is_unprivileged,
+        _ => false,
+    }
+}
+
 fn is_late(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -264,6 +284,8 @@ fn character_path(number: u32) -> String {
 
 const PATH: &str = "/dev/ublk-control";
 const OPEN_MAX: Duration = Duration::from_secs(10);
+/// Time for the kernel to refuse a deletion.
+const REFUSAL_MAX: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[cfg(test)]

@@ -89,8 +89,10 @@ pub(super) fn remove_stopped(control: &Control, disk: &str) {
             && (info.identity, info.state) == (identity(disk), STOPPED)
             && !is_alive(&info)
         {
-            // A failure does no harm.
-            let _ = control.delete(Named::of(&info));
+            // A failure does no harm to the device that is to be made.
+            if let Err(error) = control.delete(Named::of(&info)) {
+                tracing::warn!("ublk: device {number}, which a daemon has left, stays: {error}");
+            }
         }
     }
 }
