@@ -1,6 +1,7 @@
 //! The directory of a proof, with its files and sockets; it is removed at the end.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes it, below the system's directory for temporary files.
+    /// Makes one that no other proof has, below the system's directory for temporary files.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -22,7 +23,10 @@ impl Scratch {
     /// # Errors
     /// If it cannot be made.
     pub fn below(parent: &Path, name: &str) -> Result<Self> {
-        let dir = parent.join(format!("{name}-{}", std::process::id()));
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Relaxed: the numbers must only differ.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = parent.join(format!("{name}-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&dir).context("making the scratch directory")?;
         Ok(Self(dir))
     }
