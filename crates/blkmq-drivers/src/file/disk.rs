@@ -62,6 +62,8 @@ pub struct FileDisk {
     /// Where the file ended when it was found to end before the disk: what was behind is lost, though the file may have grown
     /// again since. `u64::MAX` if nothing is lost. Relaxed throughout: the requests that find it out are under way together.
     lost_from: AtomicU64,
+    /// Where the file ends, if that is inside the disk's last block, which is padded with zeroes: else `u64::MAX`.
+    content_end: u64,
     /// How often a flush has failed or data was found lost, since the disk was opened again; and how many of these times
     /// a client was told of.
     losses: AtomicU64,
@@ -138,6 +140,7 @@ impl FileDisk {
             syncs: Syncs::new(),
             polling: OnceLock::new(),
             flush_failed: AtomicBool::new(false),
+            content_end: u64::MAX,
             lost_from: AtomicU64::new(u64::MAX),
             losses: AtomicU64::new(0),
             told: AtomicU64::new(0),
@@ -167,6 +170,9 @@ impl FileDisk {
     /// The system's error, or the size of a block device cannot be set.
     pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
         let size = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        if self.content_end < u64::MAX {
+            return self.look_at_content_end(size);
+        }
         let new = wanted.unwrap_or(0).max(size);
         for (what, block) in [
             ("block size", self.block_size),
@@ -201,6 +207,20 @@ impl FileDisk {
             self.size.store(size, Ordering::Relaxed);
         }
         Ok(size)
+    }
+
+    /// What a resize says of a disk whose last block is padded, and whose file has `size` bytes now.
+    fn look_at_content_end(&self, size: u64) -> io::Result<u64> {
+        if size > self.content_end {
+            let what = "its last block is padded with zeroes, so it cannot grow: remove the disk and add it";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        self.look_at_end();
+        Ok(if size < self.content_end {
+            size
+        } else {
+            self.size()
+        })
     }
 
     /// Returns the logical block size in bytes.
@@ -242,10 +262,21 @@ impl FileDisk {
         self.range.store(range, Ordering::Relaxed);
     }
 
-    /// Returns whether a range has to be widened to whole blocks of direct I/O.
+    /// Returns whether a range has to be widened to whole blocks of direct I/O, or has to be padded.
     #[inline]
     pub(super) fn is_odd(&self, offset: u64, len: u64) -> bool {
-        (offset | len) & (u64::from(self.range()) - 1) != 0
+        (offset | len) & (u64::from(self.range()) - 1) != 0 || offset + len > self.content_end
+    }
+
+    /// Where the file ends, if its last block is padded with zeroes: otherwise where no file does.
+    pub(super) fn content_end(&self) -> u64 {
+        self.content_end
+    }
+
+    /// Makes the disk end with a whole block, although its file ends before. It can only be read.
+    pub(super) fn pad_to(&mut self, block: u32) {
+        self.content_end = self.size();
+        *self.size.get_mut() = self.size().next_multiple_of(block.into());
     }
 
     /// Asks what direct I/O needs now. Blocks beyond the end of the disk would lengthen the file, so what its size is no
@@ -329,7 +360,9 @@ impl FileDisk {
         let Ok(end) = rustix::fs::seek(&self.file, SeekFrom::End(0)) else {
             return;
         };
-        if end < self.size() && self.lost_from.fetch_min(end, Ordering::Relaxed) == u64::MAX {
+        if end < self.size().min(self.content_end)
+            && self.lost_from.fetch_min(end, Ordering::Relaxed) == u64::MAX
+        {
             self.note_loss();
             tracing::error!(
                 "file {:?}: is truncated: it ends at {end}, and the disk at {}; what was behind is lost, and requests there fail \
@@ -393,8 +426,8 @@ impl FileDisk {
             ));
         }
         let end = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
-        if end < self.size() {
-            let size = self.size();
+        let size = self.size().min(self.content_end);
+        if end < size {
             return other(format!(
                 "it ends at {end}, and the disk at {size}: restore the file first"
             ));

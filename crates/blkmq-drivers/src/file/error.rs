@@ -44,7 +44,7 @@ pub enum FileError {
     },
     /// Its size is no multiple of the block size.
     #[error(
-        "file {path:?}: size {size} rejected: must be a multiple of the block size {block}: use a smaller block_size or, for a file, `truncate -s {next} {path:?}`"
+        "file {path:?}: size {size} rejected: must be a multiple of the block size {block}: use a smaller block_size or, for a file, ro=on, or `truncate -s {next} {path:?}`"
     )]
     Ragged {
         /// The file.

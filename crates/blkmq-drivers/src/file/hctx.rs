@@ -319,6 +319,13 @@ impl FileHctx {
                 self.widen(number);
                 None
             }
+            Next::Pad(from) => {
+                if let Memory::Bounced(area, _) = slot.memory {
+                    let bounces = &ring_memory(&mut self.ring_memory).bounces;
+                    sys::zero(bounces.lend(area, from..slot.len));
+                }
+                Some(self.end(number, Status::Ok, now))
+            }
             Next::End(status) => Some(self.end(number, status, now)),
         }
     }

@@ -56,6 +56,9 @@ impl FileDisk {
         disk.lock = lock;
         disk.read_only = config.read_only;
         disk.block_size = choose_block_size(&disk, config)?;
+        if !size.is_multiple_of(disk.block_size.into()) {
+            disk.pad_to(disk.block_size);
+        }
         disk.settle_direct(config, direct)?;
         let can_punch = disk.read_only || can_punch(&disk);
         disk.lacks.punching.store(!can_punch, Ordering::Relaxed);
@@ -279,7 +282,8 @@ fn choose_block_size(disk: &FileDisk, config: &FileConfig) -> Result<u32, FileEr
             least: sector,
         });
     }
-    if !disk.size().is_multiple_of(u64::from(block)) {
+    let may_pad = config.read_only && !disk.is_block_device();
+    if !disk.size().is_multiple_of(u64::from(block)) && !may_pad {
         return Err(FileError::Ragged {
             path: path(),
             size: disk.size(),

@@ -119,6 +119,9 @@ pub(super) enum Next {
     Submit(u64),
     /// Direct I/O needs larger blocks than it did: begin again with whole ones.
     Widen,
+    /// The file has ended inside its last block: what follows in the memory of the read, from here on, is zeroes, and the
+    /// request has ended.
+    Pad(u64),
     /// The request has ended.
     End(Status),
 }
@@ -413,6 +416,11 @@ impl Slot {
                 Step::Fetch => self.end_of_fetch(),
                 _ => self.end_of_change(disk),
             };
+        }
+        let reached = self.moved + moved;
+        if self.op == Op::Read && self.offset + reached >= disk.content_end() {
+            self.moved = end;
+            return Next::Pad(reached);
         }
         // A short transfer that direct I/O cannot continue is repeated from the last whole block.
         let block = u64::from(disk.range());

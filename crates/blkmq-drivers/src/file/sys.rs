@@ -85,6 +85,12 @@ impl Vectors {
     }
 }
 
+/// Zeroes a part of an area that a request has: a read whose entry the kernel has completed.
+pub(super) fn zero(area: Lent) {
+    // SAFETY: the area is ours, as long as it says, and the kernel has let go of it.
+    unsafe { std::ptr::write_bytes(area.start().as_ptr(), 0, area.len() as usize) };
+}
+
 /// Pushes an entry for a request under way. `user` names its slot.
 #[inline]
 pub(super) fn push(ring_client: &RingClient, entry: squeue::Entry, user: u64) {

@@ -1,15 +1,16 @@
 //! What a hardware context must do with requests that direct I/O cannot take: too short, or at an offset inside a block.
 
+use std::fs::File;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use blkmq_core::bio::Flags;
 use blkmq_host::ring::RingConfig;
 
-use super::tests::{Rig, cut, pattern, rig};
+use super::tests::{Rig, cut, pattern, rig, rig_with};
 use super::*;
 use crate::chance::Chance;
-use crate::file::{Direct, FileDevice};
+use crate::file::{Direct, FileConfig, FileDevice};
 use crate::mapping::Mapping;
 use crate::testing::{Mounted, Scratch, cookie, lend, request, request_with, scratch_file, scratch_file_in};
 
@@ -67,6 +68,65 @@ fn requests_of_any_offset_and_length_leave_what_is_around_them() {
     }
     assert!(std::fs::read(&*path).unwrap() == content);
     assert_eq!(rig.device.disks()[0].size(), BYTES);
+}
+
+#[test]
+fn last_block_of_a_file_of_an_odd_size_is_padded_where_it_can_only_be_read() {
+    for (bytes, direct, block_size) in [
+        (1000, Direct::Auto, None),
+        (70_001, Direct::Auto, None),
+        (70_001, Direct::Off, None),
+        (70_001, Direct::Auto, Some(4096)),
+        (513, Direct::Off, Some(4096)),
+    ] {
+        let path = scratch_file("padded", 0);
+        let mut content = pattern(5, bytes);
+        std::fs::write(&*path, &content).unwrap();
+        let config = FileConfig {
+            path: path.to_path_buf(),
+            read_only: true,
+            direct,
+            block_size,
+            ..FileConfig::default()
+        };
+        let mut rig = rig_with(&[config], 8);
+        let disk = rig.device.disks().remove(0);
+        let size = (bytes as u64).next_multiple_of(block_size.unwrap_or(512).into());
+        content.resize(size as usize, 0);
+        assert_eq!(disk.size(), size);
+        let what = format!("{bytes} bytes, {direct:?}, {block_size:?}");
+        let last = size - 512;
+        for (offset, len) in [
+            (0, size),
+            (last, 512),
+            (last - 512, 1024),
+            (0, 512),
+            (size - 1, 1),
+        ] {
+            let (offset, len) = (offset as usize, len as usize);
+            let mut memory = Mapping::new(80_000).unwrap();
+            for skip in [0, 3] {
+                let memory = &mut memory.bytes_mut()[skip..skip + len];
+                memory.fill(9);
+                assert_eq!(rig.read(offset as u64, memory), Status::Ok, "{what}");
+                assert!(
+                    *memory == content[offset..offset + len],
+                    "{what}, {len} at {offset}"
+                );
+            }
+        }
+        // It is no truncated file; a file that was truncated is one.
+        assert_eq!((disk.is_truncated(), disk.resize(None).unwrap()), (false, size));
+        File::options()
+            .write(true)
+            .open(&*path)
+            .unwrap()
+            .set_len(bytes as u64 - 1)
+            .unwrap();
+        let (mut memory, cut_off) = (Mapping::new(512).unwrap(), (bytes as u64 - 1) / 512 * 512);
+        assert_eq!(rig.read(cut_off, memory.bytes_mut()), Status::Io, "{what}");
+        assert!(disk.is_truncated());
+    }
 }
 
 /// Each of the threads writes its own sector of one block again and again, and reads what it wrote.

@@ -22,7 +22,7 @@ pub(super) struct Rig {
     pub(super) ring: RingHandle,
 }
 
-fn rig_with(configs: &[FileConfig], files: u32) -> Rig {
+pub(super) fn rig_with(configs: &[FileConfig], files: u32) -> Rig {
     let ring = RingHandle::new(RingConfig {
         files,
         ..RingConfig::default()
