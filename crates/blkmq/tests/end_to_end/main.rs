@@ -14,6 +14,7 @@ mod connections;
 mod containers;
 mod control;
 mod crash;
+mod edges;
 mod fairness;
 mod fence;
 mod file_systems;
