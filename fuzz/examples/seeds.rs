@@ -78,6 +78,9 @@ fn main() {
     for (name, operations) in TLS_RECORDS {
         write("tls_records", name, operations);
     }
+    for (name, operations) in TLS12_RECORDS {
+        write("tls12_records", name, operations);
+    }
     for (name, saved) in connections() {
         let bytes = saved.bytes();
         write("handover_messages", name, &[&[1], &bytes[..]].concat());
@@ -172,7 +175,7 @@ fn messages() -> Vec<u8> {
         Message::Socket(Socket {
             door: door.clone(),
             address: address.clone(),
-            origin: Origin::Systemd,
+            origin: Origin::Systemd(None),
         }),
         Message::Path {
             address: address.clone(),
@@ -285,6 +288,19 @@ const OPERATIONS: [(&str, &[u8]); 5] = [
         4, 1, 15, 0,
         0, 0, 0, 0, 0, 1, 1, 0, 4, 15, 255, 15, 26, 5, 0x10, 0, 0, 0, 0, 7, 1, 0, 0x14, 6, 0, 0, 5, 0x15,
     ]),
+];
+
+/// The cipher suite, then operations of four bytes: see `blkmq_fuzz::tls12_records`.
+#[rustfmt::skip]
+const TLS12_RECORDS: [(&str, &[u8]); 5] = [
+    // Data of several lengths; the stream answers.
+    ("data", &[0, 0, 1, 0, 9, 0, 2, 64, 0, 6, 9, 0, 0, 7, 0, 90, 0, 0, 3, 0, 1, 6, 9, 0, 0, 7, 0, 0, 1]),
+    // The same with the other ciphers; a record that is too long, a changed one and one again.
+    ("changed", &[1, 0, 1, 0, 9, 0, 2, 0, 9, 35, 1, 0, 20, 6, 9, 0, 0, 7, 0, 0, 9]),
+    ("again", &[2, 0, 1, 0, 9, 4, 0, 0, 0, 6, 9, 0, 0, 0, 0, 66, 0, 6, 9, 0, 0]),
+    // A close, and data behind it; a new negotiation; an empty record.
+    ("alerts", &[2, 2, 21, 0, 2, 1, 0, 0, 1, 0, 9, 6, 9, 0, 0]),
+    ("hello", &[0, 2, 22, 0, 4, 1, 0, 0, 0, 0, 1, 0, 0, 6, 9, 0, 0, 8, 0, 0, 5, 23, 3, 3, 0, 0]),
 ];
 
 /// Side, cipher suite and pieces, then operations: see `blkmq_fuzz::tls_records`.

@@ -1,33 +1,31 @@
-//! Opens and seals records after a handshake, by RFC 8446: records (section 5), the messages in them
-//! besides data (section 4.6), and the end of a connection (section 6). The library derives the keys and
-//! opens records, `ring` seals them, and `stream` has the buffers.
-//!
-//! A record is opened in the buffer that it was received into. The content of a record to be sent
-//! is copied once, into the outbox, and sealed there.
-//!
-//! ```text
-//!  | type, version, length | content | type of content | tag |
-//!  0                       5         5+n               6+n   22+n
-//! ```
+//! Records after a handshake, by RFC 8446: records (section 5), the messages in them besides data
+//! (section 4.6), and the end of a connection (section 6); and by RFC 5246, where an address allows TLS 1.2,
+//! which has none of these messages. The library derives the keys, [`opener`] and [`sealer`] have them, and
+//! `stream` has the buffers.
+
+mod opener;
+mod sealer;
 
 use std::ops::Range;
 
-use ring::aead::{self, Aad, LessSafeKey, UnboundKey};
+use ring::aead;
 use rustls::client::ClientConnectionData;
-use rustls::crypto::cipher::{self, InboundOpaqueMessage, Iv, MessageDecrypter};
+use rustls::crypto::cipher::{AeadKey, Iv};
 use rustls::kernel::KernelConnection;
 use rustls::server::ServerConnectionData;
 use rustls::{
     AlertDescription, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, HandshakeType,
-    InvalidMessage, PeerMisbehaved, ProtocolVersion, SupportedCipherSuite, Tls13CipherSuite,
+    InvalidMessage, PeerMisbehaved, SupportedCipherSuite,
 };
 
+use self::opener::Opener;
+use self::sealer::Sealer;
 use crate::outbox::Outbox;
 
 /// The records of a connection after its handshake.
 pub(crate) struct Records {
     keys: Keys,
-    suite: &'static Tls13CipherSuite,
+    suite: SupportedCipherSuite,
     opener: Opener,
     sealer: Sealer,
     /// How many records one key may seal.
@@ -65,11 +63,15 @@ pub(crate) enum Content {
 
 impl Records {
     pub(crate) fn new(keys: Keys, secrets: ExtractedSecrets) -> Result<Self, Error> {
-        let suite = keys.suite()?;
+        let suite = keys.suite();
+        let sealed_max = match suite {
+            SupportedCipherSuite::Tls13(suite) => suite.common.confidentiality_limit,
+            SupportedCipherSuite::Tls12(suite) => suite.common.confidentiality_limit,
+        };
         Ok(Self {
             opener: Opener::new(suite, secrets.rx)?,
-            sealer: Sealer::new(secrets.tx)?,
-            sealed_max: suite.common.confidentiality_limit,
+            sealer: Sealer::new(suite, secrets.tx)?,
+            sealed_max,
             keys,
             suite,
             message: Vec::new(),
@@ -84,12 +86,14 @@ impl Records {
     ///
     /// # Errors
     /// No such record may come after a handshake.
-    pub(crate) fn length_of(bytes: &[u8]) -> Result<Option<usize>, Error> {
+    pub(crate) fn length_of(&self, bytes: &[u8]) -> Result<Option<usize>, Error> {
         let Some(&[kind, major, minor, high, low]) = bytes.first_chunk::<HEADER>() else {
             return Ok(None);
         };
-        if ContentType::from(kind) != ContentType::ApplicationData {
-            return Err(unexpected(ContentType::from(kind)));
+        match ContentType::from(kind) {
+            ContentType::ApplicationData => {}
+            ContentType::Alert | ContentType::Handshake if !self.has_updates() => {}
+            kind => return Err(unexpected(kind)),
         }
         // The header is authenticated, but the library authenticates this version in place of the
         // one that was received.
@@ -107,9 +111,9 @@ impl Records {
     /// # Errors
     /// The peer violates the protocol or has sent an alert, or the record was changed on its way.
     pub(crate) fn open(&mut self, record: &mut [u8]) -> Result<Content, Error> {
-        let sealed = &mut record[HEADER..];
+        let (kind, sealed) = (record[0].into(), &mut record[HEADER..]);
         let place = sealed.as_ptr();
-        let opened = self.opener.open(sealed)?;
+        let opened = self.opener.open(kind, sealed)?;
         assert_eq!(opened.payload.as_ptr(), place, "a record is opened in its place");
         if !self.message.is_empty() && opened.typ != ContentType::Handshake {
             return Err(PeerMisbehaved::MessageInterleavedWithHandshakeMessage.into());
@@ -167,14 +171,22 @@ impl Records {
             return Err(InvalidMessage::HandshakePayloadTooLarge.into());
         }
         match (kind, &self.keys) {
-            (HandshakeType::KeyUpdate, _) if length == 1 => Ok(()),
-            (HandshakeType::KeyUpdate, _) => Err(InvalidMessage::InvalidKeyUpdate.into()),
-            (HandshakeType::NewSessionTicket, Keys::Client(_)) => Ok(()),
+            // TLS 1.2 has no message here but those of a new negotiation, which nobody gets.
+            (HandshakeType::KeyUpdate, _) if self.has_updates() && length == 1 => Ok(()),
+            (HandshakeType::KeyUpdate, _) if self.has_updates() => {
+                Err(InvalidMessage::InvalidKeyUpdate.into())
+            }
+            (HandshakeType::NewSessionTicket, Keys::Client(_)) if self.has_updates() => Ok(()),
             _ => Err(Error::InappropriateHandshakeMessage {
                 expect_types: vec![HandshakeType::KeyUpdate],
                 got_type: kind,
             }),
         }
+    }
+
+    /// Returns whether keys can be replaced: TLS 1.2 has one for a connection.
+    fn has_updates(&self) -> bool {
+        matches!(self.suite, SupportedCipherSuite::Tls13(_))
     }
 
     /// Opens the following records with the peer's next key.
@@ -192,8 +204,8 @@ impl Records {
     /// copies the next bytes to the place where they are sealed.
     ///
     /// # Errors
-    /// There is no further key, or the connection was closed. The records appended before the error
-    /// hold a part of the data.
+    /// There is no further key, which the peer is told by a close, or the connection was closed. The records
+    /// appended before the error hold a part of the data.
     pub(crate) fn seal(
         &mut self,
         mut bytes: usize,
@@ -217,11 +229,18 @@ impl Records {
 
     /// Appends a key update, sealed with the old key, and replaces that key.
     fn update_sending(&mut self, out: &mut Outbox) -> Result<(), Error> {
+        if !self.has_updates() {
+            self.close(out);
+            return Err(Error::General(format!(
+                "a key may seal {} records, and TLS 1.2 has no other one: the peer has to connect again",
+                self.sealed_max
+            )));
+        }
         let message = [u8::from(HandshakeType::KeyUpdate), 0, 0, 1, UPDATE_NOT_REQUESTED];
         let fill = |room: &mut [u8]| room.copy_from_slice(&message);
         self.sealer
             .seal(ContentType::Handshake, message.len(), fill, out)?;
-        self.sealer = Sealer::new(self.keys.update_sending()?)?;
+        self.sealer = Sealer::new(self.suite, self.keys.update_sending()?)?;
         self.owes_key_update = false;
         Ok(())
     }
@@ -277,18 +296,10 @@ fn unexpected(kind: ContentType) -> Error {
 }
 
 impl Keys {
-    fn suite(&self) -> Result<&'static Tls13CipherSuite, Error> {
-        let suite = match self {
+    fn suite(&self) -> SupportedCipherSuite {
+        match self {
             Self::Client(keys) => keys.negotiated_cipher_suite(),
             Self::Server(keys) => keys.negotiated_cipher_suite(),
-        };
-        match suite {
-            SupportedCipherSuite::Tls13(suite) => Ok(suite),
-            #[allow(
-                unreachable_patterns,
-                reason = "there is another variant if a crate enables TLS 1.2"
-            )]
-            _ => Err(Error::General("not TLS 1.3".to_owned())),
         }
     }
 
@@ -307,90 +318,7 @@ impl Keys {
     }
 }
 
-/// A key for received records.
-struct Opener {
-    decrypter: Box<dyn MessageDecrypter>,
-    /// How many records the key has opened.
-    sequence: u64,
-}
-
-impl Opener {
-    fn new(
-        suite: &'static Tls13CipherSuite,
-        (sequence, secrets): (u64, ConnectionTrafficSecrets),
-    ) -> Result<Self, Error> {
-        let (_, key, iv) = parts(secrets)?;
-        Ok(Self {
-            decrypter: suite.aead_alg.decrypter(key, iv),
-            sequence,
-        })
-    }
-
-    /// Opens the part of a record behind its header, and removes the padding.
-    fn open<'a>(&mut self, sealed: &'a mut [u8]) -> Result<cipher::InboundPlainMessage<'a>, Error> {
-        // A number must not be used twice (RFC 8446, section 5.3). No peer can send 2^64 records by
-        // one key.
-        let next = self.sequence.checked_add(1);
-        let next = next.ok_or_else(|| Error::General("a key has opened too many records".to_owned()))?;
-        let kind = ContentType::ApplicationData;
-        let message = InboundOpaqueMessage::new(kind, ProtocolVersion::TLSv1_2, sealed);
-        let opened = self.decrypter.decrypt(message, self.sequence)?;
-        self.sequence = next;
-        Ok(opened)
-    }
-}
-
-/// A key for sent records. No number is used twice: the number increases with each record, and
-/// `Records` replaces the key before the numbers end.
-struct Sealer {
-    key: LessSafeKey,
-    iv: Iv,
-    /// How many records the key has sealed.
-    sequence: u64,
-}
-
-impl Sealer {
-    fn new((sequence, secrets): (u64, ConnectionTrafficSecrets)) -> Result<Self, Error> {
-        let (algorithm, key, iv) = parts(secrets)?;
-        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| Error::EncryptError)?;
-        Ok(Self {
-            key: LessSafeKey::new(key),
-            iv,
-            sequence,
-        })
-    }
-
-    /// Appends a record with `bytes` bytes of content, which `fill` copies.
-    #[inline]
-    fn seal(
-        &mut self,
-        kind: ContentType,
-        bytes: usize,
-        mut fill: impl FnMut(&mut [u8]),
-        out: &mut Outbox,
-    ) -> Result<(), Error> {
-        let length = HEADER + bytes + 1 + TAG;
-        let record = out.room(length);
-        let (header, sealed) = record.split_at_mut(HEADER);
-        let (content, tag) = sealed.split_at_mut(bytes + 1);
-        header.copy_from_slice(&cipher::make_tls13_aad(content.len() + TAG));
-        fill(&mut content[..bytes]);
-        content[bytes] = kind.into();
-        let nonce = cipher::Nonce::new(&self.iv, self.sequence);
-        self.sequence += 1;
-        let nonce = aead::Nonce::assume_unique_for_key(nonce.0);
-        let sealed = self
-            .key
-            .seal_in_place_separate_tag(nonce, Aad::from(&*header), content);
-        tag.copy_from_slice(sealed.map_err(|_| Error::EncryptError)?.as_ref());
-        out.appended(length);
-        Ok(())
-    }
-}
-
-fn parts(
-    secrets: ConnectionTrafficSecrets,
-) -> Result<(&'static aead::Algorithm, cipher::AeadKey, Iv), Error> {
+fn parts(secrets: ConnectionTrafficSecrets) -> Result<(&'static aead::Algorithm, AeadKey, Iv), Error> {
     match secrets {
         ConnectionTrafficSecrets::Aes128Gcm { key, iv } => Ok((&aead::AES_128_GCM, key, iv)),
         ConnectionTrafficSecrets::Aes256Gcm { key, iv } => Ok((&aead::AES_256_GCM, key, iv)),
@@ -428,6 +356,10 @@ impl Records {
     pub(crate) fn seal_any(&mut self, kind: ContentType, content: &[u8], out: &mut Outbox) {
         let fill = |room: &mut [u8]| room.copy_from_slice(content);
         self.sealer.seal(kind, content.len(), fill, out).unwrap();
+    }
+
+    pub(crate) fn suite(&self) -> SupportedCipherSuite {
+        self.suite
     }
 
     /// Sets how many records one key may seal.

@@ -1,10 +1,10 @@
 //! The server's side of TLS: its certificate, and the clients that it accepts. TLS 1.3 is the only
-//! version: nothing is renegotiated, and no session is resumed.
+//! version unless an address allows TLS 1.2. With either, nothing is renegotiated, and no session is resumed.
 
 use std::sync::Arc;
 
 use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
-use rustls::{ServerConfig, version};
+use rustls::{ServerConfig, SupportedProtocolVersion, version};
 
 use crate::files::{self, FileError};
 use crate::handshake::Handshake;
@@ -37,7 +37,7 @@ impl Server {
         let secret = files::key(key)?;
         let kind = files::kind_of_key(&chain[0]);
         let builder = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&version::TLS13])
+            .with_protocol_versions(if settings.allow_tls12 { BOTH } else { NEWEST })
             .map_err(|error| files::content(certificate, error.to_string()))?;
         let mut left_out = Vec::new();
         let builder = match &settings.ca {
@@ -58,6 +58,8 @@ impl Server {
         // justify a ticket.
         config.send_tls13_tickets = 0;
         config.ignore_client_order = true;
+        // Without it the keys of TLS 1.2 do not depend on the whole handshake (RFC 7627).
+        config.require_ems = true;
         config.session_storage = Arc::new(NoServerSessionStorage {});
         // `records` needs the keys.
         config.enable_secret_extraction = true;
@@ -84,3 +86,7 @@ impl Server {
         Arc::clone(&self.config)
     }
 }
+
+/// The versions of TLS.
+const NEWEST: &[&SupportedProtocolVersion] = &[&version::TLS13];
+const BOTH: &[&SupportedProtocolVersion] = &[&version::TLS13, &version::TLS12];

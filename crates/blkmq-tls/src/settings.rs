@@ -32,6 +32,8 @@ pub struct Settings {
     /// The clients that may connect, by the names of their certificates. If it is empty, every
     /// client with a certificate of an authority may connect.
     pub clients: Vec<Allowed>,
+    /// Clients that have TLS 1.2 at most may use it.
+    pub allow_tls12: bool,
     /// Clients of other hosts may connect without TLS.
     pub allow_insecure: bool,
 }
@@ -43,6 +45,7 @@ pub static OFF: Settings = Settings {
     key: None,
     ca: None,
     clients: Vec::new(),
+    allow_tls12: false,
     allow_insecure: false,
 };
 
@@ -65,6 +68,9 @@ impl Settings {
         let has_files = self.certificate.is_some() || self.key.is_some() || self.ca.is_some();
         if self.mode == Mode::Off && (has_files || !self.clients.is_empty()) {
             return wrong("tls_… without TLS rejected: add tls = \"require\"");
+        }
+        if self.mode == Mode::Off && self.allow_tls12 {
+            return wrong("allow_tls12 without TLS rejected: add tls = \"require\"");
         }
         if self.mode != Mode::Off && (self.certificate.is_none() || self.key.is_none()) {
             return wrong(

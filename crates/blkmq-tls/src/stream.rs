@@ -138,9 +138,6 @@ impl Stream {
             if self.has_ended {
                 return Ok(Opened::End);
             }
-            if !matches!(self.state, State::Ready(_)) {
-                return Err(Error::HandshakeNotComplete);
-            }
             let Some(bytes) = self.next_record()? else {
                 return Ok(Opened::NeedMore);
             };
@@ -263,8 +260,11 @@ impl Stream {
 
     /// The length of the next record, if the record is complete.
     fn next_record(&mut self) -> Result<Option<usize>, Error> {
+        let State::Ready(records) = &self.state else {
+            return Err(Error::HandshakeNotComplete);
+        };
         let received = &self.input[self.start..self.end];
-        match Records::length_of(received) {
+        match records.length_of(received) {
             Ok(bytes) => Ok(bytes.filter(|&bytes| bytes <= received.len())),
             Err(error) => Err(self.fail(error)),
         }

@@ -24,27 +24,34 @@ pub fn explain(error: &Error) -> String {
 
 fn of_peer(what: &PeerIncompatible) -> Option<&'static str> {
     Some(match what {
-        PeerIncompatible::SupportedVersionsExtensionRequired
-        | PeerIncompatible::Tls12NotOffered
-        | PeerIncompatible::Tls12NotOfferedOrEnabled => {
-            "it offers TLS 1.2 at most, and TLS 1.3 is needed: Debian 12's nbd-client has no option for it; use nbdfuse, qemu-nbd or \
-             another client that has it, or a tunnel"
+        PeerIncompatible::Tls12NotOffered => {
+            "it offers TLS 1.1 at most, which is not safe: use a client that has TLS 1.3"
+        }
+        PeerIncompatible::SupportedVersionsExtensionRequired | PeerIncompatible::Tls12NotOfferedOrEnabled => {
+            "it offers TLS 1.2 at most, and TLS 1.3 is needed: use a client that has it, as nbdfuse and qemu-nbd do, or set allow_tls12 \
+             (--allow-tls12), as for Debian 12's nbd-client"
         }
         PeerIncompatible::ServerDoesNotSupportTls12Or13
         | PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig => {
             "the server has TLS 1.2 at most, and TLS 1.3 is needed: have it permit TLS 1.3"
         }
         PeerIncompatible::NoCipherSuitesInCommon => {
-            "it offers none of TLS_AES_128_GCM_SHA256, TLS_AES_256_GCM_SHA384 and TLS_CHACHA20_POLY1305_SHA256: permit one"
+            "it offers none of TLS_AES_128_GCM_SHA256, TLS_AES_256_GCM_SHA384 and TLS_CHACHA20_POLY1305_SHA256, or with TLS 1.2 none \
+             of these with ECDHE: permit one"
+        }
+        PeerIncompatible::ExtendedMasterSecretExtensionRequired => {
+            "its TLS 1.2 has no extended master secret (RFC 7627): use a newer client"
         }
         PeerIncompatible::NoKxGroupsInCommon
         | PeerIncompatible::NamedGroupsExtensionRequired
         | PeerIncompatible::KeyShareExtensionRequired => {
             "it offers none of the groups X25519, P-256 and P-384: permit one"
         }
+        PeerIncompatible::SignatureAlgorithmsExtensionRequired => {
+            "it names no signatures that it accepts, as clients of TLS 1.1 and older do not: use one that has TLS 1.3"
+        }
         PeerIncompatible::NoSignatureSchemesInCommon
-        | PeerIncompatible::NoCertificateRequestSignatureSchemesInCommon
-        | PeerIncompatible::SignatureAlgorithmsExtensionRequired => {
+        | PeerIncompatible::NoCertificateRequestSignatureSchemesInCommon => {
             "it accepts no signature that the certificate's key can make: use a key on P-256, or of RSA with 2048 bits or more"
         }
         _ => return None,

@@ -63,6 +63,16 @@ pub(super) const KEYS: &[Key] = &[
         }),
     },
     Key {
+        name: "allow_tls12",
+        range: "on or off",
+        default: "off",
+        help: "Admit clients that have TLS 1.2 at most, such as Debian 12's nbd-client, with its safe ciphers",
+        flag: Some(Flag {
+            name: "allow-tls12",
+            takes: Takes::Nothing,
+        }),
+    },
+    Key {
         name: "allow_insecure",
         range: "on or off",
         default: "off",
@@ -113,6 +123,7 @@ pub(super) fn tls(keys: &Keys) -> Result<Settings, AddressError> {
         key: path("tls_key")?,
         ca: path("tls_ca")?,
         clients: clients.map_err(|error| wrong(&error))?,
+        allow_tls12: keys.switch("allow_tls12")?,
         allow_insecure: keys.switch("allow_insecure")?,
     };
     settings.check().map_err(|error| wrong(&error))?;

@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::{ClientConfig, ClientConnection, Connection, ContentType, ServerConnection};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, ContentType, ServerConnection, SupportedCipherSuite,
+    SupportedProtocolVersion,
+};
 
 use super::*;
 use crate::{Client, ClientFiles, Mode, Server, Settings, files};
 
 mod hostile;
+mod tls12;
 
 #[test]
 fn a_stream_and_a_stream_learn_each_others_names_and_pass_data_both_ways() {
@@ -189,20 +193,11 @@ fn the_reference_takes_a_close_and_its_own_is_taken() {
 
 #[test]
 fn each_cipher_is_opened_and_sealed_as_the_reference_does() {
-    for suite in rustls::crypto::ring::ALL_CIPHER_SUITES {
-        let mut provider = rustls::crypto::ring::default_provider();
-        provider.cipher_suites = vec![*suite];
-        let files = Files::shared();
-        let path = |name| files.0.join(name);
-        let config = ClientConfig::builder_with_provider(Arc::new(provider))
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .unwrap()
-            .with_root_certificates(files::authorities(&path("ca-cert.pem")).unwrap().store)
-            .with_client_auth_cert(
-                files::own_certificates(&path("client-cert.pem")).unwrap(),
-                files::key(&path("client-key.pem")).unwrap(),
-            );
-        let (mut server, mut reference) = server_and_reference(Arc::new(config.unwrap()));
+    let suites = rustls::crypto::ring::ALL_CIPHER_SUITES;
+    for suite in suites.iter().filter(|suite| suite.tls13().is_some()) {
+        let config = Files::shared().config_of_client(&[*suite], &rustls::version::TLS13);
+        let server = Files::shared().server();
+        let (mut server, mut reference) = server_and_reference(&server, config);
         assert_eq!(reference.0.negotiated_cipher_suite(), Some(*suite));
         for count in [1, 16_385] {
             reference.0.refresh_traffic_keys().unwrap();
@@ -268,9 +263,36 @@ impl Files {
         Client::load(&ClientFiles::in_directory(&self.0), "server.test").unwrap()
     }
 
+    /// What the library's client needs, with these cipher suites.
+    fn config_of_client(
+        &self,
+        suites: &[SupportedCipherSuite],
+        version: &'static SupportedProtocolVersion,
+    ) -> Arc<ClientConfig> {
+        let mut provider = rustls::crypto::ring::default_provider();
+        provider.cipher_suites = suites.to_vec();
+        let path = |name| self.0.join(name);
+        let config = ClientConfig::builder_with_provider(Arc::new(provider))
+            .with_protocol_versions(&[version])
+            .unwrap()
+            .with_root_certificates(files::authorities(&path("ca-cert.pem")).unwrap().store)
+            .with_client_auth_cert(
+                files::own_certificates(&path("client-cert.pem")).unwrap(),
+                files::key(&path("client-key.pem")).unwrap(),
+            );
+        let mut config = config.unwrap();
+        config.enable_secret_extraction = true;
+        Arc::new(config)
+    }
+
     fn server(&self) -> Server {
+        self.server_with(false)
+    }
+
+    fn server_with(&self, allow_tls12: bool) -> Server {
         let file = |name| Some(self.0.join(name));
         let settings = Settings {
+            allow_tls12,
             mode: Mode::Require,
             certificate: file("server-cert.pem"),
             key: file("server-key.pem"),
@@ -318,8 +340,8 @@ fn client_and_reference() -> (Stream, Reference) {
 }
 
 /// A stream of a server, and the library's own client.
-fn server_and_reference(config: Arc<ClientConfig>) -> (Stream, Reference) {
-    let mut server = Files::shared().server().accept().unwrap();
+fn server_and_reference(server: &Server, config: Arc<ClientConfig>) -> (Stream, Reference) {
+    let mut server = server.accept().unwrap();
     let client = ClientConnection::new(config, "server.test".try_into().unwrap());
     let mut reference = Reference(client.unwrap().into());
     while server.is_shaking_hands() || reference.0.is_handshaking() {

@@ -18,38 +18,28 @@ fn tls_1_3_is_spoken_with_its_usual_ciphers_and_nothing_older() {
     }
     let stage = Secured::new(&["name=a,ram=8M"]);
     let daemon = stage.start(&[]);
-    let address = forward(stage.scratch.path("nbd.sock"));
-    // At this level openssl also offers what it considers insecure.
-    let old = "DEFAULT:@SECLEVEL=0";
-    for (offer, is_taken) in [
-        (&["-tls1", "-cipher", old][..], false),
-        (&["-tls1_1", "-cipher", old], false),
-        (&["-tls1_2", "-cipher", old], false),
-        (&["-tls1_3"], true),
-        (&["-tls1_3", "-ciphersuites", "TLS_AES_256_GCM_SHA384"], true),
-        (&["-tls1_3", "-ciphersuites", "TLS_AES_128_GCM_SHA256"], true),
-        (
-            &["-tls1_3", "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"],
-            true,
-        ),
-        (&["-tls1_3", "-ciphersuites", "TLS_AES_128_CCM_SHA256"], false),
-        (&["-tls1_3", "-ciphersuites", "TLS_AES_128_CCM_8_SHA256"], false),
-        (&["-tls1_3", "-groups", "X25519"], true),
-        (&["-tls1_3", "-groups", "P-256"], true),
-        (&["-tls1_3", "-groups", "P-384"], true),
-        (&["-tls1_3", "-groups", "P-521"], false),
-        (&["-tls1_3", "-groups", "ffdhe2048"], false),
-    ] {
-        let (taken, said) = offer_alone(&address, &stage, offer);
-        println!(
-            "{:<52} {}",
-            offer.join(" "),
-            if taken { "spoken" } else { "refused" }
-        );
-        assert_eq!(taken, is_taken, "{offer:?}:\n{said}");
-        // The server must refuse, not openssl before it has sent anything.
-        assert!(taken || said.contains("alert"), "{offer:?}:\n{said}");
-    }
+    offer_each(
+        &stage,
+        &[
+            (&["-tls1", "-cipher", OLD][..], false),
+            (&["-tls1_1", "-cipher", OLD], false),
+            (&["-tls1_2", "-cipher", OLD], false),
+            (&["-tls1_3"], true),
+            (&["-tls1_3", "-ciphersuites", "TLS_AES_256_GCM_SHA384"], true),
+            (&["-tls1_3", "-ciphersuites", "TLS_AES_128_GCM_SHA256"], true),
+            (
+                &["-tls1_3", "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"],
+                true,
+            ),
+            (&["-tls1_3", "-ciphersuites", "TLS_AES_128_CCM_SHA256"], false),
+            (&["-tls1_3", "-ciphersuites", "TLS_AES_128_CCM_8_SHA256"], false),
+            (&["-tls1_3", "-groups", "X25519"], true),
+            (&["-tls1_3", "-groups", "P-256"], true),
+            (&["-tls1_3", "-groups", "P-384"], true),
+            (&["-tls1_3", "-groups", "P-521"], false),
+            (&["-tls1_3", "-groups", "ffdhe2048"], false),
+        ],
+    );
     run("nbdinfo", &[&stage.own_uri("a")]);
     let said = daemon.said();
     assert!(
@@ -57,6 +47,57 @@ fn tls_1_3_is_spoken_with_its_usual_ciphers_and_nothing_older() {
         "{said}"
     );
     daemon.stop();
+}
+
+#[test]
+fn tls_1_2_is_spoken_where_it_is_allowed_with_its_safe_ciphers() {
+    if !installed(&["openssl", "nbdinfo"]) {
+        return;
+    }
+    let stage = Secured::new(&["name=a,ram=8M"]);
+    let daemon = stage.start(&["--allow-tls12"]);
+    offer_each(
+        &stage,
+        &[
+            (&["-tls1", "-cipher", OLD][..], false),
+            (&["-tls1_1", "-cipher", OLD], false),
+            (&["-tls1_2"], true),
+            (&["-tls1_2", "-cipher", "ECDHE-ECDSA-CHACHA20-POLY1305"], true),
+            (&["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-GCM-SHA256"], true),
+            (&["-tls1_2", "-cipher", "ECDHE-ECDSA-AES256-GCM-SHA384"], true),
+            (&["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-CCM"], false),
+            (&["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-SHA256"], false),
+            (&["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-SHA"], false),
+            (&["-tls1_2", "-cipher", "DHE-RSA-AES128-GCM-SHA256"], false),
+            (&["-tls1_2", "-cipher", "AES128-GCM-SHA256"], false),
+            (&["-tls1_3"], true),
+        ],
+    );
+    run("nbdinfo", &[&stage.own_uri("a")]);
+    let said = daemon.said();
+    for words in [
+        "as clients of TLS 1.1",
+        "it offers none of TLS_AES_128_GCM_SHA256",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    daemon.stop();
+}
+
+/// Has openssl offer each alone, and checks whether it is taken.
+fn offer_each(stage: &Secured, offers: &[(&[&str], bool)]) {
+    let address = forward(stage.scratch.path("nbd.sock"));
+    for (offer, is_taken) in offers {
+        let (taken, said) = offer_alone(&address, stage, offer);
+        println!(
+            "{:<52} {}",
+            offer.join(" "),
+            if taken { "spoken" } else { "refused" }
+        );
+        assert_eq!(taken, *is_taken, "{offer:?}:\n{said}");
+        // The server must refuse, not openssl before it has sent anything.
+        assert!(taken || said.contains("alert"), "{offer:?}:\n{said}");
+    }
 }
 
 /// Runs openssl's client with these arguments. Returns whether the handshake succeeded, and its
@@ -72,7 +113,11 @@ fn offer_alone(address: &str, stage: &Secured, words: &[&str]) -> (bool, String)
     let output = output_within(&mut command, Duration::from_secs(20));
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said).into_owned();
-    let is_taken = said.contains("CONNECTION ESTABLISHED") && said.contains("Protocol version: TLSv1.3");
+    let version = match words[0] {
+        "-tls1_3" => "Protocol version: TLSv1.3",
+        _ => "Protocol version: TLSv1",
+    };
+    let is_taken = said.contains("CONNECTION ESTABLISHED") && said.contains(version);
     (is_taken, said)
 }
 
@@ -110,3 +155,6 @@ fn pump(client: TcpStream, server: UnixStream) {
         let _ = to_client.shutdown(Shutdown::Both);
     });
 }
+
+/// At this level openssl also offers what it considers insecure.
+const OLD: &str = "DEFAULT:@SECLEVEL=0";
