@@ -95,6 +95,13 @@ pub trait Address: Any + std::fmt::Debug + std::fmt::Display + Send + Sync {
         false
     }
 
+    /// How many file descriptors each of its sockets or mounts may need, with its clients' where they are not counted as
+    /// connections are, on so many reactors. Default: the socket that listens, and a client for which there is no room yet;
+    /// or the channel of a mount, and its copy for a take-over.
+    fn descriptors(&self, _reactors: usize) -> usize {
+        2
+    }
+
     /// Checks, without opening anything, that these disks can be served there at the same time.
     ///
     /// # Errors

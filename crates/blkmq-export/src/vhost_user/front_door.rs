@@ -89,6 +89,11 @@ impl Address for PerDisk {
         true
     }
 
+    /// A front end with a ring for each reactor, as monitors are told to start it.
+    fn descriptors(&self, reactors: usize) -> usize {
+        FOR_A_FRONT_END + reactors * FOR_A_RING
+    }
+
     fn check_disks(&self, disks: &[&str]) -> Result<(), OpenError> {
         if disks.len() > 1 && !self.place.contains(DISK) {
             let count = disks.len();
@@ -344,6 +349,11 @@ fn client_lines(disk: &str, path: &str, connects: bool) -> String {
     .join("\n")
 }
 
+/// Descriptors that are kept for a front end: a socket that listens and its own, a channel, a record of requests in flight,
+/// and 8 regions of memory. Monitors have 2 regions up to 3 GiB, and one more for each module of memory.
+const FOR_A_FRONT_END: usize = 4 + 8;
+/// The events of a ring.
+const FOR_A_RING: usize = 3;
 /// The prefix of an address where front ends listen.
 const CONNECT: &str = "connect:";
 /// The placeholder for the disk's name in an address.

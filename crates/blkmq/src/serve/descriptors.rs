@@ -89,23 +89,22 @@ fn needed(config: &Config, reactors: usize) -> u64 {
         config.map_or(0, |config| config.connections(reactors))
     };
     let servers: usize = config.disks.iter().map(to_servers).sum();
-    let addresses: usize = config.exports.iter().map(|export| places(config, export)).sum();
+    let exports = config.exports.iter();
+    let addresses: usize = exports.map(|export| of_address(config, export, reactors)).sum();
     let leaving = config.exports.len() * LEAVING_MAX as usize;
-    let own = addresses * FOR_AN_ADDRESS + leaving + config.disks.len() + servers + reactors * FOR_A_REACTOR;
+    let own = addresses + leaving + config.disks.len() + servers + reactors * FOR_A_REACTOR;
     own as u64 + SPARE
 }
 
-/// How many sockets or mounts an address has.
-fn places(config: &Config, export: &ExportSpec) -> usize {
-    match export.at.is_per_disk() {
+/// What an address needs, for all of its sockets or mounts.
+fn of_address(config: &Config, export: &ExportSpec, reactors: usize) -> usize {
+    let places = match export.at.is_per_disk() {
         true => config.disks_of(export).len(),
         false => 1,
-    }
+    };
+    places * export.at.descriptors(reactors)
 }
 
-/// The socket that listens, and a client for which there is no room yet; or the channel of a mount, and its copy for a
-/// takeover.
-const FOR_AN_ADDRESS: usize = 2;
 /// A reactor's ring and a ring for polled devices, its wake-up event, and as much again.
 const FOR_A_REACTOR: usize = 6;
 /// The slots for files of a reactor's ring: the kernel makes no more of them than a process may have descriptors.
@@ -116,3 +115,23 @@ const SPARE: u64 = 48;
 const CONNECTIONS_MIN: u32 = 2;
 /// Where /proc is missing.
 const UNKNOWN_IN_USE: u64 = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn front_ends_have_descriptors_for_their_memory_and_rings() {
+        let of = |export: &str| {
+            let text = format!("[disk.a]\nram = \"1M\"\n[disk.b]\nram = \"1M\"\n{export}");
+            needed(&Config::from_toml(&text).unwrap(), 4)
+        };
+        let none = of("");
+        let front_ends = of("[[export]]\nvhost-user = \"unix:/tmp/{disk}.sock\"\n") - none;
+        // Two with a socket that listens and one of their own, a channel, a record, 8 regions, and 3 events a ring.
+        let least = 2 * (4 + 8 + 4 * 3);
+        assert!((least..200).contains(&front_ends), "{front_ends}");
+        let clients = of("[[export]]\nnbd = \"unix:/tmp/nbd.sock\"\n") - none;
+        assert_eq!(clients, 2 + u64::from(LEAVING_MAX));
+    }
+}
