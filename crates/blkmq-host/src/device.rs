@@ -97,7 +97,8 @@ pub trait Device: Allocation + Any {
         disks
     }
 
-    /// Adds a disk under a number that none of its disks has. Its contexts are notified afterwards
+    /// Adds a disk under a number that none of its disks has, or, while nothing is under way, in place of one for which
+    /// [`Self::reopen`] has returned it. Its contexts are notified afterwards
     /// ([`HctxDriver::refresh_disks`]), and then the disk is used. The driver knows the type of `disk`.
     ///
     /// # Errors
@@ -126,11 +127,12 @@ pub trait Device: Allocation + Any {
     }
 
     /// Serves a disk again whose drive was full or gone, although data that was not durable then may be lost: its users
-    /// are told of that once, as of all [`Losses`]. May block.
+    /// are told of that once, as of all [`Losses`]. Returns what has to take its place, if that is something else now
+    /// ([`Self::add_disk`]). May block.
     ///
     /// # Errors
     /// Why it cannot be served as before, and what to do.
-    fn reopen(&self, _disk: DiskId) -> io::Result<()> {
+    fn reopen(&self, _disk: DiskId) -> io::Result<Option<Box<dyn Any + Send>>> {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
             "its driver serves it again by itself, as soon as the drive does",

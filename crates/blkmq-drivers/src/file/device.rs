@@ -223,9 +223,10 @@ impl Device for FileDevice {
         disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.resize(wanted)
     }
 
-    fn reopen(&self, disk: DiskId) -> io::Result<()> {
+    fn reopen(&self, disk: DiskId) -> io::Result<Option<Box<dyn Any + Send>>> {
         let disks = self.shared.disks();
-        disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.reopen()
+        let new = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.reopen()?;
+        Ok(new.map(|new| Box::new(new) as _))
     }
 
     fn may_leave(&self) -> bool {

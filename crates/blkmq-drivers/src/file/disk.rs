@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use blkmq_core::bio::Status;
 use blkmq_core::time::{Instant, Nanos};
@@ -16,6 +17,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::bounce::BLOCK_BYTES_MAX;
+use super::config::FileConfig;
 use super::lock::Lock;
 use super::locks::BlockLocks;
 use super::open;
@@ -32,7 +34,11 @@ pub struct FileDisk {
     pub(super) path: PathBuf,
     /// What was opened, whatever is at the path now.
     pub(super) id: Option<FileId>,
-    size: AtomicU64,
+    /// When the file was made, where its filesystem says so: with the inode's number, what it is after another mount.
+    pub(super) birth: Option<SystemTime>,
+    /// How it was opened.
+    pub(super) config: FileConfig,
+    pub(super) size: AtomicU64,
     pub(super) block_size: u32,
     pub(super) read_only: bool,
     pub(super) device: Backing,
@@ -61,22 +67,22 @@ pub struct FileDisk {
     pub(super) flush_failed: AtomicBool,
     /// Where the file ended when it was found to end before the disk: what was behind is lost, though the file may have grown
     /// again since. `u64::MAX` if nothing is lost. Relaxed throughout: the requests that find it out are under way together.
-    lost_from: AtomicU64,
+    pub(super) lost_from: AtomicU64,
     /// Where the file ends, if that is inside the disk's last block, which is padded with zeroes: else `u64::MAX`.
-    content_end: u64,
+    pub(super) content_end: u64,
     /// How often a flush has failed or data was found lost, since the disk was opened again; and how many of these times
     /// a client was told of.
-    losses: AtomicU64,
-    told: AtomicU64,
+    pub(super) losses: AtomicU64,
+    pub(super) told: AtomicU64,
     /// From when on the next write looks where the file ends, in nanoseconds; 0 if none has looked.
     look_due: AtomicU64,
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
     /// lines.
-    is_failing: AtomicBool,
+    pub(super) is_failing: AtomicBool,
     /// Whether the last failure was for lack of room.
-    is_full: AtomicBool,
+    pub(super) is_full: AtomicBool,
     log: LogBudget,
-    errors: AtomicU64,
+    pub(super) errors: AtomicU64,
 }
 
 /// What a file is, as the system numbers it.
@@ -119,12 +125,15 @@ pub(super) struct Discards {
 impl FileDisk {
     /// Collects what `open` found out.
     pub(super) fn new(file: File, path: PathBuf, size: u64, block_size: u32, device: Backing) -> Self {
+        let found = file.metadata().ok();
         Self {
             lock: Lock::None,
             may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
             is_in_memory: matches!(device, Backing::Filesystem(_)) && is_in_memory(&file),
             place: Place::of(&file, device),
-            id: file.metadata().ok().as_ref().map(FileId::of),
+            id: found.as_ref().map(FileId::of),
+            birth: found.and_then(|found| found.created().ok()),
+            config: FileConfig::default(),
             file,
             path,
             size: AtomicU64::new(size),
@@ -391,7 +400,7 @@ impl FileDisk {
         }
     }
 
-    fn note_loss(&self) {
+    pub(super) fn note_loss(&self) {
         self.losses.fetch_add(1, Ordering::Relaxed);
         ANY_LOSS.store(true, Ordering::Relaxed);
     }
@@ -408,41 +417,6 @@ impl FileDisk {
     pub(super) fn tell_losses(&self) {
         let count = self.losses.load(Ordering::Relaxed);
         self.told.fetch_max(count, Ordering::Relaxed);
-    }
-
-    /// Serves again what was recorded as lost: the drive below was full or gone, and what was not durable then may be
-    /// lost, of which every client was told, or is at its next flush. Blocks for as long as a sync takes.
-    ///
-    /// # Errors
-    /// The file is not there as it was, or it still cannot be made durable.
-    pub(super) fn reopen(&self) -> io::Result<()> {
-        let other = |what: String| Err(io::Error::other(what));
-        let there = std::fs::metadata(&self.path);
-        if there.as_ref().ok().map(FileId::of) != self.id {
-            return other(format!(
-                "what is at {:?} now is not what was opened: was its filesystem mounted again? Then remove the disk and add it, or \
-                 restart the daemon",
-                self.path
-            ));
-        }
-        let end = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
-        let size = self.size().min(self.content_end);
-        if end < size {
-            return other(format!(
-                "it ends at {end}, and the disk at {size}: restore the file first"
-            ));
-        }
-        if !self.read_only {
-            // The first one may report what could not be written before.
-            let synced = rustix::fs::fdatasync(&self.file).or_else(|_| rustix::fs::fdatasync(&self.file));
-            synced.map_err(|error| io::Error::other(format!("it still cannot be made durable: {error}")))?;
-        }
-        self.lost_from.store(u64::MAX, Ordering::Relaxed);
-        self.flush_failed.store(false, Ordering::Relaxed);
-        self.is_failing.store(false, Ordering::Relaxed);
-        self.is_full.store(false, Ordering::Relaxed);
-        tracing::info!("file {:?}: opened again", self.path);
-        Ok(())
     }
 
     /// Cuts the next piece of a discard or a zeroing. A block device gets them whole: it has no extents, others do not

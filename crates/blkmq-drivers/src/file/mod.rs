@@ -16,6 +16,7 @@ mod open;
 mod pieces;
 mod place;
 mod polled;
+mod reopen;
 mod slot;
 mod syncs;
 mod sys;

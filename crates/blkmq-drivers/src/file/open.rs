@@ -55,6 +55,7 @@ impl FileDisk {
         let mut disk = FileDisk::new(file, config.path.clone(), size, 0, device);
         disk.lock = lock;
         disk.read_only = config.read_only;
+        disk.config = config.clone();
         disk.block_size = choose_block_size(&disk, config)?;
         if !size.is_multiple_of(disk.block_size.into()) {
             disk.pad_to(disk.block_size);

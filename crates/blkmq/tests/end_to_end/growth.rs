@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blkmq::control::client::Client as Control;
@@ -13,6 +14,7 @@ use serde_json::json;
 
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, run, try_run};
 use crate::common::{Daemon, Scratch};
 use crate::vhost_user::client::Client as Guest;
 
@@ -153,6 +155,98 @@ fn disk_that_is_opened_again_serves_what_was_lost_and_tells_each_client_once() {
     let mut late = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
     late.flush().expect("nothing is lost since");
     daemon.stop();
+}
+
+#[test]
+fn disk_whose_filesystem_was_mounted_again_goes_on_with_the_file_that_is_there() {
+    if !installed(&["losetup", "mkfs.ext4", "mount", "umount", "cp"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (first, second) = (scratch.image("first", 64 << 20), scratch.word("second"));
+    run("mkfs.ext4", &["-q", "-F", &first]);
+    let at = scratch.word("mounted");
+    std::fs::create_dir(&at).expect("a directory");
+    let mut mounted = Mounted(at.clone(), 0);
+    if !mounted.mount(&first) {
+        return;
+    }
+    let image = scratch.path("mounted/vm.raw");
+    std::fs::write(&image, vec![0; DISK_BYTES as usize]).expect("an image");
+    let socket = format!("unix:{}", scratch.word("control.sock"));
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let disk = format!("name=vm,file={at}/vm.raw");
+    let daemon = Daemon::start(&["--disk", &disk, "--nbd", &nbd, "--control", &socket]);
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    let connect = || Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    let (mut client, mut reader) = (connect(), connect());
+    client.write(0, &block(0, 1)).expect("a write");
+    client.flush().expect("a flush");
+    run("sync", &["-f", &at]);
+
+    // The drive comes again under another number: the same filesystem, and for the kernel another one.
+    run("cp", &[&first, &second]);
+    run("umount", &["--lazy", &at]);
+    mounted.1 -= 1;
+    let params = json!({"disk": "vm"});
+    let refused = control.call("disk.reopen", &params).expect_err("it is not there");
+    assert!(
+        refused.to_string().contains("is not what was opened"),
+        "{refused}"
+    );
+    assert!(mounted.mount(&second));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(reader.read(0, BLOCK).expect("a read") == block(0, 1));
+            }
+        });
+        let opened = control.call("disk.reopen", &params);
+        is_over.store(true, Ordering::Relaxed);
+        opened.expect("it is there");
+    });
+    client.write(BLOCK as u64, &block(1, 2)).expect("a write");
+    assert!(client.flush().is_err(), "it is told once");
+    client.flush().expect("and not again");
+    assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
+    let content = std::fs::read(&image).expect("the file that is there now");
+    assert!(content[..BLOCK] == block(0, 1) && content[BLOCK..2 * BLOCK] == block(1, 2));
+
+    // Another file is not the disk, whatever its size is.
+    std::fs::rename(&image, scratch.path("mounted/moved")).expect("it is moved");
+    std::fs::write(&image, &content).expect("another file");
+    let refused = control.call("disk.reopen", &params).expect_err("another file");
+    assert!(
+        refused.to_string().contains("is not what was opened"),
+        "{refused}"
+    );
+    client.flush().expect("it goes on with its own");
+    drop((client, reader));
+    daemon.stop();
+}
+
+/// A directory, and how often something is mounted there, until this is dropped.
+struct Mounted(String, u32);
+
+impl Mounted {
+    /// Mounts the filesystem in a file; says so if that is not possible here.
+    fn mount(&mut self, file: &str) -> bool {
+        let said = try_run("mount", &["-o", "loop", file, &self.0]);
+        if !said.success {
+            blkmq_skip::skip(&format!("no filesystem can be mounted: {}", said.stderr.trim()));
+        }
+        self.1 += u32::from(said.success);
+        said.success
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        for _ in 0..self.1 {
+            let _ = try_run("umount", &["--lazy", &self.0]);
+        }
+    }
 }
 
 #[test]

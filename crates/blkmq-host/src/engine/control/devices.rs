@@ -150,21 +150,34 @@ impl Control {
         }
     }
 
-    /// Has a disk served again whose drive was full or gone: see [`Device::reopen`](crate::device::Device::reopen). May
-    /// block.
+    /// Has a disk served again whose drive was full or gone: see [`Device::reopen`](crate::device::Device::reopen). If
+    /// something else takes its place, its queue's requests under way must end first. May block.
     ///
     /// # Errors
-    /// There is no such disk, or it cannot be served as before.
+    /// There is no such disk, or it cannot be served as before; or as for [`Control::freeze`].
     pub fn reopen_disk(&self, name: &str) -> Result<(), Error> {
-        let disks = self.shared.disks();
         let refuse = |why: String| Error::Disk(format!("disk {name}: {why}"));
-        let disk = disks.iter().find(|disk| disk.name == name);
-        let disk = disk.ok_or_else(|| refuse("there is no such disk".to_owned()))?;
+        let find = || {
+            let disks = self.shared.disks();
+            let disk = disks.iter().find(|disk| disk.name == name).cloned();
+            disk.ok_or_else(|| refuse("there is no such disk".to_owned()))
+        };
+        let disk = find()?;
         if disk.queue == MAPPED {
             return Err(refuse("lies on other disks: open those again".to_owned()));
         }
-        let reopened = self.entry(disk.queue)?.device.reopen(disk.id);
-        reopened.map_err(|error| refuse(format!("is not opened again: {error}")))
+        let device = Arc::clone(&self.entry(disk.queue)?.device);
+        let not_opened = |error| refuse(format!("is not opened again: {error}"));
+        let Some(other) = device.reopen(disk.id).map_err(not_opened)? else {
+            return Ok(());
+        };
+        let _changing = self.changing()?;
+        if find()?.number != disk.number {
+            return Err(refuse("was removed meanwhile, and another one added".to_owned()));
+        }
+        let _frozen = self.freeze(disk.queue)?;
+        device.add_disk(disk.id, other).map_err(not_opened)?;
+        self.refresh(disk.queue).map_err(|error| refused(name, error))
     }
 
     /// Asks a disk's drive for the disk's size, after the driver has resized it to `wanted` bytes, if given.

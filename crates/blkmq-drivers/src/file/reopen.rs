@@ -1,0 +1,102 @@
+//! A disk in a file whose drive was full or gone is opened again: it goes on with the same file, or, where the file's
+//! filesystem was mounted again, with the file that is there now. `device` asks for that, and the engine exchanges the two
+//! while nothing is under way.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
+
+use blkmq_host::device::FileId;
+use rustix::fs::SeekFrom;
+
+use super::config::FileConfig;
+use super::disk::FileDisk;
+
+impl FileDisk {
+    /// Has it served again although data may be lost. Returns the disk that has to take its place, if its filesystem was
+    /// mounted again. Blocks: it syncs.
+    ///
+    /// # Errors
+    /// Another file is there, the file is shorter than the disk, or it still cannot be made durable: nothing has changed.
+    pub(super) fn reopen(&self) -> io::Result<Option<Self>> {
+        match std::fs::metadata(&self.path) {
+            Ok(there) if Some(FileId::of(&there)) == self.id => self.go_on().map(|()| None),
+            Ok(there) if self.is_on_another_mount(&there) => self.open_anew().map(Some),
+            _ => Err(other(format!(
+                "what is at {:?} now is not what was opened: put the file back; if it is another one, remove the disk and add \
+                 it, or restart the daemon",
+                self.path
+            ))),
+        }
+    }
+
+    /// Goes on with the file.
+    fn go_on(&self) -> io::Result<()> {
+        let end = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
+        let size = self.size().min(self.content_end());
+        if end < size {
+            return Err(other(format!(
+                "it ends at {end}, and the disk at {size}: restore the file first"
+            )));
+        }
+        if !self.read_only {
+            // The first one may report what could not be written before.
+            let synced = rustix::fs::fdatasync(&self.file).or_else(|_| rustix::fs::fdatasync(&self.file));
+            synced.map_err(|error| other(format!("it still cannot be made durable: {error}")))?;
+        }
+        self.lost_from.store(u64::MAX, Ordering::Relaxed);
+        self.flush_failed.store(false, Ordering::Relaxed);
+        self.is_failing.store(false, Ordering::Relaxed);
+        self.is_full.store(false, Ordering::Relaxed);
+        tracing::info!("file {:?}: opened again", self.path);
+        Ok(())
+    }
+
+    /// Returns whether this file was opened, by another mount of its filesystem: its number and when it was made say so.
+    fn is_on_another_mount(&self, there: &Metadata) -> bool {
+        let inode = self.id.map(|id| id.inode);
+        let birth = there.created().ok();
+        there.is_file() && Some(there.ino()) == inode && birth.is_some() && birth == self.birth
+    }
+
+    /// Opens the file that is there now, in the same way. What the former one had not written is lost.
+    fn open_anew(&self) -> io::Result<Self> {
+        let config = FileConfig {
+            size: Some(self.size().min(self.content_end())),
+            create: false,
+            ..self.config.clone()
+        };
+        let new = Self::open(&config).map_err(|error| other(error.to_string()))?;
+        let (old, found) = (self.size(), new.size());
+        if found < old || (new.block_size, new.is_padded()) != (self.block_size, self.is_padded()) {
+            return Err(other(format!(
+                "it has {found} bytes in blocks of {} now, and the disk {old} in blocks of {}",
+                new.block_size, self.block_size
+            )));
+        }
+        // Growth is noticed by those who ask for it.
+        new.size.store(old, Ordering::Relaxed);
+        for (new, old) in [
+            (&new.losses, &self.losses),
+            (&new.told, &self.told),
+            (&new.errors, &self.errors),
+        ] {
+            new.store(old.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        new.note_loss();
+        tracing::info!(
+            "file {:?}: opened anew, on another mount of its filesystem",
+            self.path
+        );
+        Ok(new)
+    }
+
+    fn is_padded(&self) -> bool {
+        self.content_end() < u64::MAX
+    }
+}
+
+fn other(what: String) -> io::Error {
+    io::Error::other(what)
+}
