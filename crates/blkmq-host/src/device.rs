@@ -259,7 +259,7 @@ pub struct Losses {
     pub count: u64,
     /// How many of these times were reported to at least one user. A new user begins here: an unreported loss may
     /// concern writes that it, or the client behind it, made over a former connection.
-    pub told: u64,
+    pub seen: u64,
 }
 
 impl Losses {
@@ -268,7 +268,7 @@ impl Losses {
     pub fn and(self, other: Self) -> Self {
         Self {
             count: self.count + other.count,
-            told: self.told + other.told,
+            seen: self.seen + other.seen,
         }
     }
 }
@@ -296,7 +296,7 @@ pub trait Allocation: Send + Sync {
     }
 
     /// Notes that all present losses were reported to a user.
-    fn tell_losses(&self, _disk: DiskId) {}
+    fn mark_losses_seen(&self, _disk: DiskId) {}
 
     /// How a disk is, as far as its requests have shown; of a disk on others, the worst of theirs. Does not block.
     fn state(&self, _disk: DiskId) -> State {

@@ -226,8 +226,8 @@ impl Disk {
     }
 
     /// Notes that all present losses were reported to a user.
-    pub fn tell_losses(&self) {
-        self.allocation.tell_losses(self.id);
+    pub fn mark_losses_seen(&self) {
+        self.allocation.mark_losses_seen(self.id);
     }
 }
 

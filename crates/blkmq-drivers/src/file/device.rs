@@ -297,8 +297,8 @@ impl Allocation for FileDevice {
         self.shared.of_disk(disk, FileDisk::losses).unwrap_or_default()
     }
 
-    fn tell_losses(&self, disk: DiskId) {
-        self.shared.of_disk(disk, FileDisk::tell_losses);
+    fn mark_losses_seen(&self, disk: DiskId) {
+        self.shared.of_disk(disk, FileDisk::mark_losses_seen);
     }
 
     fn state(&self, disk: DiskId) -> State {

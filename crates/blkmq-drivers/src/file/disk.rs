@@ -73,7 +73,7 @@ pub struct FileDisk {
     /// How often a flush has failed or data was found lost, since the disk was opened again; and how many of these times
     /// a client was told of.
     pub(super) losses: AtomicU64,
-    pub(super) told: AtomicU64,
+    pub(super) seen: AtomicU64,
     /// From when on the next write looks where the file ends, in nanoseconds; 0 if none has looked.
     look_due: AtomicU64,
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
@@ -152,7 +152,7 @@ impl FileDisk {
             content_end: u64::MAX,
             lost_from: AtomicU64::new(u64::MAX),
             losses: AtomicU64::new(0),
-            told: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
             look_due: AtomicU64::new(0),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -409,14 +409,14 @@ impl FileDisk {
     pub(super) fn losses(&self) -> Losses {
         Losses {
             count: self.losses.load(Ordering::Relaxed),
-            told: self.told.load(Ordering::Relaxed),
+            seen: self.seen.load(Ordering::Relaxed),
         }
     }
 
     /// Notes that a client was told of all losses.
-    pub(super) fn tell_losses(&self) {
+    pub(super) fn mark_losses_seen(&self) {
         let count = self.losses.load(Ordering::Relaxed);
-        self.told.fetch_max(count, Ordering::Relaxed);
+        self.seen.fetch_max(count, Ordering::Relaxed);
     }
 
     /// Cuts the next piece of a discard or a zeroing. A block device gets them whole: it has no extents, others do not

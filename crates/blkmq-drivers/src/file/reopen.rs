@@ -79,7 +79,7 @@ impl FileDisk {
         new.size.store(old, Ordering::Relaxed);
         for (new, old) in [
             (&new.losses, &self.losses),
-            (&new.told, &self.told),
+            (&new.seen, &self.seen),
             (&new.errors, &self.errors),
         ] {
             new.store(old.load(Ordering::Relaxed), Ordering::Relaxed);

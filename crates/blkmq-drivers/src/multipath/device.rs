@@ -431,10 +431,13 @@ impl Allocation for MultipathDevice {
         alone.fold(self.ledger.losses(), |all, device| all.and(device.losses(disk)))
     }
 
-    fn tell_losses(&self, disk: DiskId) {
+    fn mark_losses_seen(&self, disk: DiskId) {
         self.ledger.tell(self.ledger.losses().count);
         let links = self.links.lock();
-        links.iter().flatten().for_each(|device| device.tell_losses(disk));
+        links
+            .iter()
+            .flatten()
+            .for_each(|device| device.mark_losses_seen(disk));
     }
 
     /// That of the best path which may be used: what a path lacks, another one has.

@@ -155,7 +155,7 @@ impl Allocation for NbdDevice {
         self.shared.ledger().losses()
     }
 
-    fn tell_losses(&self, _disk: DiskId) {
+    fn mark_losses_seen(&self, _disk: DiskId) {
         let ledger = self.shared.ledger();
         ledger.tell(ledger.losses().count);
     }

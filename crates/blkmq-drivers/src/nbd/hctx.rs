@@ -60,7 +60,7 @@ pub(super) struct NbdHctx {
     number: HctxId,
     noted: u64,
     /// Losses that a flush here has reported.
-    heard: u64,
+    losses_seen: u64,
     /// The server has a cache that a flush empties.
     has_cache: bool,
     /// A connection was made since the core last asked whether to run this context.
@@ -112,7 +112,7 @@ impl NbdHctx {
             is_beating: false,
             number,
             noted: 0,
-            heard: shared.ledger().losses().count,
+            losses_seen: shared.ledger().losses().count,
             ledger: Arc::clone(shared.ledger()),
             has_cache: shared.disk.shape.can(TransmissionFlags::SEND_FLUSH),
             wants_rerun: false,
@@ -276,7 +276,7 @@ impl NbdHctx {
             self.ledger.lose();
         }
         let losses = self.ledger.losses().count;
-        if std::mem::replace(&mut self.heard, losses) == losses {
+        if std::mem::replace(&mut self.losses_seen, losses) == losses {
             return status;
         }
         self.ledger.tell(losses);

@@ -38,7 +38,7 @@ pub struct Ledger {
     /// How often writes may have been lost, and of how many of these losses at least one user was
     /// told.
     losses: AtomicU64,
-    told: AtomicU64,
+    seen: AtomicU64,
     sessions: Mutex<Sessions>,
     fences: Fences,
     /// By hardware context: the epoch in which its latest write ended. Written once an epoch, so
@@ -62,7 +62,7 @@ impl Default for Ledger {
             epoch: CachePadded::new(AtomicU64::new(1)),
             durable: AtomicU64::new(0),
             losses: AtomicU64::new(0),
-            told: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
             sessions: Mutex::default(),
             fences: Fences::default(),
             dirty: (0..REACTORS_MAX).map(|_| AtomicU64::new(0)).collect(),
@@ -149,14 +149,14 @@ impl Ledger {
     /// How often writes may have been lost.
     pub(crate) fn losses(&self) -> Losses {
         Losses {
-            told: self.told.load(Ordering::SeqCst),
+            seen: self.seen.load(Ordering::SeqCst),
             count: self.losses.load(Ordering::SeqCst),
         }
     }
 
-    /// Records that a user was told of the first `count` losses.
+    /// Records that a user has seen the first `count` losses.
     pub(crate) fn tell(&self, count: u64) {
-        self.told.fetch_max(count, Ordering::SeqCst);
+        self.seen.fetch_max(count, Ordering::SeqCst);
     }
 
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
@@ -208,7 +208,7 @@ mod tests {
         assert!(ledger.is_dirty());
         ledger.session_lost();
         assert!(ledger.session_made(0, None));
-        assert_eq!(ledger.losses(), Losses { count: 1, told: 0 });
+        assert_eq!(ledger.losses(), Losses { count: 1, seen: 0 });
         assert!(!ledger.is_dirty(), "what is lost is accounted for");
     }
 

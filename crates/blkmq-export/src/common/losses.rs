@@ -1,38 +1,38 @@
-//! Writes that may be lost, as clients' flushes report them: each client is told of each loss once, whichever
-//! client flushed first. The code that serves a client asks when a flush has ended.
+//! The cursor of a client among the losses of its disk, writes that may be lost: each client sees each loss once, at
+//! a flush, whichever client flushed first. The code that serves a client asks when a flush has ended.
 
 use blkmq_core::bio::Status;
 use blkmq_host::disk::Disk;
 
-/// The losses that one client has been told of.
+/// One client's place among the losses of its disk, as `errseq_t` of Linux has it for an open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Heard(Option<u64>);
+pub(crate) struct LossCursor(Option<u64>);
 
-impl Heard {
-    /// A client that begins with a disk. It may have written before, over another connection, so it
-    /// will be told of losses that nobody has been told of.
-    pub(crate) fn new(disk: &Disk) -> Self {
-        Self(Some(disk.losses().told))
+impl LossCursor {
+    /// That of a client that begins with a disk: at the first loss that nobody has seen, since the client may have
+    /// written before, over another connection.
+    pub(crate) fn sample(disk: &Disk) -> Self {
+        Self(Some(disk.losses().seen))
     }
 
-    /// A client of another daemon, which reported that writes may be lost without the client's
-    /// knowledge.
-    pub(crate) fn nothing() -> Self {
+    /// That of a client of another daemon, which reported that writes may be lost and the client has not seen it.
+    pub(crate) fn unsampled() -> Self {
         Self(None)
     }
 
-    /// Returns whether writes may be lost of which the client has not been told.
-    pub(crate) fn misses_some(self, disk: &Disk) -> bool {
+    /// Returns whether there are losses that the client has not seen.
+    pub(crate) fn check(self, disk: &Disk) -> bool {
         self.0 != Some(disk.losses().count)
     }
 
-    /// Returns the status of a flush for this client, from the status of the flush that it shared.
-    pub(crate) fn end_flush(&mut self, disk: &Disk, status: Status) -> Status {
+    /// Returns the status of a flush for this client, from the status of the flush that it shared, and advances:
+    /// each client sees a loss once.
+    pub(crate) fn check_and_advance(&mut self, disk: &Disk, status: Status) -> Status {
         let count = Some(disk.losses().count);
         if std::mem::replace(&mut self.0, count) == count {
             return status;
         }
-        disk.tell_losses();
+        disk.mark_losses_seen();
         status.and(Status::Medium)
     }
 }

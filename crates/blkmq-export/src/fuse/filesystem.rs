@@ -17,7 +17,7 @@ use super::protocol::{Agreed, Attributes, SET_BY_HANDLE, SET_GID, SET_MODE, SET_
 use super::saved::SavedMount;
 use crate::common::Common;
 use crate::common::log::Log;
-use crate::common::losses::Heard;
+use crate::common::losses::LossCursor;
 use crate::common::worker::{self, Worker};
 
 /// One mount.
@@ -35,7 +35,7 @@ pub(super) struct FileSystem {
     mount: Mutex<Mount>,
     ownership: Ownership,
     /// The losses that flushes through this mount have reported.
-    heard: Mutex<Heard>,
+    loss_cursor: Mutex<LossCursor>,
     /// Number of open file descriptions.
     opened: AtomicU64,
     /// Nothing more is taken from the kernel.
@@ -55,7 +55,7 @@ impl FileSystem {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let address = mount.path().display().to_string();
         Self {
-            heard: Mutex::new(Heard::new(&disk)),
+            loss_cursor: Mutex::new(LossCursor::sample(&disk)),
             name: format!("{} at {address}", disk.name),
             address,
             disk,
@@ -86,7 +86,7 @@ impl FileSystem {
         filesystem.since = saved.since;
         filesystem.opened = AtomicU64::new(saved.opened);
         if saved.has_losses {
-            *lock(&filesystem.heard) = Heard::nothing();
+            *lock(&filesystem.loss_cursor) = LossCursor::unsampled();
         }
         filesystem
     }
@@ -103,7 +103,7 @@ impl FileSystem {
             agreed,
             // Relaxed, as everywhere: only a count.
             opened: self.opened.load(Ordering::Relaxed),
-            has_losses: lock(&self.heard).misses_some(&self.disk),
+            has_losses: lock(&self.loss_cursor).check(&self.disk),
             owner: self.owner,
             since: self.since,
             is_made,
@@ -177,7 +177,7 @@ impl FileSystem {
 
     /// The status of a flush through this mount, from the status of the flush that it shared.
     pub(super) fn end_flush(&self, status: Status) -> Status {
-        lock(&self.heard).end_flush(&self.disk, status)
+        lock(&self.loss_cursor).check_and_advance(&self.disk, status)
     }
 
     /// Adds a channel, which is woken at the end with `waker`.

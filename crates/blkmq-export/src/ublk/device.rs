@@ -17,7 +17,7 @@ use super::saved::SavedDevice;
 use super::sys::Descriptors;
 use crate::common::Common;
 use crate::common::log::Log;
-use crate::common::losses::Heard;
+use crate::common::losses::LossCursor;
 
 /// One device.
 pub(super) struct Device {
@@ -33,7 +33,7 @@ pub(super) struct Device {
     /// device itself would keep others out.
     pub(super) control: Arc<OwnedFd>,
     /// The losses that flushes have reported.
-    heard: Mutex<Heard>,
+    loss_cursor: Mutex<LossCursor>,
     /// What queues serve, until they take it.
     attached: Mutex<Vec<Option<Attached>>>,
     orders: SyncSender<Order>,
@@ -84,7 +84,7 @@ impl Device {
     ) -> Self {
         let named = Named::of(info);
         Self {
-            heard: Mutex::new(Heard::new(&disk)),
+            loss_cursor: Mutex::new(LossCursor::sample(&disk)),
             name: format!("{} at {}", disk.name, named.path()),
             disk,
             common: Arc::clone(common),
@@ -133,7 +133,7 @@ impl Device {
 
     /// The status of a flush through this device, from the status of the flush that it shared.
     pub(super) fn end_flush(&self, status: Status) -> Status {
-        lock(&self.heard).end_flush(&self.disk, status)
+        lock(&self.loss_cursor).check_and_advance(&self.disk, status)
     }
 
     /// What another daemon needs to continue the device, given the size that the kernel knows.
@@ -144,13 +144,13 @@ impl Device {
             size: told_size,
             block_size: self.disk.block_size,
             read_only: self.disk.read_only,
-            has_losses: lock(&self.heard).misses_some(&self.disk),
+            has_losses: lock(&self.loss_cursor).check(&self.disk),
         }
     }
 
     /// Records that writes may be lost without the users' knowledge: another daemon reported it.
     pub(super) fn note_losses(&self) {
-        *lock(&self.heard) = Heard::nothing();
+        *lock(&self.loss_cursor) = LossCursor::unsampled();
     }
 
     pub(super) fn is_ours(&self) -> bool {

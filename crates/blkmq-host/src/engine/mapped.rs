@@ -311,8 +311,8 @@ impl Allocation for MappedAllocation {
         losses.fold(Losses::default(), Losses::and)
     }
 
-    fn tell_losses(&self, disk: DiskId) {
-        self.flushed(disk).for_each(Disk::tell_losses);
+    fn mark_losses_seen(&self, disk: DiskId) {
+        self.flushed(disk).for_each(Disk::mark_losses_seen);
     }
 
     fn state(&self, disk: DiskId) -> State {

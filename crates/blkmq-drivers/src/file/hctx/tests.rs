@@ -125,7 +125,7 @@ fn flush_succeeds_again_once_the_disk_was_opened_again_after_one_that_failed() {
     std::fs::rename(&moved, &*path).unwrap();
     rig.device.reopen(DiskId(0)).unwrap();
     assert_eq!(rig.run(&flush), Status::Ok);
-    assert_eq!(rig.device.losses(DiskId(0)).told, 0);
+    assert_eq!(rig.device.losses(DiskId(0)).seen, 0);
 }
 
 #[test]

@@ -39,7 +39,7 @@ use crate::common::life::{Event, Life};
 use crate::common::listener::Admitted;
 use crate::common::log::Log;
 use crate::common::lookup::Asker;
-use crate::common::losses::Heard;
+use crate::common::losses::LossCursor;
 use crate::common::peer::{peer, watch_for_a_silent_end};
 use crate::common::readiness::{Presence, Readiness};
 use crate::common::sessions::Fenced;
@@ -63,7 +63,7 @@ pub(super) struct Connection {
     transmit: Transmit,
     slots: Slots,
     /// What the client was told of writes that may be lost, once a disk is selected.
-    heard: Option<Heard>,
+    loss_cursor: Option<LossCursor>,
     /// Where answers to look-ups arrive, once a disk is selected.
     asker: Option<Arc<Asker>>,
     /// Fences, by their slots, and the sessions that have to end for them.
@@ -102,7 +102,7 @@ pub(super) fn client(admitted: Admitted, door: Arc<Door>) -> NbdClient {
         intake: Intake::Message,
         transmit,
         slots: Slots::default(),
-        heard: None,
+        loss_cursor: None,
         asker: None,
         fences: Vec::new(),
         deadlines: Deadlines::default(),

@@ -319,7 +319,7 @@ impl Conductor {
                 tracing::warn!("upgrade: disk {}: {obstacle}, and ends with it", disk.name);
             }
             let losses = disk.losses();
-            if losses.count != losses.told {
+            if losses.count != losses.seen {
                 bail!(
                     "disk {}: writes may be lost, and no client has heard of it yet: wait for a flush of its client",
                     disk.name

@@ -13,7 +13,7 @@ use super::super::wire::Received;
 use super::{Connection, NbdClient};
 use crate::common::life::{self, Life};
 use crate::common::lookup::Asker;
-use crate::common::losses::Heard;
+use crate::common::losses::LossCursor;
 use crate::common::memory::Account;
 use crate::common::readiness::Presence;
 use crate::common::sessions::{DiskSession, SessionName};
@@ -176,7 +176,9 @@ impl NbdClient {
         if self.must_wait() {
             self.life.apply(life::Event::Queue);
         }
-        self.protocol.heard.get_or_insert_with(|| Heard::new(&disk));
+        self.protocol
+            .loss_cursor
+            .get_or_insert_with(|| LossCursor::sample(&disk));
         self.protocol.asker = Some(Arc::new(Asker::new(cx.waker())));
         self.disk = Some(disk);
         Ok(())

@@ -15,7 +15,7 @@ use super::intake::Intake;
 use super::{Connection, NbdClient, SELECTED};
 use crate::common::life::{Life, Resume};
 use crate::common::listener::Admitted;
-use crate::common::losses::Heard;
+use crate::common::losses::LossCursor;
 use crate::handover::Saved;
 use crate::handover::codec::{BODY_BYTES_MAX, TEXT_BYTES_MAX};
 use crate::nbd::saved::SavedConnection;
@@ -37,7 +37,7 @@ pub(in super::super) fn restored(
     connection.session = session;
     connection.transmit.restore(saved.unsent);
     connection.receive.restore(saved.input);
-    connection.heard = saved.has_losses.then(Heard::nothing);
+    connection.loss_cursor = saved.has_losses.then(LossCursor::unsampled);
     client
 }
 
@@ -60,8 +60,8 @@ impl NbdClient {
     /// # Errors
     /// More bytes are on their way than can be handed over.
     pub(super) fn save(&mut self) -> Result<Option<Saved>, String> {
-        let has_losses = match (&self.disk, self.protocol.heard) {
-            (Some(disk), Some(heard)) => heard.misses_some(disk),
+        let has_losses = match (&self.disk, self.protocol.loss_cursor) {
+            (Some(disk), Some(loss_cursor)) => loss_cursor.check(disk),
             _ => false,
         };
         let is_closing = !self.life.is_open();

@@ -99,7 +99,7 @@ impl NbdClient {
             slots,
             session,
             transmit,
-            heard,
+            loss_cursor,
             ..
         } = &mut self.protocol;
         let slot = slots.get(index);
@@ -114,8 +114,8 @@ impl NbdClient {
             }
         }
         let reads_as_zeroes = slot.is_zero;
-        if let (Op::Flush, Some(disk), Some(heard)) = (request.op, &self.disk, heard) {
-            bio.status = heard.end_flush(disk, bio.status);
+        if let (Op::Flush, Some(disk), Some(loss_cursor)) = (request.op, &self.disk, loss_cursor) {
+            bio.status = loss_cursor.check_and_advance(disk, bio.status);
         }
         if request.op == Op::BlockStatus && bio.status != Status::Shutdown {
             // Whether the block could be read has no bearing on what is allocated.
