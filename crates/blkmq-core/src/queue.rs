@@ -4,10 +4,11 @@
 mod config;
 mod control;
 mod disks;
+mod request_path;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 use blkmq_sync::CachePadded;
@@ -21,11 +22,12 @@ pub use self::config::{ConfigError, DiskConfig, QueueConfig, ReactorConfig};
 pub use self::control::NextElevator;
 use self::disks::DiskSlot;
 pub(crate) use self::disks::LocalDisk;
+use self::request_path::RequestPath;
 use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
 use crate::flush;
 pub use crate::gate::Dispatch;
 use crate::gate::{GateState, Report};
-use crate::group::{GroupStates, GroupTree};
+use crate::group::GroupStates;
 use crate::ids::{ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::poll::Polling;
@@ -135,10 +137,8 @@ pub struct Queue {
     usage: FreezeState,
     /// Counts entries that may issue started requests; it admits none while quiesced.
     issuing: FreezeState,
-    /// [`SCHEDULED`] with an elevator, and [`THROTTLED`] if there are, or were, caps. 0 is the direct path. Whether
-    /// there is an elevator changes only while drained, so a relaxed load by a thread that has entered `usage` sees
-    /// the right way (the entry orders it).
-    way: AtomicU8,
+    /// Direct, or through the gate.
+    path: RequestPath,
     /// The elevator, for observers; no I/O locks it.
     elevator: Mutex<&'static ElevatorType>,
     /// What reactors need to know of groups.
@@ -210,7 +210,7 @@ impl Queue {
             requests_max,
             groups: &groups,
         });
-        let way = way(config.elevator, &groups);
+        let path = RequestPath::new(config.elevator, &groups);
         let group_states = GroupStates::new(&groups);
         let throttle = Throttle::new(&groups, requests_max + flushes_max, &config.limits);
         let stats = Stats::new(groups.capacity(), config.stats, config.clock);
@@ -264,7 +264,7 @@ impl Queue {
             shared_tags,
             usage: FreezeState::new(reactors),
             issuing: FreezeState::new(reactors),
-            way: AtomicU8::new(way),
+            path,
             elevator: Mutex::new(config.elevator),
             group_states,
             grace_period: AtomicU64::new(0),
@@ -391,24 +391,24 @@ impl Queue {
 
     #[inline]
     pub(crate) fn is_scheduled(&self) -> bool {
-        self.way.load(Ordering::Relaxed) & SCHEDULED != 0
+        self.path.is_scheduled()
     }
 
     /// Says whether requests may have to go through the gate: all for an elevator, or some for caps.
     #[inline]
     pub(crate) fn is_gated(&self) -> bool {
-        self.way.load(Ordering::Relaxed) != 0
+        self.path.is_gated()
     }
 
     fn is_throttled(&self) -> bool {
-        self.way.load(Ordering::Relaxed) & THROTTLED != 0
+        self.path.is_throttled()
     }
 
     /// Sends requests of groups with caps through the gate. This lasts until the next change of elevator: a
     /// reactor that has seen the mark may still be about to enter the gate, and the context that runs for it
     /// must look there.
     pub(crate) fn throttle_from_now_on(&self) {
-        self.way.fetch_or(THROTTLED, Ordering::Relaxed);
+        self.path.throttle();
     }
 
     /// Holds nothing back for caps any more: the queue is about to end. Kick everybody afterwards.
@@ -557,19 +557,8 @@ impl Queue {
     }
 }
 
-/// Bit of [`Queue::way`]: there is an elevator.
-const SCHEDULED: u8 = 1;
-/// Bit of [`Queue::way`]: there are, or were, caps.
-const THROTTLED: u8 = 2;
 /// The finished grace period of a handle that is not attached: it counts as all grace periods.
 pub(crate) const UNATTACHED: u64 = u64::MAX;
-
-/// The way of requests: [`Queue::way`].
-fn way(elevator: &ElevatorType, groups: &GroupTree) -> u8 {
-    let is_capped = groups.iter().any(|(_, node)| !node.caps.is_none());
-    let scheduled = if elevator.is_some() { SCHEDULED } else { 0 };
-    scheduled | if is_capped { THROTTLED } else { 0 }
-}
 
 /// Disks have a share of the depth if the tags are shared, unless the elevator divides the drive by itself.
 fn shares(tags: TagMode, elevator: &ElevatorType, disks: usize, requests_max: usize) -> Shares {

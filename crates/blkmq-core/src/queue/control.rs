@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
-use super::{Busy, Queue, shares, way};
+use super::{Busy, Queue, shares};
 use crate::group::GroupTree;
 use crate::sched::{Elevator, ElevatorType, Setup, TunableError};
 use crate::share::Shares;
@@ -140,7 +140,7 @@ impl Queue {
         state.knows_groups = next.kind.knows_groups;
         std::mem::swap(&mut state.shares, &mut next.shares);
         // Drained: no reactor is about to enter the gate, so caps that were removed can be forgotten now.
-        self.way.store(way(next.kind, &state.groups), Ordering::Relaxed);
+        self.path.set(next.kind, &state.groups);
         *self.lock_elevator() = next.kind;
         // Nobody enters the gate for a queue without an elevator, so its limit is noted here.
         let elevator = state.elevator.as_deref();
