@@ -95,7 +95,7 @@ pub fn remove_disk(control: &Control, name: &str, limit: Nanos) -> anyhow::Resul
     let path = control.group_path(disk.queue, disk.group);
     control.remove_disk(name, limit)?;
     let is_last = !control.disks().iter().any(|other| other.queue == disk.queue);
-    if is_last && control.device(disk.queue)?.may_leave() {
+    if is_last && control.device(disk.queue)?.is_removable() {
         if let Err(error) = control.remove_queue(disk.queue) {
             // The disk is removed, and its clients have left: what is left of its queue ends with the daemon.
             tracing::error!("disk {name}: removed; its queue stays: {error}");

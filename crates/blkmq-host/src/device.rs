@@ -90,7 +90,7 @@ pub trait Device: Allocation + Any {
     }
 
     /// Passes a [`Runner`], with which other threads can run its contexts. Called before these are opened.
-    fn meet(&self, _runner: Runner) {}
+    fn set_runner(&self, _runner: Runner) {}
 
     /// The largest number of disks while its queue is in use, if it begins with `disks`. Called once.
     fn disks_max(&self, disks: usize) -> usize {
@@ -145,7 +145,7 @@ pub trait Device: Allocation + Any {
     }
 
     /// Says whether its contexts can be closed while the engine continues.
-    fn may_leave(&self) -> bool {
+    fn is_removable(&self) -> bool {
         false
     }
 
@@ -157,10 +157,10 @@ pub trait Device: Allocation + Any {
     ///
     /// # Errors
     /// If a descriptor cannot be made.
-    fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
-        Ok(Remains {
+    fn handover_state(&self, _disk: DiskId) -> io::Result<HandoverState> {
+        Ok(HandoverState {
             must_flush: true,
-            ..Remains::default()
+            ..HandoverState::default()
         })
     }
 
@@ -209,7 +209,7 @@ impl FileId {
 
 /// A disk's state that is only in this process.
 #[derive(Debug, Default)]
-pub struct Remains {
+pub struct HandoverState {
     /// Descriptors that hold locks: a process that has one of them has the lock.
     pub locks: Vec<OwnedFd>,
     /// Written data must be flushed, since only this process knows of it.

@@ -163,7 +163,7 @@ impl Device for SlowDisk {
         }
     }
 
-    fn meet(&self, runner: Runner) {
+    fn set_runner(&self, runner: Runner) {
         let _ = self.shared.runner.set(runner);
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, FileId, Losses, Polling, Remains, State};
+use blkmq_host::device::{Allocation, Device, Extent, FileId, HandoverState, Losses, Polling, State};
 use blkmq_host::ring::RingHandle;
 
 use super::bounce::LARGE_BYTES;
@@ -229,13 +229,13 @@ impl Device for FileDevice {
         Ok(new.map(|new| Box::new(new) as _))
     }
 
-    fn may_leave(&self) -> bool {
+    fn is_removable(&self) -> bool {
         true
     }
 
     /// Written data is in the page cache or on the device, where another process's flush covers it,
     /// too. Only the lock and the records that a flush has failed or data was lost are in this process.
-    fn remains(&self, disk: DiskId) -> io::Result<Remains> {
+    fn handover_state(&self, disk: DiskId) -> io::Result<HandoverState> {
         let disks = self.shared.disks();
         let disk = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?;
         let locks = disk.locking_file().into_iter().map(File::try_clone);
@@ -250,10 +250,10 @@ impl Device for FileDevice {
         };
         let obstacle =
             what.map(|what| format!("file {:?}: {what}, and another process would not know", disk.path));
-        Ok(Remains {
+        Ok(HandoverState {
             locks,
             obstacle,
-            ..Remains::default()
+            ..HandoverState::default()
         })
     }
 

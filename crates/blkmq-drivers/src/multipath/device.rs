@@ -15,7 +15,7 @@ use blkmq_core::mapper::multipath::{
     PathSpec, PathState, PathStats, Selector,
 };
 use blkmq_host::clock::Clock;
-use blkmq_host::device::{Allocation, Device, Extent, FileId, Losses, Polling, Remains, State};
+use blkmq_host::device::{Allocation, Device, Extent, FileId, HandoverState, Losses, Polling, State};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 use blkmq_host::{Control, Error, QueueId};
@@ -343,9 +343,9 @@ impl Device for MultipathDevice {
         }
     }
 
-    fn meet(&self, runner: Runner) {
+    fn set_runner(&self, runner: Runner) {
         for device in self.links.lock().iter().flatten() {
-            device.meet(runner.clone());
+            device.set_runner(runner.clone());
         }
         let _ = self.workshop.runner.set(runner.clone());
         self.shared.set_kick(Arc::new(runner));
@@ -361,13 +361,13 @@ impl Device for MultipathDevice {
     }
 
     /// Everything that remains of its paths, and their common ledger of unflushed writes.
-    fn remains(&self, disk: DiskId) -> io::Result<Remains> {
-        let mut all = Remains {
+    fn handover_state(&self, disk: DiskId) -> io::Result<HandoverState> {
+        let mut all = HandoverState {
             must_flush: true,
-            ..Remains::default()
+            ..HandoverState::default()
         };
         for device in self.links.lock().iter().flatten() {
-            let one = device.remains(disk)?;
+            let one = device.handover_state(disk)?;
             all.locks.extend(one.locks);
             all.obstacle = all.obstacle.or(one.obstacle);
         }

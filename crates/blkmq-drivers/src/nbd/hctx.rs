@@ -53,7 +53,7 @@ pub(super) struct NbdHctx {
     /// Until the first attempt to connect has ended, no request is refused.
     is_young: bool,
     /// A timer in the ring will trigger the search for expired requests.
-    is_beating: bool,
+    has_heartbeat: bool,
     /// The ledger of writes that may be lost; this context's number there, and what it recorded
     /// last.
     ledger: Arc<Ledger>,
@@ -109,7 +109,7 @@ impl NbdHctx {
             done: Vec::with_capacity(count),
             down_since: Some(Instant(0)),
             is_young: true,
-            is_beating: false,
+            has_heartbeat: false,
             number,
             noted: 0,
             losses_seen: shared.ledger().losses().count,
@@ -190,7 +190,7 @@ impl NbdHctx {
         }
         if timeout > Nanos::ZERO {
             slot.expires = self.now + timeout;
-            self.beat();
+            self.schedule_heartbeat();
         }
         let connection = self.links[usize::from(link)].connection.as_mut();
         connection
@@ -330,11 +330,11 @@ impl NbdHctx {
                 }
                 self.receive(number, done);
             }
-            BEAT => {
-                self.is_beating = false;
+            HEARTBEAT => {
+                self.has_heartbeat = false;
                 self.look_for_late();
                 if !self.shared.reconnector.start() {
-                    self.beat();
+                    self.schedule_heartbeat();
                 }
             }
             _ => {}
@@ -371,16 +371,16 @@ impl NbdHctx {
             .iter()
             .any(|(_, slot)| matches!(slot.state, State::Sent(_)))
         {
-            self.beat();
+            self.schedule_heartbeat();
         }
     }
 
     /// Makes the ring complete a timer in about a second: a timer for each request would cost as
     /// much as the request.
     #[inline]
-    fn beat(&mut self) {
-        if !std::mem::replace(&mut self.is_beating, true) {
-            self.ring_client.push_beat(user(BEAT, 0, 0));
+    fn schedule_heartbeat(&mut self) {
+        if !std::mem::replace(&mut self.has_heartbeat, true) {
+            self.ring_client.push_heartbeat(user(HEARTBEAT, 0, 0));
         }
     }
 
@@ -553,7 +553,7 @@ const NEWS: u8 = 2;
 /// There may be more to receive.
 const MORE: u8 = 3;
 /// Time to look for expired requests.
-const BEAT: u8 = 4;
+const HEARTBEAT: u8 = 4;
 /// To be ignored, or only to have `reap` called.
 const CANCEL: u8 = 5;
 const EPOCH_MAX: u32 = (1 << 24) - 1;

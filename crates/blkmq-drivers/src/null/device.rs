@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains};
+use blkmq_host::device::{Allocation, Device, Extent, HandoverState, Polling};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::ConfigError;
 
@@ -106,17 +106,17 @@ impl Device for NullDevice {
         }
     }
 
-    fn may_leave(&self) -> bool {
+    fn is_removable(&self) -> bool {
         true
     }
 
     /// Without memory nothing can be lost.
-    fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
+    fn handover_state(&self, _disk: DiskId) -> io::Result<HandoverState> {
         let has_contents = self.0.config.memory || self.0.config.cache;
         let obstacle = has_contents.then(|| "what is on it lies in the memory of this process".to_owned());
-        Ok(Remains {
+        Ok(HandoverState {
             obstacle,
-            ..Remains::default()
+            ..HandoverState::default()
         })
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Remains};
+use blkmq_host::device::{Allocation, Device, Extent, HandoverState};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::value::{self, ConfigError};
 
@@ -80,14 +80,14 @@ impl Device for RamDevice {
         }
     }
 
-    fn may_leave(&self) -> bool {
+    fn is_removable(&self) -> bool {
         true
     }
 
-    fn remains(&self, _disk: DiskId) -> io::Result<Remains> {
-        Ok(Remains {
+    fn handover_state(&self, _disk: DiskId) -> io::Result<HandoverState> {
+        Ok(HandoverState {
             obstacle: Some("what is on it lies in the memory of this process".to_owned()),
-            ..Remains::default()
+            ..HandoverState::default()
         })
     }
 

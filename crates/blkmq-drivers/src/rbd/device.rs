@@ -9,7 +9,7 @@ use std::time::Duration;
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, Polling, Remains, State};
+use blkmq_host::device::{Allocation, Device, Extent, HandoverState, Polling, State};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 
@@ -64,9 +64,9 @@ impl Shared {
         images.0[id.index()] = image;
     }
 
-    fn meet(&self, image: &Image) {
+    fn set_runner_of(&self, image: &Image) {
         if let Some(runner) = &*self.runner.read().unwrap_or_else(PoisonError::into_inner) {
-            image.meet(runner);
+            image.set_runner(runner);
         }
     }
 }
@@ -111,14 +111,14 @@ impl Device for RbdDevice {
         }
     }
 
-    fn meet(&self, runner: Runner) {
+    fn set_runner(&self, runner: Runner) {
         *self.shared.runner.write().unwrap_or_else(PoisonError::into_inner) = Some(runner);
         let images = self.shared.images();
         images
             .0
             .iter()
             .flatten()
-            .for_each(|image| self.shared.meet(image));
+            .for_each(|image| self.shared.set_runner_of(image));
     }
 
     fn disks_max(&self, disks: usize) -> usize {
@@ -129,7 +129,7 @@ impl Device for RbdDevice {
         let Ok(disk) = disk.downcast::<RbdDisk>() else {
             return Err(io::Error::other("its queue has disks of a Ceph cluster alone"));
         };
-        self.shared.meet(&disk.image);
+        self.shared.set_runner_of(&disk.image);
         disk.image.join(&self.shared.closings);
         self.shared.set_image(id, Some(disk.image));
         Ok(())
@@ -148,23 +148,23 @@ impl Device for RbdDevice {
         images.0.iter().flatten().any(|image| image.is_silent())
     }
 
-    fn may_leave(&self) -> bool {
+    fn is_removable(&self) -> bool {
         true
     }
 
     /// The lock belongs to this process's connection: another process could only break it, and with
     /// it the requests under way.
-    fn remains(&self, disk: DiskId) -> io::Result<Remains> {
+    fn handover_state(&self, disk: DiskId) -> io::Result<HandoverState> {
         let image = self.shared.image(disk)?;
         let obstacle = format!(
             "the exclusive lock of rbd {} is held by this process's connection to the cluster",
             image.name()
         );
-        Ok(Remains {
+        Ok(HandoverState {
             must_flush: true,
             obstacle: image.is_locked.then_some(obstacle),
             is_exclusive: image.is_locked,
-            ..Remains::default()
+            ..HandoverState::default()
         })
     }
 

@@ -62,7 +62,7 @@ impl Changes {
         }
     }
 
-    fn meet(&self, runner: &Runner) {
+    fn set_runner(&self, runner: &Runner) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(runner.clone());
     }
 }
@@ -172,8 +172,8 @@ impl Image {
     }
 
     /// Registers `runner` to be notified when the image has changed.
-    pub(super) fn meet(&self, runner: &Runner) {
-        self.changes.meet(runner);
+    pub(super) fn set_runner(&self, runner: &Runner) {
+        self.changes.set_runner(runner);
     }
 
     /// Has its close be one of `closings`.

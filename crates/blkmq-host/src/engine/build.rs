@@ -87,7 +87,7 @@ pub(super) fn build(config: EngineConfig) -> Result<(Arc<Shared>, Vec<ReactorQue
         tenants,
     }));
     for (_, entry) in shared.entries() {
-        entry.device.meet(runner(&shared, &entry.queue));
+        entry.device.set_runner(runner(&shared, &entry.queue));
     }
     Ok((shared, free_queues))
 }

@@ -28,7 +28,7 @@ use crate::reactor::queues::{Queues, empty_queue};
 use crate::reactor::shared::{ReactorQueues, Shared};
 use crate::reactor::sleep;
 use crate::reactor::wait::{Expected, WaitPolicy};
-use crate::uring::ring::{BEAT, Completion, RingClient, RingHandle};
+use crate::uring::ring::{Completion, HEARTBEAT, RingClient, RingHandle};
 
 /// One thread's side of the engine.
 pub(crate) struct ReactorCore {
@@ -54,7 +54,7 @@ pub(crate) struct ReactorCore {
     is_told: bool,
     moved: Moved,
     /// A beat is pending in the ring.
-    is_beating: bool,
+    has_heartbeat: bool,
     shared: Arc<Shared>,
     ready: Vec<u16>,
     woken: Vec<Completion>,
@@ -109,7 +109,7 @@ impl ReactorCore {
             runs_again: false,
             is_told: false,
             moved: Moved::default(),
-            is_beating: false,
+            has_heartbeat: false,
             shared: Arc::clone(shared),
             ready: Vec::with_capacity(64),
             woken: Vec::with_capacity(4),
@@ -288,8 +288,8 @@ impl ReactorCore {
             self.woken.clear();
             self.wake.take(&mut self.woken);
             for woken in &self.woken {
-                if woken.user == BEATEN {
-                    self.is_beating = false;
+                if woken.user == HEARTBEAT_PASSED {
+                    self.has_heartbeat = false;
                 } else if !woken.has_more() {
                     watch(&self.wake, &self.shared, self.id);
                 }
@@ -301,7 +301,7 @@ impl ReactorCore {
     /// Says whether a driver of this thread has work in the ring.
     pub(crate) fn uses_ring(&self) -> bool {
         // One entry watches the wake-up event, one may be a beat.
-        self.ring.in_flight() > 1 + u32::from(self.is_beating)
+        self.ring.in_flight() > 1 + u32::from(self.has_heartbeat)
     }
 
     /// Says whether the end of a bio of this thread, or of a request at its drivers, is expected.
@@ -423,7 +423,7 @@ impl ReactorCore {
     /// Blocks until an event or `alarm`.
     fn block(&mut self, alarm: Option<Instant>, others: &mut impl News) {
         let mut timeout = alarm.map(|at| at.since(self.clock.now()));
-        if timeout.is_some_and(|timeout| timeout >= BEAT) && self.is_for_io() {
+        if timeout.is_some_and(|timeout| timeout >= HEARTBEAT) && self.is_for_io() {
             // For example a request's time limit. A timer for each wait would cost as much as the wait's I/O.
             self.beat();
             timeout = None;
@@ -449,11 +449,11 @@ impl ReactorCore {
         self.queues.iter().any(|queue| queue.hctx_in_flight() > 0)
     }
 
-    /// Makes sure that the ring completes an entry within about a [`BEAT`], so that a distant alarm is checked again.
+    /// Makes sure that the ring completes an entry within about a [`HEARTBEAT`], so that a distant alarm is checked again.
     fn beat(&mut self) {
-        if !self.is_beating {
-            self.is_beating = true;
-            self.wake.push_beat(BEATEN);
+        if !self.has_heartbeat {
+            self.has_heartbeat = true;
+            self.wake.push_heartbeat(HEARTBEAT_PASSED);
         }
     }
 
@@ -539,9 +539,9 @@ fn watch(wake: &RingClient, shared: &Shared, id: ReactorId) {
     wake.push_poll(shared.wakeups[id.index()].event(), libc::POLLIN, true, RUNG);
 }
 
-/// User data of entries: the wake-up event was written; a beat has passed.
+/// User data of entries: the wake-up event was written; a heartbeat has passed.
 const RUNG: u64 = 0;
-const BEATEN: u64 = 1;
+const HEARTBEAT_PASSED: u64 = 1;
 
 /// Room for bios that end in one batch, before a list must grow.
 const ENDED_AT_ONCE: usize = 1024;

@@ -338,8 +338,8 @@ impl RingClient {
     }
 
     /// Completes after about a second.
-    pub fn push_beat(&self, user: u64) {
-        let entry = opcode::Timeout::new(std::ptr::from_ref(&BEAT_TIMESPEC)).build();
+    pub fn push_heartbeat(&self, user: u64) {
+        let entry = opcode::Timeout::new(std::ptr::from_ref(&HEARTBEAT_TIMESPEC)).build();
         self.ring.push(self.id, entry, user);
     }
 
@@ -375,9 +375,9 @@ impl ClientState {
 }
 
 /// How often a thread with I/O in flight checks distant alarms.
-pub(crate) const BEAT: Nanos = Nanos::from_secs(1);
+pub(crate) const HEARTBEAT: Nanos = Nanos::from_secs(1);
 /// The same for the kernel, which reads it when the entry is submitted.
-static BEAT_TIMESPEC: types::Timespec = types::Timespec::new().sec(1);
+static HEARTBEAT_TIMESPEC: types::Timespec = types::Timespec::new().sec(1);
 
 /// Where the client's number begins in an entry's user data.
 const CLIENT_SHIFT: u32 = 48;

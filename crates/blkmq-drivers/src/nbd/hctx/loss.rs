@@ -51,7 +51,7 @@ impl NbdHctx {
         let short_lived = self.links[usize::from(number)].short_lived;
         let reconnector = &self.shared.reconnector;
         if !reconnector.missing_one(number, short_lived, &self.mailbox) {
-            self.beat();
+            self.schedule_heartbeat();
         }
     }
 

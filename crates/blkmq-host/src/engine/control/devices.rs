@@ -309,7 +309,7 @@ impl Control {
         all[before..]
             .iter_mut()
             .for_each(|disk| disk.number = take_number(&mut next_number));
-        device.meet(build::runner(&self.shared, &queue));
+        device.set_runner(build::runner(&self.shared, &queue));
         let paths = paths.into();
         let entry = Arc::new(QueueEntry { queue, device, paths });
         self.shared.set_entry(id, Some(Arc::clone(&entry)));
@@ -338,7 +338,7 @@ impl Control {
         if self.shared.disks().iter().any(|disk| disk.queue == queue) {
             return problem("has disks; remove them first");
         }
-        if !entry.device.may_leave() {
+        if !entry.device.is_removable() {
             return problem("its driver cannot be closed while the engine runs");
         }
         self.let_go(queue)

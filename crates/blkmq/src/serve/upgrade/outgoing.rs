@@ -253,15 +253,15 @@ impl Conductor {
             }
         }
         for disk in self.leaves() {
-            let remains = self.control.device(disk.queue)?.remains(disk.id)?;
-            if let Some(obstacle) = remains.obstacle.filter(|_| remains.is_exclusive) {
+            let state = self.control.device(disk.queue)?.handover_state(disk.id)?;
+            if let Some(obstacle) = state.obstacle.filter(|_| state.is_exclusive) {
                 // Refused now, before the other daemon waits in vain.
                 bail!(
                     "disk {}: {obstacle}; remove the disk, or restart the daemon",
                     disk.name
                 );
             }
-            for lock in remains.locks {
+            for lock in state.locks {
                 channel.send(&Message::Lock, &[lock.as_fd()], ANSWER_MAX)?;
                 count += 1;
             }
@@ -308,8 +308,8 @@ impl Conductor {
         }
         let mut must_flush = Vec::new();
         for disk in self.leaves() {
-            let remains = self.control.device(disk.queue)?.remains(disk.id)?;
-            if let Some(obstacle) = remains.obstacle {
+            let state = self.control.device(disk.queue)?.handover_state(disk.id)?;
+            if let Some(obstacle) = state.obstacle {
                 if connected.contains(&disk.name) || disk.used_by.is_some() {
                     bail!(
                         "disk {}: {obstacle}; disconnect its clients, or restart the daemon",
@@ -325,7 +325,7 @@ impl Conductor {
                     disk.name
                 );
             }
-            if remains.must_flush && !disk.read_only {
+            if state.must_flush && !disk.read_only {
                 must_flush.push(disk.clone());
             }
         }
