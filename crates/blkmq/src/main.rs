@@ -18,7 +18,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt, reload};
 
 fn main() -> ExitCode {
-    blkmq_export::fuse::answer_question();
+    blkmq_export::fuse::answer_mount_probe();
     blkmq::complete::answer();
     let cli = Cli::parse();
     let format = Format::of_environment();

@@ -1,7 +1,7 @@
 //! The look-up of allocation, which drives are asked for by threads of their own, since a filesystem may take
 //! long to look up extents and io_uring has no call for it. One thread at a time asks a drive, so a drive
 //! that does not answer does not keep others from being asked. Within a drive's line, groups take turns,
-//! however much each has waiting. `connection` passes questions in and is woken when there are answers.
+//! however much each has waiting. `connection` passes queries in and is woken when there are answers.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,7 +18,7 @@ use blkmq_host::service::Waker;
 
 use super::extents::in_blocks;
 
-/// The threads that look up, and the questions that wait. Bounded by the requests that connections
+/// The threads that look up, and the queries that wait. Bounded by the requests that connections
 /// may have under way.
 #[derive(Debug)]
 pub(crate) struct Lookups(Arc<Shared>);
@@ -26,28 +26,28 @@ pub(crate) struct Lookups(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is a question, or there will be none any more.
+    /// There is a query, or there will be none any more.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    questions: Drives<Question>,
+    queries: Drives<ExtentQuery>,
     threads: usize,
     idle: usize,
     is_over: bool,
 }
 
-/// The questions that wait, for each drive.
+/// The queries that wait, for each drive.
 #[derive(Debug)]
 struct Drives<T> {
-    /// Drives that are being asked, or have questions waiting, by number.
+    /// Drives that are being asked, or have queries waiting, by number.
     drives: BTreeMap<usize, Line<T>>,
     /// The drive whose turn was last.
     last: usize,
 }
 
-/// The questions that wait for a drive.
+/// The queries that wait for a drive.
 #[derive(Debug)]
 struct Line<T> {
     turns: Turns<T>,
@@ -63,8 +63,8 @@ struct Turns<T> {
     last: Tenant,
 }
 
-/// A connection's question.
-pub(crate) struct Question {
+/// A connection's query.
+pub(crate) struct ExtentQuery {
     /// The connection's number for the request.
     pub(crate) slot: u32,
     pub(crate) offset: u64,
@@ -76,13 +76,13 @@ pub(crate) struct Question {
     block: u32,
     group: Tenant,
     allocation: Arc<dyn Allocation>,
-    asker: Arc<Asker>,
+    replies: Arc<ExtentReplies>,
 }
 
 /// Where a connection finds its answers.
 #[derive(Debug)]
-pub(crate) struct Asker {
-    answers: Mutex<Vec<Answer>>,
+pub(crate) struct ExtentReplies {
+    answers: Mutex<Vec<ExtentReply>>,
     /// Nobody waits for the answers any more: they may be empty.
     is_gone: AtomicBool,
     waker: Waker,
@@ -90,7 +90,7 @@ pub(crate) struct Asker {
 
 /// The extents, for the request of a number.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ExtentReply {
     pub(crate) slot: u32,
     pub(crate) extents: io::Result<Vec<Extent>>,
 }
@@ -100,11 +100,11 @@ impl Lookups {
         Self(Arc::default())
     }
 
-    /// Queues a question; its asker is woken when it is answered.
-    pub(crate) fn ask(&self, question: Question) {
+    /// Queues a query; its replies is woken when it is answered.
+    pub(crate) fn ask(&self, query: ExtentQuery) {
         let mut state = self.0.lock();
-        // The thread that asks this drive continues with the next question.
-        if state.questions.push(question.drive(), question.group, question) {
+        // The thread that asks this drive continues with the next query.
+        if state.queries.push(query.drive(), query.group, query) {
             self.0.call_thread(&mut state);
         }
     }
@@ -123,7 +123,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes or starts a thread for a question, if the number of threads allows it.
+    /// Wakes or starts a thread for a query, if the number of threads allows it.
     fn call_thread(self: &Arc<Self>, state: &mut State) {
         if state.idle > 0 {
             self.changed.notify_one();
@@ -139,50 +139,50 @@ impl Shared {
             .spawn(move || shared.serve());
         match made {
             Ok(_) => state.threads += 1,
-            // The present threads suffice; the next question tries again.
+            // The present threads suffice; the next query tries again.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
-                while let Some((drive, question)) = state.questions.next() {
-                    state.questions.answered(drive);
-                    question.answer(Err(io::Error::new(error.kind(), "there can be no thread for it")));
+                while let Some((drive, query)) = state.queries.next() {
+                    state.queries.answered(drive);
+                    query.answer(Err(io::Error::new(error.kind(), "there can be no thread for it")));
                 }
             }
         }
     }
 
-    /// Answers questions until there will be none.
+    /// Answers queries until there will be none.
     fn serve(self: &Arc<Self>) {
         give_way();
         let mut asked = None;
-        while let Some((drive, question)) = self.wait_for_question(asked) {
+        while let Some((drive, query)) = self.wait_for_query(asked) {
             asked = Some(drive);
             let mut extents = Vec::new();
-            let found = if question.asker.is_gone.load(Ordering::Relaxed) {
+            let found = if query.replies.is_gone.load(Ordering::Relaxed) {
                 Ok(())
             } else {
                 // A panic would leave the drive asked, and its connections waiting, for ever.
                 // Nothing of ours is half-changed then: the extents are dropped.
-                catch_unwind(AssertUnwindSafe(|| question.look_up(&mut extents)))
+                catch_unwind(AssertUnwindSafe(|| query.look_up(&mut extents)))
                     .unwrap_or_else(|_| Err(io::Error::other("the look-up panicked")))
             };
-            question.answer(found.map(|()| extents));
+            query.answer(found.map(|()| extents));
             // Niceness is not enough: a running thread keeps the processor for a slice of some
             // milliseconds, even if another one wakes.
             thread::yield_now();
         }
     }
 
-    /// Waits for a question, and returns it with its drive; the drive `asked` before has answered.
+    /// Waits for a query, and returns it with its drive; the drive `asked` before has answered.
     /// `None` if this thread is to end.
-    fn wait_for_question(self: &Arc<Self>, asked: Option<usize>) -> Option<(usize, Question)> {
+    fn wait_for_query(self: &Arc<Self>, asked: Option<usize>) -> Option<(usize, ExtentQuery)> {
         let mut state = self.lock();
         if let Some(drive) = asked {
-            state.questions.answered(drive);
+            state.queries.answered(drive);
         }
         loop {
-            if let Some(next) = state.questions.next() {
-                // A thread that was woken for two drives would take one question.
-                if state.questions.first_free().is_some() {
+            if let Some(next) = state.queries.next() {
+                // A thread that was woken for two drives would take one query.
+                if state.queries.first_free().is_some() {
                     self.call_thread(&mut state);
                 }
                 return Some(next);
@@ -199,7 +199,7 @@ impl Shared {
 }
 
 impl<T> Drives<T> {
-    /// Returns whether it is the first question for this drive.
+    /// Returns whether it is the first query for this drive.
     fn push(&mut self, drive: usize, group: Tenant, one: T) -> bool {
         let mut is_first = false;
         let line = self.drives.entry(drive).or_insert_with(|| {
@@ -213,7 +213,7 @@ impl<T> Drives<T> {
         is_first
     }
 
-    /// The next drive with questions that no thread asks.
+    /// The next drive with queries that no thread asks.
     fn first_free(&self) -> Option<usize> {
         let behind = self.last.wrapping_add(1);
         let all = self.drives.range(behind..).chain(self.drives.range(..behind));
@@ -222,7 +222,7 @@ impl<T> Drives<T> {
             .next()
     }
 
-    /// The next question for that drive, and the drive's number.
+    /// The next query for that drive, and the drive's number.
     fn next(&mut self) -> Option<(usize, T)> {
         let drive = self.first_free()?;
         let line = self.drives.get_mut(&drive)?;
@@ -283,9 +283,15 @@ impl<T> Default for Turns<T> {
     }
 }
 
-impl Question {
+impl ExtentQuery {
     /// Asks for the extents of a range of a disk.
-    pub(crate) fn new(disk: &Disk, slot: u32, range: (u64, u64), max: usize, asker: &Arc<Asker>) -> Self {
+    pub(crate) fn new(
+        disk: &Disk,
+        slot: u32,
+        range: (u64, u64),
+        max: usize,
+        replies: &Arc<ExtentReplies>,
+    ) -> Self {
         Self {
             slot,
             offset: range.0,
@@ -295,12 +301,12 @@ impl Question {
             block: disk.block_size,
             group: disk.tenant,
             allocation: Arc::clone(&disk.allocation),
-            asker: Arc::clone(asker),
+            replies: Arc::clone(replies),
         }
     }
 
     /// The drive, as a number: the address of the object that is asked, which stays as long as a
-    /// question is here.
+    /// query is here.
     fn drive(&self) -> usize {
         Arc::as_ptr(&self.allocation).addr()
     }
@@ -313,22 +319,22 @@ impl Question {
     }
 
     fn answer(self, extents: io::Result<Vec<Extent>>) {
-        let answer = Answer {
+        let answer = ExtentReply {
             slot: self.slot,
             extents,
         };
         let is_first = {
-            let mut answers = self.asker.lock();
+            let mut answers = self.replies.lock();
             answers.push(answer);
             answers.len() == 1
         };
         if is_first {
-            self.asker.waker.wake();
+            self.replies.waker.wake();
         }
     }
 }
 
-impl Asker {
+impl ExtentReplies {
     pub(crate) fn new(waker: Waker) -> Self {
         Self {
             answers: Mutex::default(),
@@ -337,28 +343,28 @@ impl Asker {
         }
     }
 
-    /// Takes the answers that have arrived. Questions that were begun are answered even if nobody
+    /// Takes the answers that have arrived. Queries that were begun are answered even if nobody
     /// waits any more.
-    pub(crate) fn take(&self) -> Vec<Answer> {
+    pub(crate) fn take(&self) -> Vec<ExtentReply> {
         std::mem::take(&mut *self.lock())
     }
 
-    /// The client is gone: waiting questions are not looked up.
+    /// The client is gone: waiting queries are not looked up.
     pub(crate) fn give_up(&self) {
         // Relaxed: reading it late costs one look-up.
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Answer>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<ExtentReply>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Question {
+impl std::fmt::Debug for ExtentQuery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "Question about {} bytes at {} of disk {}",
+            "ExtentQuery about {} bytes at {} of disk {}",
             self.len, self.offset, self.disk
         )
     }
@@ -372,7 +378,7 @@ pub(crate) fn give_way() {
 
 /// Most threads: as many drives may hang before others are delayed.
 const THREADS: usize = 16;
-/// Threads that stay without questions.
+/// Threads that stay without queries.
 const THREADS_IDLE: usize = 2;
 /// Niceness of these threads, above that of the threads that serve.
 const NICENESS: i32 = 10;
@@ -396,12 +402,12 @@ mod tests {
         let (wakes, woken) = mpsc::channel();
         let is_over = false;
         engine.add_service(ReactorId(0), Box::new(move || Box::new(Woken { wakes, is_over })));
-        let asker = Arc::new(Asker::new(woken.recv().unwrap().expect("its waker")));
+        let replies = Arc::new(ExtentReplies::new(woken.recv().unwrap().expect("its waker")));
         let allocation: Arc<dyn Allocation> = Arc::new(PanicsAtZero);
         let lookups = Lookups::new();
         let mut answers = Vec::new();
         for offset in [0, 512] {
-            lookups.ask(Question {
+            lookups.ask(ExtentQuery {
                 slot: 0,
                 offset,
                 len: 512,
@@ -410,14 +416,14 @@ mod tests {
                 block: 512,
                 group: Tenant(0),
                 allocation: Arc::clone(&allocation),
-                asker: Arc::clone(&asker),
+                replies: Arc::clone(&replies),
             });
             let answered = woken.recv_timeout(std::time::Duration::from_secs(20));
             assert!(answered.is_ok(), "no answer about {offset}");
-            answers.extend(asker.take().into_iter().map(|answer| answer.extents.is_ok()));
+            answers.extend(replies.take().into_iter().map(|answer| answer.extents.is_ok()));
         }
         assert_eq!(answers, [false, true]);
-        drop(asker);
+        drop(replies);
         engine.shutdown(Nanos::from_secs(10)).unwrap();
     }
 

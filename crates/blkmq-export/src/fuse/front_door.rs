@@ -272,7 +272,7 @@ impl ServedFile {
         let (mount, device) = place.mount().map_err(cannot_be)?;
         let copy = device.try_clone().map_err(cannot_be)?;
         self.note_mounted(&mount, &common);
-        if let (_, Some(entry)) = mount.remains()
+        if let (_, Some(entry)) = mount.handover_state()
             && let Some(why) = visible::why_hidden(&self.path, &entry)
         {
             tracing::warn!("fuse: {path}: {why}");
@@ -334,7 +334,7 @@ impl ServedFile {
 
     /// Has the address reported as gone once somebody has unmounted it.
     fn note_mounted(&self, mount: &Mount, common: &Common) {
-        if let (_, Some(entry)) = mount.remains() {
+        if let (_, Some(entry)) = mount.handover_state() {
             common.connections.set_mounted(self.address, entry.device);
         }
     }

@@ -4,7 +4,7 @@
 //! | part | decides |
 //! |---|---|
 //! | [`protocol`] | what a request means, and an answer |
-//! | `mount`, `dentry`, `mount_table`, `question`, `rights` | how a file becomes a disk, when it is a plain file again, who serves it, and who may mount |
+//! | `mount`, `dentry`, `mount_table`, `mount_probe`, `rights` | how a file becomes a disk, when it is a plain file again, who serves it, and who may mount |
 //! | `visible` | whether a mount is seen by the host, or hidden in a namespace of the service |
 //! | `filesystem` | what a mount shows, and how it ends |
 //! | `requests` | what a request asks of the disk, and what is answered |
@@ -18,9 +18,9 @@ mod dentry;
 mod filesystem;
 mod front_door;
 mod mount;
+mod mount_probe;
 mod mount_table;
 pub mod protocol;
-mod question;
 mod requests;
 mod rights;
 mod ring;
@@ -29,4 +29,4 @@ mod slots;
 mod visible;
 
 pub use front_door::Fuse;
-pub use question::answer as answer_question;
+pub use mount_probe::answer as answer_mount_probe;

@@ -22,9 +22,9 @@ use rustix::net::{
 };
 
 use super::dentry::{Dentry, path_of};
+use super::mount_probe::{Daemon, MountProbe};
 use super::mount_table::{self, Entry};
 use super::protocol::DATA_BYTES_MAX;
-use super::question::{Daemon, Question};
 use super::rights::Way;
 use super::saved::SavedMount;
 use crate::common::OpenError;
@@ -217,7 +217,7 @@ impl Mount {
     }
 
     /// Returns whether its file was made for it, and its entry in the table of mounts.
-    pub(super) fn remains(&self) -> (bool, Option<Entry>) {
+    pub(super) fn handover_state(&self) -> (bool, Option<Entry>) {
         (self.place.is_made, self.entry.clone())
     }
 
@@ -298,8 +298,8 @@ fn remove_dead(path: &Path) -> Result<Turn, OpenError> {
         if !is_fuse {
             return Ok(turn);
         }
-        let mut question = Question::ask(path);
-        match question.answer_within(MOMENT, path) {
+        let mut probe = MountProbe::ask(path);
+        match probe.answer_within(MOMENT, path) {
             Some(Daemon::Dead) => {
                 unmount_with(path, true)
                     .map_err(|error| refused(format!("what a killed daemon left stays mounted: {error}")))?;
@@ -313,11 +313,11 @@ fn remove_dead(path: &Path) -> Result<Turn, OpenError> {
             None => {
                 drop(turn);
                 // The end of a killed daemon takes as long as what it has begun at its drives.
-                match question.answer_within(ANSWER_MAX, path) {
+                match probe.answer_within(ANSWER_MAX, path) {
                     Some(Daemon::NotAsked) => return Err(refused(INTERRUPTED.to_owned())),
                     Some(_) => {}
                     None => {
-                        question.give_up();
+                        probe.give_up();
                         let limit = (MOMENT + ANSWER_MAX).as_secs();
                         return Err(refused(format!("{SERVED}; it has not answered for {limit} s")));
                     }

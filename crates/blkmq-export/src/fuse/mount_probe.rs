@@ -1,4 +1,4 @@
-//! A question to the daemon that serves a path, to find out whether it lives, without waiting for one that
+//! A probe to the daemon that serves a path, to find out whether it lives, without waiting for one that
 //! does not answer.
 
 use std::env;
@@ -21,16 +21,16 @@ pub(super) enum Daemon {
     NotAsked,
 }
 
-/// A question to the daemon that serves a path: what its file looks like. A process of its own asks, since
+/// A probe to the daemon that serves a path: what its file looks like. A process of its own asks, since
 /// whoever asks a daemon that does not answer may hang so that nothing ends it.
-pub(super) enum Question {
+pub(super) enum MountProbe {
     Process(Child),
     /// Where the program cannot be started for it ([`answer`]); the end of this process may have to wait for it.
     Thread(Receiver<Daemon>),
     Answered,
 }
 
-impl Question {
+impl MountProbe {
     pub(super) fn ask(path: &Path) -> Self {
         // Relaxed: it is set before there are other threads.
         let asked = CAN_ASK.load(Ordering::Relaxed).then(|| {
@@ -89,7 +89,7 @@ impl Question {
 }
 
 /// Asks what a path's file looks like and ends, if this process was started for that. Otherwise processes
-/// like this one are started for such questions from now on. To be called first in `main`.
+/// like this one are started for such probes from now on. To be called first in `main`.
 pub fn answer() {
     let words: Vec<_> = env::args_os().skip(1).collect();
     if let [word, path] = words.as_slice()
@@ -112,7 +112,7 @@ impl Daemon {
     /// What the errno of a look at its file says.
     fn of(errno: i32) -> Self {
         match errno {
-            // The second if the daemon died during the question.
+            // The second if the daemon died during the probe.
             libc::ENOTCONN | libc::ECONNABORTED => Self::Dead,
             _ => Self::Alive,
         }
@@ -144,7 +144,7 @@ fn ended_within(child: &mut Child, limit: Duration) -> Option<Ended> {
 
 /// Whether [`answer`] has been called: processes of this program can ask.
 static CAN_ASK: AtomicBool = AtomicBool::new(false);
-/// The first word of a process that is started for a question.
+/// The first word of a process that is started for a probe.
 const ASK: &str = "fuse-ask";
 /// How long a process that is killed may take to end.
 const LAST_MOMENT: Duration = Duration::from_millis(100);
@@ -155,10 +155,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn question_about_a_path_is_not_answered_by_the_name_of_the_path() {
+    fn probe_of_a_path_is_not_answered_by_the_name_of_the_path() {
         let path = env::temp_dir().join("Transport endpoint is not connected");
-        let mut question = Question::ask(&path);
-        let answer = question.answer_within(Duration::from_secs(10), &path);
+        let mut probe = MountProbe::ask(&path);
+        let answer = probe.answer_within(Duration::from_secs(10), &path);
         assert_eq!(answer, Some(Daemon::Alive), "nothing is there");
         assert_eq!(Daemon::of(libc::ENOTCONN), Daemon::Dead);
     }

@@ -1,5 +1,5 @@
-//! What a request asks of the disk: an answer at once, a bio, or a question about allocation; and what is
-//! answered when the bio or the question has ended.
+//! What a request asks of the disk: an answer at once, a bio, or a query about allocation; and what is
+//! answered when the bio or the query has ended.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::protocol::{
     write_answer,
 };
 use super::slots::{SLOTS, Work};
-use crate::common::lookup::{Asker, Question};
+use crate::common::lookup::{ExtentQuery, ExtentReplies};
 
 /// A transport by which requests come from the kernel and answers go back.
 pub(super) trait Transport {
@@ -57,7 +57,7 @@ pub(super) struct Requests<T> {
     pub(super) agreed: Option<Agreed>,
     /// FUSE over io_uring is negotiated if the kernel offers it.
     pub(super) wants_ring: bool,
-    asker: Option<Arc<Asker>>,
+    extent_replies: Option<Arc<ExtentReplies>>,
 }
 
 /// Why the kernel's bytes cannot be decoded any further.
@@ -96,14 +96,14 @@ impl<T: Transport> Requests<T> {
             transport,
             agreed: None,
             wants_ring: false,
-            asker: None,
+            extent_replies: None,
         }
     }
 
     /// The channel is on its reactor now.
     pub(super) fn start(&mut self, cx: &Cx<'_>) {
         self.filesystem.join(cx.waker());
-        self.asker = Some(Arc::new(Asker::new(cx.waker())));
+        self.extent_replies = Some(Arc::new(ExtentReplies::new(cx.waker())));
     }
 
     /// Handles a request, whose data lies in the slot. Returns the bio that it needs, if it needs one.
@@ -236,17 +236,19 @@ impl<T: Transport> Requests<T> {
     }
 
     fn ask(&self, slot: u16, from: u64) {
-        let asker = self.asker.as_ref().expect("made when it began");
+        let extent_replies = self.extent_replies.as_ref().expect("made when it began");
         let disk = &self.filesystem.disk;
         let left = disk.current_size() - from;
-        let question = Question::new(disk, slot.into(), (from, left), EXTENTS_MAX, asker);
-        self.filesystem.common.lookups.ask(question);
+        let query = ExtentQuery::new(disk, slot.into(), (from, left), EXTENTS_MAX, extent_replies);
+        self.filesystem.common.lookups.ask(query);
     }
 
     /// Answers with what the searches found.
     pub(super) fn take_answers(&mut self) {
-        let Some(asker) = self.asker.clone() else { return };
-        for found in asker.take() {
+        let Some(extent_replies) = self.extent_replies.clone() else {
+            return;
+        };
+        for found in extent_replies.take() {
             let slot = found.slot as u16;
             let (unique, Work::Seek { from, is_for_data }) = self.transport.request(slot) else {
                 continue;
@@ -284,8 +286,8 @@ impl<T: Transport> Requests<T> {
 
     /// Nobody waits for the running searches any more.
     pub(super) fn give_up(&self) {
-        if let Some(asker) = &self.asker {
-            asker.give_up();
+        if let Some(extent_replies) = &self.extent_replies {
+            extent_replies.give_up();
         }
     }
 }

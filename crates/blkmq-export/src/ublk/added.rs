@@ -1,5 +1,5 @@
 //! A device that was added to the kernel, and is deleted again unless it is kept: a start that fails
-//! leaves nothing behind. `made` decides what is added, `front_door` when it is kept.
+//! leaves nothing behind. `create` makes what is added, `front_door` when it is kept.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

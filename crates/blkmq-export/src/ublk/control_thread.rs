@@ -38,7 +38,7 @@ pub(super) enum Beginning {
     Succession,
 }
 
-struct Keeper {
+struct ControlThread {
     control: Control,
     device: Arc<Device>,
     info: DeviceInfo,
@@ -57,7 +57,7 @@ pub(super) fn spawn(
     beginning: Beginning,
     orders: Receiver<Order>,
 ) -> io::Result<()> {
-    let mut keeper = Keeper {
+    let mut control_thread = ControlThread {
         control,
         device: Arc::clone(device),
         info,
@@ -65,10 +65,10 @@ pub(super) fn spawn(
         has_begun: false,
     };
     let thread = Builder::new().name("ublk".to_owned()).stack_size(STACK_BYTES);
-    thread.spawn(move || keeper.run(&orders)).map(drop)
+    thread.spawn(move || control_thread.run(&orders)).map(drop)
 }
 
-impl Keeper {
+impl ControlThread {
     fn run(&mut self, orders: &Receiver<Order>) {
         for order in orders {
             match order {

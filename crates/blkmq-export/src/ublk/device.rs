@@ -1,4 +1,4 @@
-//! One device, shared by the queues that serve it, one on each participating reactor. `keeper`, which has a
+//! One device, shared by the queues that serve it, one on each participating reactor. `control_thread`, which has a
 //! thread of its own, does what blocks.
 
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use blkmq_host::disk::Disk;
 use blkmq_host::service::Waker;
 
 use super::control::Named;
-use super::keeper::Order;
+use super::control_thread::Order;
 use super::protocol::DeviceInfo;
 use super::saved::SavedDevice;
 use super::sys::Descriptors;

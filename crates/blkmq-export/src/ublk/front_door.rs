@@ -16,13 +16,13 @@ use blkmq_host::service::{Service, ServiceFactory};
 
 use super::added::Added;
 use super::control::{Control, Named, open_queues, until};
+use super::control_thread::{self, Beginning, Order};
+use super::create::{add, check};
 use super::device::{Device, Reason};
-use super::found::{Found, compare, find, remove_stopped};
-use super::keeper::{self, Beginning, Order};
-use super::left;
-use super::made::{add, check};
 use super::protocol::{DeviceInfo, NUMBERS, RECOVERY};
 use super::queue::{self, First, QueueParts};
+use super::recover::{Found, compare, find, remove_stopped};
+use super::release;
 use super::saved::SavedDevice;
 use super::slots::Memory;
 use crate::common::admission::Ticket;
@@ -59,7 +59,7 @@ impl FrontDoor for Ublk {
     }
 
     fn leave(&self) {
-        left::close();
+        release::close();
     }
 }
 
@@ -319,7 +319,7 @@ impl ServedDevice {
             orders,
         );
         let device = Arc::new(device);
-        keeper::spawn(control, &device, info, beginning, receiver).map_err(failed)?;
+        control_thread::spawn(control, &device, info, beginning, receiver).map_err(failed)?;
         Ok(Ready { device, queues })
     }
 

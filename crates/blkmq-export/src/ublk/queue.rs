@@ -13,11 +13,11 @@ use blkmq_host::disk::Hearing;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
 
+use super::control_thread::Order;
 use super::device::{Attached, Device, End, Reason};
 use super::front_door::DOOR;
-use super::keeper::Order;
-use super::left;
 use super::protocol::{DATA_BYTES_MAX, Request, Shape};
+use super::release;
 use super::slots::{Memory, Slots};
 use super::sys;
 use crate::common::admission::Ticket;
@@ -392,7 +392,7 @@ impl Drop for Queue {
             // here writes to the disk any more.
             let attached = self.attached.take();
             if attached.is_some() {
-                left::keep(self.device.named.number, &self.ring);
+                release::keep(self.device.named.number, &self.ring);
             }
             std::mem::forget(attached);
         }

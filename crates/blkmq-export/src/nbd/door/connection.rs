@@ -38,7 +38,7 @@ use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::life::{Event, Life};
 use crate::common::listener::Admitted;
 use crate::common::log::Log;
-use crate::common::lookup::Asker;
+use crate::common::lookup::ExtentReplies;
 use crate::common::losses::LossCursor;
 use crate::common::peer::{peer, watch_for_a_silent_end};
 use crate::common::readiness::{Presence, Readiness};
@@ -65,7 +65,7 @@ pub(super) struct Connection {
     /// What the client was told of writes that may be lost, once a disk is selected.
     loss_cursor: Option<LossCursor>,
     /// Where answers to look-ups arrive, once a disk is selected.
-    asker: Option<Arc<Asker>>,
+    extent_replies: Option<Arc<ExtentReplies>>,
     /// Fences, by their slots, and the sessions that have to end for them.
     fences: Vec<(u32, Fenced)>,
     deadlines: Deadlines,
@@ -103,7 +103,7 @@ pub(super) fn client(admitted: Admitted, door: Arc<Door>) -> NbdClient {
         transmit,
         slots: Slots::default(),
         loss_cursor: None,
-        asker: None,
+        extent_replies: None,
         fences: Vec::new(),
         deadlines: Deadlines::default(),
         door,

@@ -81,8 +81,8 @@ impl Connection {
         for (slot, _) in std::mem::take(&mut self.fences) {
             self.cancel(slot);
         }
-        if let Some(asker) = &self.asker {
-            asker.give_up();
+        if let Some(extent_replies) = &self.extent_replies {
+            extent_replies.give_up();
         }
     }
 }

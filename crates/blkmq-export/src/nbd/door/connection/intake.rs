@@ -12,7 +12,7 @@ use super::super::slots::Slots;
 use super::super::wire::Received;
 use super::{Connection, NbdClient};
 use crate::common::life::{self, Life};
-use crate::common::lookup::Asker;
+use crate::common::lookup::ExtentReplies;
 use crate::common::losses::LossCursor;
 use crate::common::memory::Account;
 use crate::common::readiness::Presence;
@@ -179,7 +179,7 @@ impl NbdClient {
         self.protocol
             .loss_cursor
             .get_or_insert_with(|| LossCursor::sample(&disk));
-        self.protocol.asker = Some(Arc::new(Asker::new(cx.waker())));
+        self.protocol.extent_replies = Some(Arc::new(ExtentReplies::new(cx.waker())));
         self.disk = Some(disk);
         Ok(())
     }

@@ -11,7 +11,7 @@ use super::intake::{Intake, Needs};
 use super::{Connection, NbdClient, SELECTED};
 use crate::common::buffers::NoMemory;
 use crate::common::life::{Event, Life};
-use crate::common::lookup::{Answer, Question};
+use crate::common::lookup::{ExtentQuery, ExtentReply};
 use crate::nbd::session::{Op, Request};
 
 impl NbdClient {
@@ -79,7 +79,7 @@ impl NbdClient {
     /// turn and within its caps.
     fn look_up(&mut self, slot: u32, request: &Request) {
         let disk = self.disk.as_ref().expect(SELECTED);
-        let asker = self.protocol.asker.as_ref().expect(SELECTED);
+        let extent_replies = self.protocol.extent_replies.as_ref().expect(SELECTED);
         let max = self
             .protocol
             .session
@@ -87,8 +87,8 @@ impl NbdClient {
             .extents_max(request)
             .min(EXTENTS_MAX);
         let range = (request.offset, request.length);
-        let question = Question::new(disk, slot, range, max, asker);
-        self.protocol.door.common.lookups.ask(question);
+        let query = ExtentQuery::new(disk, slot, range, max, extent_replies);
+        self.protocol.door.common.lookups.ask(query);
     }
 
     /// A bio has ended: replies to its request, unless more of it is to be read, written or looked
@@ -163,8 +163,12 @@ impl Connection {
 
     /// Replies with the answers that have arrived.
     pub(super) fn take_answers(&mut self) {
-        let answers = self.asker.as_ref().map(|asker| asker.take()).unwrap_or_default();
-        for Answer { slot, extents } in answers {
+        let answers = self
+            .extent_replies
+            .as_ref()
+            .map(|extent_replies| extent_replies.take())
+            .unwrap_or_default();
+        for ExtentReply { slot, extents } in answers {
             let request = self.slots.end(slot);
             let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
             match extents {
