@@ -126,7 +126,7 @@ impl DiskSpec {
     /// Returns whether another disk can join its queue while that is served.
     pub(crate) fn may_be_joined_by(&self, other: &Self) -> bool {
         match (self.source.driver(), other.source.driver()) {
-            (Some(one), Some(other)) => one.driver() == other.driver() && one.shares_device(),
+            (Some(one), Some(other)) => one.drive() == other.drive() && one.shares_device(),
             _ => false,
         }
     }

@@ -65,6 +65,11 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
     /// The driver's name.
     fn driver(&self) -> &'static str;
 
+    /// The driver whose drive its disk joins.
+    fn drive(&self) -> &'static str {
+        self.driver()
+    }
+
     /// The description in listings of exports where none was given: not the path, which clients
     /// must not see.
     fn describe(&self) -> &'static str;

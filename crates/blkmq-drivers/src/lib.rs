@@ -5,6 +5,7 @@
 //! | `null` | [`null`]: no medium; service times and faults on request |
 //! | `ram` | [`ram`]: sparse memory of this process |
 //! | `file` | [`mod@file`]: an image file or a block device, through the reactor's io_uring |
+//! | `qcow2` | [`qcow2`]: a qcow2 image, whose data goes the way of files |
 //! | `nbd` | [`nbd`]: an export of an NBD server |
 //! | `multipath` | [`multipath`]: other drives that lead to the same disk |
 //! | `rbd` | [`rbd`]: an image in a Ceph cluster |
@@ -32,6 +33,8 @@ pub mod multipath;
 pub mod nbd;
 #[cfg(feature = "null")]
 pub mod null;
+#[cfg(feature = "qcow2")]
+pub mod qcow2;
 #[cfg(feature = "ram")]
 pub mod ram;
 #[cfg(feature = "rbd")]

@@ -10,6 +10,8 @@ use crate::driver::Driver;
 static BUILT_IN: &[&Driver] = &[
     #[cfg(feature = "file")]
     &crate::file::DRIVER,
+    #[cfg(feature = "qcow2")]
+    &crate::qcow2::DRIVER,
     #[cfg(feature = "ram")]
     &crate::ram::DRIVER,
     #[cfg(feature = "null")]

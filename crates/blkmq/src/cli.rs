@@ -13,6 +13,7 @@ use crate::ctl::CtlArgs;
 #[cfg(feature = "demo")]
 use crate::demo::DemoArgs;
 use crate::help;
+use crate::image::ImageArgs;
 use crate::iostat::IostatArgs;
 #[cfg(feature = "top")]
 use crate::top::TopArgs;
@@ -47,6 +48,8 @@ pub enum Command {
     /// Show the activity of a running daemon's queues, groups and disks, as htop shows processes
     #[cfg(feature = "top")]
     Top(TopArgs),
+    /// Make, describe and check qcow2 images
+    Image(ImageArgs),
     /// Print a script for shell completion of commands and names: source <(blkmq completions bash)
     Completions {
         /// The shell

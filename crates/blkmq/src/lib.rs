@@ -14,6 +14,7 @@ pub mod ctl;
 #[cfg(feature = "demo")]
 pub mod demo;
 mod help;
+pub mod image;
 pub mod iostat;
 mod listen;
 pub mod log;

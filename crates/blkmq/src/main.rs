@@ -68,6 +68,7 @@ fn run(command: Command, log: &Log) -> Result<()> {
         Command::Iostat(args) => blkmq::iostat::main(&args),
         #[cfg(feature = "top")]
         Command::Top(args) => blkmq::top::main(&args),
+        Command::Image(args) => blkmq::image::main(&args),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             blkmq::complete::register(shell, &mut text)?;

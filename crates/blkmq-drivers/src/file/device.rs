@@ -13,12 +13,17 @@ use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_host::device::{Allocation, Device, Extent, FileId, HandoverState, Losses, Polling, State};
 use blkmq_host::ring::RingHandle;
+#[cfg(feature = "qcow2")]
+use blkmq_host::runner::Runner;
 
 use super::bounce::LARGE_BYTES;
 use super::disk::{self, FileDisk};
+use super::disks::{Disks, Member};
 use super::hctx::FileHctx;
 use super::locks::Announced;
 use crate::mapping::Mapping;
+#[cfg(feature = "qcow2")]
+use crate::qcow2::{Guests, ImageHctx, PARTS};
 
 /// Disks in files that share a drive, and so a queue.
 #[derive(Clone, Debug)]
@@ -36,38 +41,15 @@ pub(super) struct Shared {
     block: u32,
     /// The writes of each hardware context.
     announced: Mutex<Vec<Arc<Announced>>>,
+    /// The requests of images.
+    #[cfg(feature = "qcow2")]
+    guests: Arc<Guests>,
+    #[cfg(feature = "qcow2")]
+    runner: RwLock<Option<Runner>>,
     /// Never written: source of zeroes where the filesystem cannot zero a range.
     pub(super) zeroes: Mapping,
     /// Requests whose end was found by polling their device.
     pub(super) ended_polled: AtomicU64,
-}
-
-/// The disks of a drive by their ids, at one moment.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Disks(Vec<Option<Arc<FileDisk>>>);
-
-impl Disks {
-    #[inline]
-    pub(super) fn get(&self, id: DiskId) -> Option<&Arc<FileDisk>> {
-        self.0.get(id.index())?.as_ref()
-    }
-
-    /// The disk of a request that is under way.
-    #[inline]
-    pub(super) fn of(&self, disk: u32) -> &FileDisk {
-        self.0[disk as usize]
-            .as_ref()
-            .expect("nobody removes a disk in use")
-    }
-
-    /// The number of entries, used or not.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<FileDisk>> {
-        self.0.iter().flatten()
-    }
 }
 
 impl Shared {
@@ -102,12 +84,15 @@ impl Shared {
         self.announced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_disk(&self, id: DiskId, disk: Option<Arc<FileDisk>>) {
-        let mut disks = self.disks.write().unwrap_or_else(PoisonError::into_inner);
-        if disks.0.len() <= id.index() {
-            disks.0.resize(id.index() + 1, None);
+    fn set_disk(&self, id: DiskId, disk: Option<Member>) {
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disk.as_ref().and_then(|disk| disk.image.as_ref()) {
+            image.join(&self.guests, id);
         }
-        disks.0[id.index()] = disk;
+        self.disks
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .set(id, disk);
     }
 }
 
@@ -117,21 +102,32 @@ impl FileDevice {
     /// # Errors
     /// `OutOfMemory` if there is no memory for a megabyte of zeroes.
     pub fn new(disks: Vec<FileDisk>, depth: u32) -> io::Result<Self> {
-        let sectors = disks.iter().map(|disk| match disk.is_block_device() {
-            true => disk.block_size(),
+        Self::of(disks.into_iter().map(Member::raw).collect(), depth)
+    }
+
+    /// The same of disks of any kind.
+    pub(super) fn of(disks: Vec<Member>, depth: u32) -> io::Result<Self> {
+        let sectors = disks.iter().map(|disk| match disk.file.is_block_device() {
+            true => disk.file.block_size(),
             false => LEAST_BLOCK,
         });
         let block = sectors.min().unwrap_or(LEAST_BLOCK);
-        let disks = disks.into_iter().map(|disk| Some(Arc::new(disk)));
-        let zeroes = Mapping::new(ZEROES_BYTES)?;
+        let shared = Shared {
+            disks: RwLock::new(Disks::new(disks.len().max(DISKS_MAX))),
+            block,
+            announced: Mutex::default(),
+            #[cfg(feature = "qcow2")]
+            guests: Arc::default(),
+            #[cfg(feature = "qcow2")]
+            runner: RwLock::default(),
+            zeroes: Mapping::new(ZEROES_BYTES)?,
+            ended_polled: AtomicU64::new(0),
+        };
+        for (id, disk) in (0..).map(DiskId).zip(disks) {
+            shared.set_disk(id, Some(disk));
+        }
         Ok(Self {
-            shared: Arc::new(Shared {
-                disks: RwLock::new(Disks(disks.collect())),
-                block,
-                announced: Mutex::default(),
-                zeroes,
-                ended_polled: AtomicU64::new(0),
-            }),
+            shared: Arc::new(shared),
             depth,
         })
     }
@@ -147,8 +143,29 @@ impl FileDevice {
     }
 
     /// Makes a hardware context.
+    #[cfg(any(test, not(feature = "qcow2")))]
     pub(super) fn hctx(&self, ring: &RingHandle) -> io::Result<FileHctx> {
         FileHctx::new(Arc::clone(&self.shared), ring, self.depth)
+    }
+
+    /// Makes a hardware context that has images, too.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn image_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<ImageHctx> {
+        let depth = self.depth + PARTS;
+        let file = FileHctx::new(Arc::clone(&self.shared), ring, depth)?;
+        let runner = self
+            .shared
+            .runner
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        Ok(ImageHctx::new(
+            file,
+            Arc::clone(&self.shared.guests),
+            runner,
+            hctx,
+            self.depth,
+        ))
     }
 }
 
@@ -207,10 +224,10 @@ impl Device for FileDevice {
     }
 
     fn add_disk(&self, id: DiskId, disk: Box<dyn Any + Send>) -> io::Result<()> {
-        let Ok(disk) = disk.downcast::<FileDisk>() else {
+        let Some(disk) = Member::of_any(disk) else {
             return Err(io::Error::other("its queue has disks in files alone"));
         };
-        self.shared.set_disk(id, Some(Arc::from(disk)));
+        self.shared.set_disk(id, Some(disk));
         Ok(())
     }
 
@@ -220,6 +237,10 @@ impl Device for FileDevice {
 
     fn resize(&self, disk: DiskId, wanted: Option<u64>) -> io::Result<u64> {
         let disks = self.shared.disks();
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disks.image(disk) {
+            return image.resize(wanted);
+        }
         disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.resize(wanted)
     }
 
@@ -236,9 +257,18 @@ impl Device for FileDevice {
     /// Written data is in the page cache or on the device, where another process's flush covers it,
     /// too. Only the lock and the records that a flush has failed or data was lost are in this process.
     fn handover_state(&self, disk: DiskId) -> io::Result<HandoverState> {
-        let disks = self.shared.disks();
-        let disk = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?;
-        let locks = disk.locking_file().into_iter().map(File::try_clone);
+        let (id, disks) = (disk, self.shared.disks());
+        let disk = disks.get(id).ok_or(io::ErrorKind::InvalidInput)?;
+        let (mut files, mut must_flush) = (vec![disk], false);
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disks.image(id) {
+            // The tables are in memory until a flush. The other process reads them with its first request.
+            (files, must_flush) = (image.files().iter().collect(), true);
+        }
+        let locks = files
+            .iter()
+            .filter_map(|disk| disk.locking_file())
+            .map(File::try_clone);
         let locks = locks
             .map(|file| file.map(Into::into))
             .collect::<io::Result<_>>()?;
@@ -252,6 +282,7 @@ impl Device for FileDevice {
             what.map(|what| format!("file {:?}: {what}, and another process would not know", disk.path));
         Ok(HandoverState {
             locks,
+            must_flush,
             obstacle,
             ..HandoverState::default()
         })
@@ -270,6 +301,17 @@ impl Device for FileDevice {
         drives
     }
 
+    #[cfg(feature = "qcow2")]
+    fn meet(&self, runner: Runner) {
+        *self.shared.runner.write().unwrap_or_else(PoisonError::into_inner) = Some(runner);
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
+        Ok(Box::new(self.image_hctx(ring, hctx)?))
+    }
+
+    #[cfg(not(feature = "qcow2"))]
     fn open_hctx(&self, ring: &RingHandle, _hctx: HctxId) -> io::Result<Box<dyn HctxDriver>> {
         Ok(Box::new(self.hctx(ring)?))
     }
@@ -285,8 +327,14 @@ impl Allocation for FileDevice {
         out: &mut Vec<Extent>,
     ) -> io::Result<()> {
         // Not under the lock: the query may take long.
-        let disk = self.shared.disks().get(disk).cloned();
-        disk.ok_or(io::ErrorKind::InvalidInput)?
+        let disks = self.shared.disks();
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disks.image(disk) {
+            return image.extents(offset, len, max, out);
+        }
+        disks
+            .get(disk)
+            .ok_or(io::ErrorKind::InvalidInput)?
             .extents(offset, len, max, out)
     }
 

@@ -33,7 +33,7 @@ pub struct FileDisk {
     pub(super) lock: Lock,
     pub(super) path: PathBuf,
     /// What was opened, whatever is at the path now.
-    pub(super) id: Option<FileId>,
+    pub(crate) id: Option<FileId>,
     /// When the file was made, where its filesystem says so: with the inode's number, what it is after another mount.
     pub(super) birth: Option<SystemTime>,
     /// How it was opened.
@@ -166,7 +166,7 @@ impl FileDisk {
         &self.path
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size in bytes; 0 of a file of an image, whose end is no end of a disk.
     pub fn size(&self) -> u64 {
         // Relaxed: code that relies on a new size has been told of it.
         self.size.load(Ordering::Relaxed)
@@ -254,15 +254,21 @@ impl FileDisk {
         *self.range.get_mut() = direct.map_or(1, |needs| needs.range);
     }
 
+    /// Returns whether another process has handed its lock over.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn has_inherited_lock(&self) -> bool {
+        matches!(self.lock, Lock::Inherited(_))
+    }
+
     /// Returns whether requests bypass the page cache.
     #[inline]
-    pub(super) fn is_direct(&self) -> bool {
+    pub(crate) fn is_direct(&self) -> bool {
         self.direct.is_some()
     }
 
     /// What offsets and lengths must be multiples of, in bytes: a power of two.
     #[inline]
-    pub(super) fn range(&self) -> u32 {
+    pub(crate) fn range(&self) -> u32 {
         self.range.load(Ordering::Relaxed)
     }
 
@@ -273,7 +279,7 @@ impl FileDisk {
 
     /// Returns whether a range has to be widened to whole blocks of direct I/O, or has to be padded.
     #[inline]
-    pub(super) fn is_odd(&self, offset: u64, len: u64) -> bool {
+    pub(crate) fn is_odd(&self, offset: u64, len: u64) -> bool {
         (offset | len) & (u64::from(self.range()) - 1) != 0 || offset + len > self.content_end
     }
 
@@ -305,6 +311,47 @@ impl FileDisk {
         }
     }
 
+    /// The open file, for calls that may block.
+    pub(crate) fn handle(&self) -> &File {
+        &self.file
+    }
+
+    /// Finds out where the file ends now, in bytes.
+    pub(crate) fn end(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(&self.file, SeekFrom::End(0))?)
+    }
+
+    /// Makes the file end at `end`, in bytes.
+    pub(crate) fn set_end(&self, end: u64) -> io::Result<()> {
+        self.file.set_len(end)
+    }
+
+    /// Makes what was written durable, as a flush does. Blocks.
+    ///
+    /// # Errors
+    /// This or an earlier flush has failed, or one that overlapped it.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        let failed = || io::Error::other("a flush has failed before");
+        // Relaxed, as all of its uses.
+        if self.flush_failed.load(Ordering::Relaxed) {
+            return Err(failed());
+        }
+        let begun = self.syncs.begin();
+        let synced = rustix::fs::fdatasync(&self.file);
+        if synced.is_err() {
+            self.note_failed_flush();
+        }
+        let fence = self.syncs.end(begun);
+        while !self.syncs.is_past(fence) {
+            std::thread::sleep(OVERLAP_LOOK);
+        }
+        synced?;
+        match self.flush_failed.load(Ordering::Relaxed) {
+            true => Err(failed()),
+            false => Ok(()),
+        }
+    }
+
     /// Returns what the file is.
     pub fn device(&self) -> Backing {
         self.device
@@ -333,7 +380,7 @@ impl FileDisk {
         }
     }
 
-    pub(super) fn is_block_device(&self) -> bool {
+    pub(crate) fn is_block_device(&self) -> bool {
         matches!(self.device, Backing::Block(_))
     }
 
@@ -446,7 +493,7 @@ impl FileDisk {
 
     /// Counts a failed request, and logs it if the one before did not fail, unless too many lines
     /// were written lately.
-    pub(super) fn note_failure(&self, now: Instant, doing: &'static str, offset: u64, len: u64, errno: i32) {
+    pub(crate) fn note_failure(&self, now: Instant, doing: &'static str, offset: u64, len: u64, errno: i32) {
         if errno == Errno::FAULT.raw_os_error() {
             // Memory that a client lent is gone; the file is well, and the client's front door
             // reports it.
@@ -556,6 +603,8 @@ pub(super) fn has_any_loss() -> bool {
 
 /// Relaxed, as the counts of losses: the flush that has failed tells its client.
 static ANY_LOSS: AtomicBool = AtomicBool::new(false);
+/// How often a sync looks whether those that overlapped it have ended.
+const OVERLAP_LOOK: std::time::Duration = std::time::Duration::from_micros(100);
 /// How often writes look where their file ends: a look is a system call.
 const LOOK_PERIOD: Nanos = Nanos::from_millis(100);
 /// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2).

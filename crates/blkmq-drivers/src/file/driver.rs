@@ -7,10 +7,11 @@ use blkmq_host::Error;
 use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
+use super::disks::Member;
 use super::{FileConfig, FileDevice, FileDisk};
 use crate::driver::{
     Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, config_of,
-    device_error, into_disk,
+    device_error,
 };
 use crate::keys::Pairs;
 
@@ -114,6 +115,18 @@ impl DriverConfig for FileConfig {
     }
 }
 
+impl FileDisk {
+    /// The name of the queue of what it lies on.
+    pub(crate) fn device_name(&self) -> Option<String> {
+        Some(self.place.queue.clone())
+    }
+
+    /// The tags of that queue.
+    pub(crate) fn tags(&self) -> TagMode {
+        TagMode::Shared(DEPTH)
+    }
+}
+
 impl OpenDisk for FileDisk {
     fn driver(&self) -> &'static str {
         NAME
@@ -128,11 +141,11 @@ impl OpenDisk for FileDisk {
     }
 
     fn device(&self) -> Option<String> {
-        Some(self.place.queue.clone())
+        self.device_name()
     }
 
     fn tags(&self) -> TagMode {
-        TagMode::Shared(DEPTH)
+        Self::tags(self)
     }
 
     fn check_path(&self) -> Result<(), &'static str> {
@@ -151,9 +164,23 @@ impl OpenDisk for FileDisk {
         _sizes: &[u64],
         depth: u32,
     ) -> Result<Arc<dyn Device>, Error> {
-        let others = others.into_iter().filter_map(into_disk::<Self>);
-        let disks = std::iter::once(self).chain(others).map(|disk| *disk).collect();
-        let device = FileDevice::new(disks, depth).map_err(|error| device_error(queue, error))?;
+        FileDevice::join(queue, self, others, depth)
+    }
+}
+
+impl FileDevice {
+    /// Makes the drive of a queue of disks that lie in files, whichever of their drivers opened them.
+    ///
+    /// # Errors
+    /// `OutOfMemory`, with the queue's name.
+    pub(crate) fn join(
+        queue: &str,
+        first: Box<dyn OpenDisk>,
+        others: Vec<Box<dyn OpenDisk>>,
+        depth: u32,
+    ) -> Result<Arc<dyn Device>, Error> {
+        let members = std::iter::once(first).chain(others).filter_map(Member::of);
+        let device = Self::of(members.collect(), depth).map_err(|error| device_error(queue, error))?;
         Ok(Arc::new(device))
     }
 }

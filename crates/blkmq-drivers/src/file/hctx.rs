@@ -16,15 +16,17 @@ use io_uring::types::{Fd, FsyncFlags, Timespec};
 use io_uring::{opcode, squeue};
 
 use super::bounce::Bounces;
-use super::device::{Disks, SEGMENTS_MAX, Shared, ZEROES_BYTES};
+use super::device::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
 use super::disk::FileDisk;
+use super::disks::Disks;
 use super::locks::Announced;
+use super::part::Part;
 use super::polled::Polled;
 use super::slot::{Hold, Memory, Next, PAUSES_MAX, Slot, Step};
 use super::sys::{self, Vectors};
 
 /// The driver's side of one hardware context.
-pub(super) struct FileHctx {
+pub(crate) struct FileHctx {
     ring_client: RingClient,
     device: Arc<Shared>,
     /// The device's disks, as this context knew them at the last change.
@@ -95,6 +97,11 @@ impl FileHctx {
         Ok(hctx)
     }
 
+    /// The disks and files that it knows.
+    pub(crate) fn disks(&self) -> &Disks {
+        &self.disks
+    }
+
     /// Registers the files of the present disks with the ring, and of no others.
     fn take_disks(&mut self) {
         let disks = self.device.disks();
@@ -113,9 +120,10 @@ impl FileHctx {
         self.disks = disks;
     }
 
-    fn start(&mut self, rq: &Request, cookie: Cookie, now: Instant) -> Result<(), Issued> {
+    #[inline]
+    fn start(&mut self, rq: &Part<'_>, cookie: Cookie, now: Instant) -> Result<(), Issued> {
         let number = cookie.tag().index();
-        let disk = self.disks.get(rq.disk()).ok_or(Issued::Done(Status::Invalid))?;
+        let disk = self.disks.get(rq.disk).ok_or(Issued::Done(Status::Invalid))?;
         debug_assert_eq!(
             self.slots[number].step,
             Step::Idle,
@@ -133,7 +141,7 @@ impl FileHctx {
         }
         let disk = self.disks.of(slot.disk);
         // A scheduler needs a drive that is busy for a while: else there is nothing to hold back.
-        if disk.is_in_memory && !rq.is_ordered() && slot.is_read_at_once(disk) {
+        if disk.is_in_memory && !rq.is_ordered && slot.is_read_at_once(disk) {
             disk.note_success(now);
             return Err(Issued::Done(Status::Ok));
         }
@@ -166,12 +174,12 @@ impl FileHctx {
 
     /// Decides which memory the kernel is to use for a transfer.
     #[inline]
-    fn memory_of(&mut self, rq: &Request, slot: &mut Slot, number: usize) -> Result<Memory, Issued> {
-        let target = self.targets[rq.disk().index()];
+    fn memory_of(&mut self, rq: &Part<'_>, slot: &mut Slot, number: usize) -> Result<Memory, Issued> {
+        let target = self.targets[rq.disk.index()];
         let disk = self.disks.of(slot.disk);
-        let (block, is_odd) = (disk.range(), disk.is_odd(rq.offset(), rq.len()));
+        let (block, is_odd) = (disk.range(), disk.is_odd(rq.offset, rq.len));
         if let Some(piece) = rq.single_piece()
-            && u64::from(piece.len()) == rq.len()
+            && u64::from(piece.len()) == rq.len
             && target.can_use(piece)
             && !is_odd
         {
@@ -182,13 +190,13 @@ impl FileHctx {
 
     fn memory_of_pieces(
         &mut self,
-        rq: &Request,
+        rq: &Part<'_>,
         slot: &mut Slot,
         number: usize,
         block: u32,
         is_odd: bool,
     ) -> Result<Memory, Issued> {
-        let target = self.targets[rq.disk().index()];
+        let target = self.targets[rq.disk.index()];
         let length_mask = u64::from(block) - 1;
         let vectors = &mut ring_memory(&mut self.ring_memory).vectors;
         let first = number * SEGMENTS_MAX;
@@ -201,7 +209,7 @@ impl FileHctx {
             len += u64::from(piece.len());
             usable &= target.can_use(piece) && u64::from(piece.len()) & length_mask == 0;
         });
-        if len != rq.len() || count > SEGMENTS_MAX {
+        if len != rq.len || count > SEGMENTS_MAX {
             return Err(Issued::Done(Status::Invalid));
         }
         let row = first..first + count;
@@ -216,7 +224,7 @@ impl FileHctx {
             // All areas belong to requests in flight here, each of which will return one.
             return Err(Issued::DeviceResource);
         };
-        if rq.op() == Op::Write && !is_odd {
+        if rq.op == Op::Write && !is_odd {
             vectors.gather(row.clone(), bounces.lend(area, 0..len));
         }
         Ok(Memory::Bounced(area, row))
@@ -489,9 +497,11 @@ impl FileHctx {
     }
 }
 
-impl HctxDriver for FileHctx {
-    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
-        let issued = match self.start(rq, cookie, now) {
+impl FileHctx {
+    /// Starts a part of a request; see [`HctxDriver::issue`].
+    #[inline]
+    pub(crate) fn issue_part(&mut self, part: &Part<'_>, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        let issued = match self.start(part, cookie, now) {
             Ok(()) => {
                 self.pushed += 1;
                 Issued::Queued
@@ -507,6 +517,12 @@ impl HctxDriver for FileHctx {
             self.commit();
         }
         issued
+    }
+}
+
+impl HctxDriver for FileHctx {
+    fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
+        self.issue_part(&Part::whole(rq), cookie, last, now)
     }
 
     /// The reactor submits its own ring when it waits; it does not know the other ring.

@@ -22,7 +22,7 @@ use blkmq_core::ids::DiskId;
 
 /// The writes that one hardware context has under way, by their tags.
 #[derive(Debug)]
-pub(super) struct Announced(Box<[Write]>);
+pub(crate) struct Announced(Box<[Write]>);
 
 /// A range of bytes of a disk; nothing if its end is 0.
 #[derive(Debug, Default)]
@@ -33,13 +33,13 @@ struct Write {
 }
 
 impl Announced {
-    pub(super) fn new(depth: u32) -> Self {
+    pub(crate) fn new(depth: u32) -> Self {
         Self((0..depth).map(|_| Write::default()).collect())
     }
 
     /// Announces a write, before it looks into the disk's list.
     #[inline]
-    pub(super) fn announce(&self, tag: usize, disk: u32, range: &Range<u64>) {
+    pub(crate) fn announce(&self, tag: usize, disk: u32, range: &Range<u64>) {
         let write = &self.0[tag];
         // Relaxed: visible with the end, which is stored behind them and makes them count.
         write.disk.store(disk.into(), Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Announced {
 
     /// Withdraws the announcement of a write that has ended.
     #[inline]
-    pub(super) fn withdraw(&self, tag: usize) {
+    pub(crate) fn withdraw(&self, tag: usize) {
         // Release: who sees it gone reads what the write has left.
         self.0[tag].end.store(0, Ordering::Release);
     }
@@ -58,7 +58,7 @@ impl Announced {
     ///
     /// The caller is in the disk's list. A tag that is used again while this looks may count or not: its new write was
     /// announced after the caller had entered, and finds the caller in the list.
-    pub(super) fn overlaps(&self, disk: DiskId, range: &Range<u64>) -> bool {
+    pub(crate) fn overlaps(&self, disk: DiskId, range: &Range<u64>) -> bool {
         self.0.iter().any(|write| {
             let end = write.end.load(Ordering::SeqCst);
             end > range.start

@@ -41,6 +41,30 @@ impl FileDisk {
         disk
     }
 
+    /// Opens a file of an image in some format: what it contains is no disk, so it may be empty, of any size, and
+    /// grow. Blocks as [`FileDisk::open`] does.
+    ///
+    /// # Errors
+    /// See [`FileError`].
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn open_part(purpose: Purpose, config: &FileConfig) -> Result<Self, FileError> {
+        let (file, _) = open_or_create(purpose, config)?;
+        let lock = match config.unlocked {
+            true => Lock::None,
+            false => lock_for(purpose, &file, config)?,
+        };
+        let device = device_of(&file, config)?;
+        let end = rustix::fs::seek(&file, SeekFrom::End(0));
+        let end = end.map_err(|error| system(config, "measure it", error.into(), ""))?;
+        let direct = direct_alignment(&file, config, end, device);
+        let mut disk = FileDisk::new(file, config.path.clone(), 0, 0, device);
+        disk.lock = lock;
+        disk.read_only = config.read_only;
+        disk.block_size = choose_block_size(&disk, config)?;
+        disk.settle_direct(config, direct)?;
+        Ok(disk)
+    }
+
     fn of(file: File, is_new: bool, purpose: Purpose, config: &FileConfig) -> Result<Self, FileError> {
         let lock = match config.unlocked {
             true => Lock::None,
@@ -109,7 +133,7 @@ impl FileDisk {
     }
 
     /// Uses the page cache from now on.
-    fn use_page_cache(&mut self) {
+    pub(crate) fn use_page_cache(&mut self) {
         self.set_alignment(None);
         // Clearing the flag of an open file does not fail.
         let cleared = set_direct(&self.file, false);

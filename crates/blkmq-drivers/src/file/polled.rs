@@ -10,8 +10,8 @@ use blkmq_core::ids::DiskId;
 use blkmq_host::ring::{Completion, RingClient, RingConfig, RingHandle};
 use io_uring::{opcode, types::Fd};
 
-use super::device::Disks;
 use super::disk::{Backing, FileDisk};
+use super::disks::Disks;
 use super::hctx::Target;
 use super::slot::{Slot, Step};
 use super::sys;

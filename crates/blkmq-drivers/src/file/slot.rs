@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering;
 
 use blkmq_core::bio::{Flags, Lent, Op, Status};
 use blkmq_core::ids::Cookie;
-use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 
 use super::bounce::Area;
 use super::disk::FileDisk;
 use super::locks::Ticket;
+use super::part::Part;
 use super::pieces::Piece;
 use super::syncs::{Begun, Fence};
 use super::sys;
@@ -170,15 +170,15 @@ impl Slot {
     }
 
     /// Makes the slot of a request that has not been started.
-    pub(super) fn new(rq: &Request, cookie: Cookie) -> Self {
+    pub(super) fn new(rq: &Part<'_>, cookie: Cookie) -> Self {
         Self {
             cookie,
-            op: rq.op(),
-            flags: rq.flags(),
-            disk: rq.disk().0,
-            offset: rq.offset(),
-            len: rq.len(),
-            data: 0..rq.len(),
+            op: rq.op,
+            flags: rq.flags,
+            disk: rq.disk.0,
+            offset: rq.offset,
+            len: rq.len,
+            data: 0..rq.len,
             ..Self::IDLE
         }
     }

@@ -19,7 +19,7 @@ use crate::common::{Daemon, Scratch};
 #[test]
 fn what_was_flushed_survives_kill_9_in_the_middle_of_writes() {
     let scratch = Scratch::new();
-    let image = scratch.image("vm1.raw", WRITERS * REGION_BLOCKS * BLOCK as u64);
+    let image = scratch.image("vm1.raw", DISK_BYTES);
     let disk = format!("name=vm1,file={image}");
     let mut history = History::new();
     for round in 0..KILLS {
@@ -91,7 +91,7 @@ fn forced_writes_survive_a_crash_without_a_flush() {
 }
 
 /// What the writers know of every block of the disk.
-struct History {
+pub(crate) struct History {
     /// The last generation that was sent, acknowledged or not.
     sent: Vec<u64>,
     /// The last generation that an acknowledged flush has covered.
@@ -112,7 +112,7 @@ struct Writer<'a> {
 }
 
 impl History {
-    fn new() -> History {
+    pub(crate) fn new() -> History {
         let blocks = (WRITERS * REGION_BLOCKS) as usize;
         History {
             sent: vec![0; blocks],
@@ -126,8 +126,16 @@ impl History {
         self.flushes
     }
 
+    /// Asserts that something was flushed, and something not, when the daemon was killed.
+    pub(crate) fn was_a_test(&self) {
+        assert!(
+            self.flushes > 0 && self.in_doubt_seen > 0,
+            "no kill came in the middle of a write: no test"
+        );
+    }
+
     /// Reads everything and checks every sector against the history.
-    fn check(&mut self, socket: &Path, round: u64) {
+    pub(crate) fn check(&mut self, socket: &Path, round: u64) {
         let mut client = Client::connect(socket, "vm1").expect("the daemon serves it again");
         for number in 0..self.sent.len() {
             let found = client
@@ -150,7 +158,7 @@ impl History {
 }
 
 /// Runs the writers until all of them have lost the daemon, which is killed after `time`.
-fn write_until_killed(socket: &Path, history: &mut History, daemon: Daemon, time: Duration) {
+pub(crate) fn write_until_killed(socket: &Path, history: &mut History, daemon: Daemon, time: Duration) {
     let flushes = AtomicU64::new(0);
     let region = REGION_BLOCKS as usize;
     let regions = history
@@ -232,7 +240,7 @@ impl Writer<'_> {
 #[test]
 fn a_disk_that_lost_a_flushed_block_fails_the_check() {
     let scratch = Scratch::new();
-    let image = scratch.image("vm1.raw", WRITERS * REGION_BLOCKS * BLOCK as u64);
+    let image = scratch.image("vm1.raw", DISK_BYTES);
     let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
     let mut history = History::new();
     // A block that was flushed according to the history, but never written.
@@ -243,6 +251,8 @@ fn a_disk_that_lost_a_flushed_block_fails_the_check() {
     daemon.signal(Signal::TERM);
 }
 
+/// The size of the disk that is written, in bytes.
+pub(crate) const DISK_BYTES: u64 = WRITERS * REGION_BLOCKS * BLOCK as u64;
 const WRITERS: u64 = 3;
 const REGION_BLOCKS: u64 = 256;
 const BATCH: usize = 24;

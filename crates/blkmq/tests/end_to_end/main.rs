@@ -43,6 +43,7 @@ mod mixed_sizes;
 mod nbd_disk;
 mod odd_sizes;
 mod pid_namespaces;
+mod qcow2;
 mod qemu;
 mod rbd;
 mod readme;

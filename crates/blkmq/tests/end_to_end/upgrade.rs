@@ -8,6 +8,7 @@ mod both_doors;
 mod caps;
 mod clients;
 mod forgets;
+mod images;
 pub(crate) mod load;
 pub(crate) mod refusals;
 mod sources;

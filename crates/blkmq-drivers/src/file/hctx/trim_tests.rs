@@ -13,6 +13,7 @@ use blkmq_host::device::Device;
 
 use super::tests::{Rig, rig};
 use super::*;
+use crate::file::part::Part;
 use crate::file::{Direct, FileConfig, FileDevice};
 use crate::mapping::Mapping;
 use crate::testing::{Scratch, cookie, flagged, lend, request, request_with, scratch_file};
@@ -168,7 +169,7 @@ fn reads_of_a_file_with_many_extents_go_on_while_it_is_trimmed() {
 /// after `time`.
 fn after_first_piece(rig: &Rig, rq: &Request, result: i32, time: Nanos) -> (Slot, Next) {
     let disk = &rig.device.disks()[0];
-    let mut slot = Slot::new(rq, cookie(0));
+    let mut slot = Slot::new(&Part::whole(rq), cookie(0));
     assert_eq!(slot.start(disk), None);
     slot.pushed(disk, Instant(1));
     let next = slot.take_result(result, disk, Instant(1) + time);
@@ -216,7 +217,7 @@ fn pieces_go_on_after_the_time_limit_as_one_call_of_the_kernel_did() {
     assert!(matches!(slot.take_result(0, disk, Instant(1)), Next::Submit(_)));
     // The last piece has done all that was asked for.
     let small = request(Op::Discard, 0, 4096);
-    let mut slot = Slot::new(&small, cookie(0));
+    let mut slot = Slot::new(&Part::whole(&small), cookie(0));
     assert_eq!(slot.start(disk), None);
     slot.pushed(disk, Instant(1));
     slot.is_cancelled = true;

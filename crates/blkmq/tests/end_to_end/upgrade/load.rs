@@ -95,8 +95,13 @@ impl Load {
     /// Ends the load, and checks the image against what was written last. Returns how many requests
     /// there were.
     pub(crate) fn stop_and_verify(self, image: &Path) -> u64 {
+        self.stop_and_verify_what(|| std::fs::read(image).expect("the image"))
+    }
+
+    /// The same against what `read` finds after the end of the load.
+    pub(crate) fn stop_and_verify_what(self, read: impl FnOnce() -> Vec<u8>) -> u64 {
         let (requests, written) = self.end();
-        let image = std::fs::read(image).expect("the image");
+        let image = read();
         for Written {
             first,
             until,

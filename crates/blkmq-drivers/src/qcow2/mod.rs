@@ -1,0 +1,42 @@
+//! The qcow2 driver: disks in images that grow, on bases that others share. The format is a library's, `imago`;
+//! the way of data is the file driver's, whose queue images share with raw files.
+//!
+//! ```text
+//!  request ─► hctx ─► map: known ─────────────────────────► file::hctx ─► ring       (on the reactor)
+//!                      └── unknown, to be allocated, … ─► pool ─► image ─► library ─► sys
+//! ```
+//!
+//! [`ImageDisk::open`](disk::ImageDisk) opens the files of an image by `rules`; what the library must not be asked
+//! to open is refused by `header` and `check`.
+
+mod chain;
+mod check;
+mod config;
+mod create;
+mod disk;
+mod driver;
+mod error;
+mod guests;
+mod hctx;
+mod header;
+mod image;
+mod map;
+mod order;
+mod pool;
+mod rules;
+mod survey;
+mod sys;
+#[cfg(test)]
+mod tests;
+mod zero;
+
+pub use config::{BaseCache, Qcow2Config};
+pub use create::{BaseFormat, NewImage};
+pub use disk::ImageDisk;
+pub use driver::DRIVER;
+pub use error::ImageError;
+pub(crate) use guests::Guests;
+pub(crate) use hctx::{ImageHctx, PARTS};
+pub use header::{Header, HeaderError};
+pub(crate) use image::Image;
+pub use survey::{Link, Survey, check_refcounts, look};

@@ -1,0 +1,458 @@
+//! Tests of images with the tools of QEMU, which make them, read them and check them; with real rings, files and
+//! threads.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use blkmq_core::bio::{Flags, Op, Status};
+use blkmq_core::driver::{HctxDriver, Issued};
+use blkmq_core::ids::{DiskId, HctxId};
+use blkmq_core::request::Request;
+use blkmq_core::time::Instant;
+use blkmq_host::device::{Allocation, Device};
+use blkmq_host::ring::{RingConfig, RingHandle};
+
+use super::*;
+use crate::chance::Chance;
+use crate::file::{Direct, FileDevice};
+use crate::mapping::Mapping;
+use crate::testing::{cookie, flagged, lend, request, request_with};
+
+/// A directory of a test's own.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("blkmq-qcow2-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a tool of QEMU in a directory. Returns what it wrote; `None`, aloud, if it is not installed.
+fn qemu(scratch: &Scratch, tool: &str, words: &str) -> Option<String> {
+    let mut command = Command::new(tool);
+    let output = command
+        .args(words.split_whitespace())
+        .current_dir(&scratch.0)
+        .output();
+    let Ok(output) = output else {
+        blkmq_skip::skip("qemu-img is not installed");
+        return None;
+    };
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(output.status.success(), "{tool} {words}: {text}");
+    Some(text)
+}
+
+/// An image that is served.
+struct Rig {
+    hctx: ImageHctx,
+    device: FileDevice,
+    ring: RingHandle,
+}
+
+impl Rig {
+    fn open(config: &Qcow2Config) -> Self {
+        let disk = ImageDisk::open(config).unwrap_or_else(|error| panic!("{error}"));
+        let device = crate::driver::OpenDisk::join(Box::new(disk), "test", Vec::new(), &[0], DEPTH).unwrap();
+        let device: std::sync::Arc<dyn std::any::Any + Send + Sync> = device;
+        let device = device.downcast::<FileDevice>().unwrap();
+        let ring = RingHandle::new(RingConfig::default()).expect("io_uring is available");
+        let hctx = device.image_hctx(&ring, HctxId(0)).unwrap();
+        Self {
+            hctx,
+            device: (*device).clone(),
+            ring,
+        }
+    }
+
+    fn at(path: &Path) -> Self {
+        Self::open(&config(path))
+    }
+
+    /// Carries out requests at once, and returns how they ended.
+    fn run_all(&mut self, requests: &[Box<Request>]) -> Vec<Status> {
+        let mut status = vec![None; requests.len()];
+        let mut done = Vec::new();
+        for (tag, rq) in (0..).zip(requests) {
+            loop {
+                match self.hctx.issue(rq, cookie(tag), true, Instant(0)) {
+                    Issued::Done(now) => status[tag as usize] = Some(now),
+                    Issued::Queued => {}
+                    Issued::Resource | Issued::DeviceResource => {
+                        self.reap(&mut done);
+                        continue;
+                    }
+                }
+                break;
+            }
+        }
+        loop {
+            self.reap(&mut done);
+            for end in done.drain(..) {
+                status[end.cookie.tag().index()] = Some(end.status);
+            }
+            if status.iter().all(Option::is_some) {
+                return status.into_iter().flatten().collect();
+            }
+            std::thread::sleep(std::time::Duration::from_micros(20));
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<blkmq_core::driver::Done>) {
+        self.ring.submit();
+        self.ring.reap();
+        self.hctx.reap(Instant(0), done);
+    }
+
+    fn run(&mut self, rq: Box<Request>) -> Status {
+        self.run_all(&[rq])[0]
+    }
+
+    fn flush(&mut self) {
+        assert_eq!(self.run(request(Op::Flush, 0, 0)), Status::Ok, "flush");
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let mut memory = Mapping::new(len).unwrap();
+        let rq = request_with(Op::Read, Flags::NONE, 0, offset, &[lend(memory.bytes_mut())]);
+        assert_eq!(self.run(rq), Status::Ok, "read of {len} at {offset}");
+        memory.bytes_mut().to_vec()
+    }
+
+    fn write(&mut self, flags: Flags, offset: u64, data: &[u8]) -> Status {
+        let mut memory = Mapping::new(data.len()).unwrap();
+        memory.bytes_mut().copy_from_slice(data);
+        self.run(request_with(
+            Op::Write,
+            flags,
+            0,
+            offset,
+            &[lend(memory.bytes_mut())],
+        ))
+    }
+}
+
+fn config(path: &Path) -> Qcow2Config {
+    Qcow2Config {
+        path: path.to_owned(),
+        ..Qcow2Config::default()
+    }
+}
+
+/// Does things by chance to an image and to its copy in memory, and compares.
+///
+/// `BLKMQ_STEPS` times as many for a long run: `BLKMQ_STEPS=20 cargo test -p blkmq-drivers --lib qcow2`.
+fn exercise(scratch: &Scratch, config: &Qcow2Config, seed: u64, steps: u32) {
+    let steps = steps * std::env::var("BLKMQ_STEPS").map_or(1, |steps| steps.parse().expect("a number"));
+    let mut chance = Chance::new(seed, 0);
+    let mut content = raw_content(scratch, &config.path);
+    let mut rig = Rig::open(config);
+    let size = content.len() as u64;
+    for step in 0..steps {
+        // Several at once, each in a part of the disk of its own.
+        let lanes = [1, 1, 4, 8][chance.bits() as usize % 4];
+        let span = size / lanes / 512 * 512;
+        let mut memory: Vec<Mapping> = (0..lanes).map(|_| Mapping::new(1 << 20).unwrap()).collect();
+        let mut requests = Vec::new();
+        let mut plans = Vec::new();
+        for lane in 0..lanes {
+            let len_max = [512, 4096, 65536, 1 << 20][chance.bits() as usize % 4].min(span);
+            let unit = if chance.bits().is_multiple_of(3) {
+                512
+            } else {
+                4096.min(len_max)
+            };
+            let len = (chance.bits() % (len_max / unit) + 1) * unit;
+            let offset = lane * span + chance.bits() % ((span - len) / unit + 1) * unit;
+            let op = [
+                Op::Read,
+                Op::Write,
+                Op::Write,
+                Op::Read,
+                Op::WriteZeroes,
+                Op::Discard,
+            ][chance.bits() as usize % 6];
+            let mut flags = if chance.bits().is_multiple_of(8) {
+                Flags::FUA
+            } else {
+                Flags::NONE
+            };
+            if op == Op::WriteZeroes && chance.bits().is_multiple_of(2) {
+                flags = flags.with(Flags::NO_UNMAP);
+            }
+            let bytes = &mut memory[lane as usize].bytes_mut()[..len as usize];
+            let fill = (chance.bits() % 255) as u8 + 1;
+            bytes
+                .iter_mut()
+                .enumerate()
+                .for_each(|(at, byte)| *byte = fill ^ (at / 512) as u8);
+            requests.push(match op {
+                Op::Read => request_with(op, Flags::NONE, 0, offset, &[lend(bytes)]),
+                Op::Write => request_with(op, flags, 0, offset, &[lend(bytes)]),
+                _ => flagged(
+                    op,
+                    if op == Op::Discard { Flags::NONE } else { flags },
+                    offset,
+                    len,
+                ),
+            });
+            plans.push((op, offset as usize..(offset + len) as usize));
+        }
+        let status = rig.run_all(&requests);
+        for (lane, (op, range)) in plans.into_iter().enumerate() {
+            let what = format!("seed {seed}, step {step}: {op:?} {range:?} of {:?}", config.path);
+            assert_eq!(status[lane], Status::Ok, "{what}");
+            let bytes = &memory[lane].bytes_mut()[..range.len()];
+            match op {
+                Op::Read => assert!(*bytes == content[range.clone()], "{what}"),
+                Op::Write => content[range].copy_from_slice(bytes),
+                Op::WriteZeroes => content[range].fill(0),
+                _ => {
+                    let found = rig.read(range.start as u64, range.len());
+                    let old = &content[range.clone()];
+                    assert!(
+                        found.iter().zip(old).all(|(new, old)| *new == 0 || new == old),
+                        "{what}"
+                    );
+                    content[range].copy_from_slice(&found);
+                }
+            }
+        }
+        if chance.bits().is_multiple_of(32) {
+            rig.flush();
+        }
+    }
+    rig.flush();
+    let mut extents = Vec::new();
+    rig.device
+        .extents(DiskId(0), 0, size, 4096, &mut extents)
+        .unwrap();
+    let mut at = 0;
+    for extent in extents {
+        let range = at..at + extent.len as usize;
+        assert!(
+            !extent.zero || content[range].iter().all(|byte| *byte == 0),
+            "seed {seed}: zeroes at {at}"
+        );
+        at += extent.len as usize;
+    }
+    drop(rig);
+    let found = raw_content(scratch, &config.path);
+    let differs = found
+        .iter()
+        .zip(&content)
+        .position(|(found, wanted)| found != wanted);
+    assert_eq!(
+        differs, None,
+        "seed {seed}: QEMU reads otherwise: {:?}",
+        config.path
+    );
+    check(scratch, &config.path);
+    // Once more by a driver that knows nothing yet.
+    let mut again = Rig::open(config);
+    for start in (0..content.len()).step_by(1 << 20) {
+        let len = (1 << 20).min(content.len() - start);
+        assert!(
+            again.read(start as u64, len) == content[start..start + len],
+            "seed {seed}: {start}"
+        );
+    }
+}
+
+/// What QEMU reads of an image.
+fn raw_content(scratch: &Scratch, path: &Path) -> Vec<u8> {
+    qemu(
+        scratch,
+        "qemu-img",
+        &format!("convert -U -f qcow2 -O raw {} raw.copy", path.display()),
+    );
+    std::fs::read(scratch.path("raw.copy")).unwrap()
+}
+
+fn check(scratch: &Scratch, path: &Path) {
+    let text = qemu(scratch, "qemu-img", &format!("check -f qcow2 {}", path.display()));
+    assert!(
+        text.as_deref().unwrap_or("").contains("No errors were found"),
+        "{text:?}"
+    );
+}
+
+/// Images of all shapes, on nothing.
+#[test]
+fn images_of_all_shapes_are_read_and_written_as_qemu_does() {
+    let scratch = Scratch::new("shapes");
+    let shapes = [
+        ("v2", "compat=0.10", "8M"),
+        ("v3", "compat=1.1", "8M"),
+        ("tiny", "cluster_size=512", "2M"),
+        ("small", "cluster_size=4096", "8M"),
+        ("large", "cluster_size=2M", "16M"),
+        ("lazy", "lazy_refcounts=on", "8M"),
+        ("bits1", "refcount_bits=1,cluster_size=4096", "4M"),
+        ("bits64", "refcount_bits=64", "8M"),
+        ("full", "preallocation=full", "8M"),
+        ("tables", "preallocation=metadata,cluster_size=16384", "8M"),
+        ("ragged", "cluster_size=65536", "8389120"),
+    ];
+    for (seed, (name, options, size)) in (1..).zip(shapes) {
+        let path = scratch.path(name);
+        let words = format!("create -q -f qcow2 -o {options} {} {size}", path.display());
+        if qemu(&scratch, "qemu-img", &words).is_none() {
+            return;
+        }
+        for direct in [Direct::Auto, Direct::Off] {
+            exercise(
+                &scratch,
+                &Qcow2Config {
+                    direct,
+                    ..config(&path)
+                },
+                seed,
+                20,
+            );
+        }
+    }
+}
+
+/// Images on bases: raw, compressed, shorter, of other clusters, and chains of them.
+#[test]
+fn images_on_bases_of_all_shapes_are_read_and_written_as_qemu_does() {
+    let scratch = Scratch::new("bases");
+    let noise: Vec<u8> = (0..6 << 20).map(|at: u32| ((at / 700) ^ at) as u8).collect();
+    std::fs::write(scratch.path("raw"), &noise[..5_000_192]).unwrap();
+    std::fs::write(scratch.path("short"), &noise[..1_000_000]).unwrap();
+    let made = [
+        "create -q -f qcow2 -b raw -F raw top1 8M",
+        "create -q -f qcow2 -b short -F raw -o compat=0.10 top2 8M",
+        "convert -c -f raw -O qcow2 raw compressed",
+        "create -q -f qcow2 -b compressed -F qcow2 top3 8M",
+        "convert -f raw -O qcow2 -o cluster_size=4096 raw fine",
+        "create -q -f qcow2 -b fine -F qcow2 top4 8M",
+        "create -q -f qcow2 -b top3 -F qcow2 -o cluster_size=2M top5 8M",
+        "create -q -f qcow2 -b top5 -F qcow2 -o cluster_size=512 top6 4M",
+        "create -q -f qcow2 -o data_file=data,data_file_raw=off top7 8M",
+        "create -q -f qcow2 -b top7 -F qcow2 top8 8M",
+    ];
+    for words in made {
+        if qemu(&scratch, "qemu-img", words).is_none() {
+            return;
+        }
+    }
+    for (seed, (name, base)) in (100..).zip([
+        ("top1", "raw"),
+        ("top2", "short"),
+        ("top3", "compressed"),
+        ("compressed", "raw"),
+        ("top4", "fine"),
+        ("top5", "top3"),
+        ("top6", "top5"),
+        ("top7", "raw"),
+        ("top8", "top7"),
+    ]) {
+        if name == "compressed" {
+            continue;
+        }
+        let before = std::fs::read(scratch.path(base)).unwrap();
+        for base_cache in [BaseCache::Page, BaseCache::Direct] {
+            // A map that is too small for the disk, too.
+            let config = Qcow2Config {
+                base_cache,
+                map_cache: 16 << 10,
+                ..config(&scratch.path(name))
+            };
+            exercise(&scratch, &config, seed, 15);
+        }
+        assert!(
+            std::fs::read(scratch.path(base)).unwrap() == before,
+            "{base} was changed"
+        );
+    }
+    // Compressed clusters of the image itself are replaced.
+    exercise(&scratch, &config(&scratch.path("compressed")), 200, 30);
+}
+
+#[test]
+fn snapshots_inside_an_image_are_kept() {
+    let scratch = Scratch::new("inside");
+    let path = scratch.path("image");
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 image 8M").is_none() {
+        return;
+    }
+    let mut rig = Rig::at(&path);
+    for at in 0..8 {
+        assert_eq!(rig.write(Flags::NONE, at << 20, &[7; 1 << 20]), Status::Ok);
+    }
+    rig.flush();
+    drop(rig);
+    qemu(&scratch, "qemu-img", "snapshot -c before image");
+    exercise(&scratch, &config(&path), 300, 30);
+    qemu(&scratch, "qemu-img", "snapshot -a before image");
+    check(&scratch, &path);
+    assert!(raw_content(&scratch, &path).iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn discarded_clusters_give_their_space_back() {
+    let scratch = Scratch::new("space");
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 image 64M").is_none() {
+        return;
+    }
+    let path = scratch.path("image");
+    let blocks = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).unwrap()) * 512;
+    let mut rig = Rig::at(&path);
+    for at in 0..32 {
+        assert_eq!(rig.write(Flags::NONE, at << 20, &[7; 1 << 20]), Status::Ok);
+    }
+    rig.flush();
+    let full = blocks();
+    assert_eq!(rig.run(request(Op::Discard, 0, 32 << 20)), Status::Ok);
+    rig.flush();
+    assert!(full > 32 << 20 && blocks() < 2 << 20, "{full} {}", blocks());
+    assert!(rig.read(0, 1 << 20).iter().all(|byte| *byte == 0));
+    drop(rig);
+    check(&scratch, &path);
+}
+
+#[test]
+fn image_grows_while_it_is_served() {
+    let scratch = Scratch::new("grows");
+    if qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -o cluster_size=4096 image 1M",
+    )
+    .is_none()
+    {
+        return;
+    }
+    let path = scratch.path("image");
+    let mut rig = Rig::at(&path);
+    assert_eq!(rig.write(Flags::NONE, (1 << 20) - 4096, &[7; 4096]), Status::Ok);
+    assert_eq!(rig.device.resize(DiskId(0), Some(1 << 30)).unwrap(), 1 << 30);
+    assert_eq!(rig.write(Flags::NONE, (1 << 30) - 4096, &[8; 4096]), Status::Ok);
+    rig.flush();
+    assert_eq!(rig.read((1 << 20) - 4096, 4096), [7; 4096]);
+    drop(rig);
+    check(&scratch, &path);
+    let again = ImageDisk::open(&config(&path)).unwrap();
+    assert_eq!(again.image.size(), 1 << 30);
+}
+
+const DEPTH: u32 = 16;
