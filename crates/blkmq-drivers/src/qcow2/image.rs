@@ -166,10 +166,21 @@ impl Image {
         let library = self.library()?;
         match job.op {
             _ if job.only_map => self.look_up(&library, job.offset, job.len),
-            Op::Read => self.read(&library, job),
-            Op::Write => self.write(&library, job),
+            Op::Read => {
+                let buffer = self.read(&library, job.offset, job.len)?;
+                sys::scatter(&job.pieces, job.skip, buffer.as_ref().into_slice());
+                Ok(())
+            }
+            Op::Write => {
+                let mut buffer = IoBuffer::new(job.len as usize, library.image.mem_align())?;
+                sys::gather(&job.pieces, job.skip, buffer.as_mut().into_slice());
+                self.write(&library, job.offset, &buffer)
+            }
             Op::Flush => return self.flush(),
-            Op::Discard | Op::WriteZeroes => zero::run(self, &library, job),
+            Op::Discard | Op::WriteZeroes => {
+                let range = job.offset..job.offset + job.len;
+                zero::run(self, &library, job.op, job.flags, range)
+            }
         }?;
         match job.flags.has(Flags::FUA) {
             true if job.op.is_write() && !job.only_map => self.flush(),
@@ -323,26 +334,25 @@ impl Image {
         }
     }
 
-    fn read(&self, library: &Library, job: &Job) -> io::Result<()> {
+    /// Reads, whatever the map knows.
+    pub(super) fn read(&self, library: &Library, offset: u64, len: u64) -> io::Result<IoBuffer> {
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        let mut buffer = IoBuffer::new(job.len as usize, library.image.mem_align())?;
-        library.image.read(&mut buffer, job.offset)?;
-        sys::scatter(&job.pieces, job.skip, buffer.as_ref().into_slice());
-        Ok(())
+        let mut buffer = IoBuffer::new(len as usize, library.image.mem_align())?;
+        library.image.read(&mut buffer, offset)?;
+        Ok(buffer)
     }
 
-    fn write(&self, library: &Library, job: &Job) -> io::Result<()> {
-        let mut buffer = IoBuffer::new(job.len as usize, library.image.mem_align())?;
-        sys::gather(&job.pieces, job.skip, buffer.as_mut().into_slice());
-        let range = job.offset..job.offset + job.len;
-        if !self.files[usize::from(self.data_file())].is_odd(job.offset, job.len) {
+    /// Writes, whatever the map knows.
+    pub(super) fn write(&self, library: &Library, offset: u64, buffer: &IoBuffer) -> io::Result<()> {
+        let range = offset..offset + buffer.len() as u64;
+        if !self.files[usize::from(self.data_file())].is_odd(offset, buffer.len() as u64) {
             let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
             if !self.replaces(library, range.clone())? {
-                return self.write_data(library, job.offset, &buffer);
+                return self.write_data(library, offset, buffer);
             }
         }
         self.alone(self.whole_clusters(&range), || {
-            self.write_data(library, job.offset, &buffer)
+            self.write_data(library, offset, buffer)
         })
     }
 

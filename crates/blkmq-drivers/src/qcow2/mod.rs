@@ -21,6 +21,7 @@ mod hctx;
 mod header;
 mod image;
 mod map;
+mod offline;
 mod order;
 mod pool;
 mod rules;

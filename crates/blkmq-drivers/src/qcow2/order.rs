@@ -11,6 +11,7 @@
 //!
 //! So a power cut leaves clusters that nothing points to at most.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,8 +30,9 @@ pub(super) struct Order {
     grows: Option<Arc<FileDisk>>,
     /// Where it ends. Relaxed: it only grows, and a late look makes it grow again.
     end: AtomicU64,
-    /// The clusters behind `fresh_from` that have been written: others are holes.
-    written: Mutex<Vec<u64>>,
+    /// The clusters behind `fresh_from` that have been written, in words of 64: others are holes. A map, since a hostile
+    /// image may have them anywhere.
+    written: Mutex<BTreeMap<u64, u64>>,
     fresh_from: u64,
     cluster_bits: u32,
 }
@@ -93,10 +95,7 @@ impl Order {
             return;
         }
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        if written.len() <= clusters.end / 64 {
-            written.resize(clusters.end / 64 + 1, 0);
-        }
-        clusters.for_each(|number| written[number / 64] |= 1 << (number % 64));
+        clusters.for_each(|number| *written.entry(number / 64).or_default() |= 1 << (number % 64));
     }
 
     /// Notes that data was written.
@@ -110,10 +109,10 @@ impl Order {
             return false;
         }
         let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_written = |number: usize| {
+        let is_written = |number: u64| {
             written
-                .get(number / 64)
-                .is_some_and(|word| word >> (number % 64) & 1 != 0)
+                .get(&(number / 64))
+                .is_some_and(|word| (word >> (number % 64)) & 1 != 0)
         };
         !self.fresh_clusters(&range).any(is_written)
     }
@@ -140,12 +139,12 @@ impl Order {
         Ok(())
     }
 
-    fn fresh_clusters(&self, range: &Range<u64>) -> Range<usize> {
+    fn fresh_clusters(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start.max(self.fresh_from);
         if start >= range.end {
             return 0..0;
         }
-        let number = |at: u64| ((at - self.fresh_from) >> self.cluster_bits) as usize;
+        let number = |at: u64| (at - self.fresh_from) >> self.cluster_bits;
         number(start)..number(range.end - 1) + 1
     }
 }

@@ -69,7 +69,10 @@ struct Rig {
 
 impl Rig {
     fn open(config: &Qcow2Config) -> Self {
-        let disk = ImageDisk::open(config).unwrap_or_else(|error| panic!("{error}"));
+        Self::of(ImageDisk::open(config).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    fn of(disk: ImageDisk) -> Self {
         let device = crate::driver::OpenDisk::join(Box::new(disk), "test", Vec::new(), &[0], DEPTH).unwrap();
         let device: std::sync::Arc<dyn std::any::Any + Send + Sync> = device;
         let device = device.downcast::<FileDevice>().unwrap();
@@ -456,3 +459,68 @@ fn image_grows_while_it_is_served() {
 }
 
 const DEPTH: u32 = 16;
+
+/// Images with bytes of their header and tables changed by chance: they are refused, or cost their own requests an error.
+#[test]
+fn hostile_images_are_refused_or_cost_their_own_requests_an_error() {
+    let scratch = Scratch::new("hostile");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    let made = [
+        "create -q -f qcow2 -o cluster_size=512 tiny 256K",
+        "create -q -f qcow2 -b base -F raw -o cluster_size=4096 small 1M",
+        "convert -c -f raw -O qcow2 base packed",
+    ];
+    for words in made {
+        if qemu(&scratch, "qemu-img", words).is_none() {
+            return;
+        }
+    }
+    let steps = std::env::var("BLKMQ_STEPS").map_or(1, |steps| steps.parse().expect("a number"));
+    let mut accepted = 0;
+    for (seed, name) in (0..200 * steps).zip(["tiny", "small", "packed"].into_iter().cycle()) {
+        let mut chance = Chance::new(seed, 1);
+        let mut bytes = std::fs::read(scratch.path(name)).unwrap();
+        let changes = chance.bits() % 6 + 1;
+        for _ in 0..changes {
+            let at = match chance.bits() % 4 {
+                0 => chance.bits() % 112,
+                1 => chance.bits() % 4096,
+                _ => chance.bits() % bytes.len() as u64,
+            } as usize;
+            let at = at.min(bytes.len() - 8) / 8 * 8;
+            let value = match chance.bits() % 5 {
+                0 => chance.bits().to_be_bytes(),
+                1 => (1u64 << 63 | chance.bits() % 64 * 512).to_be_bytes(),
+                2 => (chance.bits() % 64 * 4096).to_be_bytes(),
+                3 => u64::MAX.to_be_bytes(),
+                _ => (3u64 << 62 | chance.bits() % (1 << 20)).to_be_bytes(),
+            };
+            bytes[at..at + 8].copy_from_slice(&value);
+        }
+        let path = scratch.path("hostile");
+        std::fs::write(&path, &bytes).unwrap();
+        let Ok(disk) = ImageDisk::open(&config(&path)) else {
+            continue;
+        };
+        accepted += 1;
+        let size = disk.size();
+        let mut rig = Rig::of(disk);
+        let mut memory = Mapping::new(64 << 10).unwrap();
+        for _ in 0..12 {
+            let len = (chance.bits() % 16 + 1) * 512;
+            let offset = chance.bits() % (size.saturating_sub(len) / 512 + 1) * 512;
+            let lent = lend(&mut memory.bytes_mut()[..len as usize]);
+            let rq = match chance.bits() % 6 {
+                0 | 1 => request_with(Op::Read, Flags::NONE, 0, offset, &[lent]),
+                2 | 3 => request_with(Op::Write, Flags::NONE, 0, offset, &[lent]),
+                4 => request(Op::WriteZeroes, offset, len),
+                _ => request(Op::Flush, 0, 0),
+            };
+            // Whatever comes of it, it ends.
+            let _ = rig.run(rq);
+        }
+        let mut extents = Vec::new();
+        let _ = rig.device.extents(DiskId(0), 0, u64::MAX, 64, &mut extents);
+    }
+    assert!(accepted > 20, "only {accepted} were opened: no test");
+}

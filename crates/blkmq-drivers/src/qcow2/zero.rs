@@ -9,17 +9,22 @@ use imago::io_buffers::IoBuffer;
 use imago::{Mapping, ShallowMapping, StorageExt};
 
 use super::image::{Image, Library};
-use super::pool::Job;
 use super::sys;
 
 /// Does a discard or a zeroing. Blocks.
-pub(super) fn run(image: &Image, library: &Library, job: &Job) -> io::Result<()> {
-    let range = job.offset..job.offset + job.len;
-    let is_discard = job.op == Op::Discard;
+pub(super) fn run(
+    image: &Image,
+    library: &Library,
+    op: Op,
+    flags: Flags,
+    range: Range<u64>,
+) -> io::Result<()> {
+    let is_discard = op == Op::Discard;
+    let keeps_space = op == Op::WriteZeroes && flags.has(Flags::NO_UNMAP);
     let whole = inner_clusters(image, &range);
     // Version 2 has no clusters of zeroes: a cluster can only be given back where nothing is below.
-    let can_mark = image.has_zero_clusters() || !image.has_base() && !job.flags.has(Flags::NO_UNMAP);
-    if !can_mark && job.flags.has(Flags::FAST_ONLY) {
+    let can_mark = image.has_zero_clusters() || !image.has_base() && !flags.has(Flags::NO_UNMAP);
+    if !can_mark && flags.has(Flags::FAST_ONLY) {
         return Err(io::ErrorKind::Unsupported.into());
     }
     image.alone(image.whole_clusters(&range), || {
@@ -29,7 +34,7 @@ pub(super) fn run(image: &Image, library: &Library, job: &Job) -> io::Result<()>
                 false => write_zeroes(image, library, range),
             };
         }
-        mark(image, library, whole.clone(), job)?;
+        mark(image, library, whole.clone(), keeps_space)?;
         image.note_change();
         if !is_discard {
             write_zeroes(image, library, range.start..whole.start)?;
@@ -51,8 +56,7 @@ fn inner_clusters(image: &Image, range: &Range<u64>) -> Range<u64> {
 }
 
 /// Marks clusters as zeroes, after their space was given back if that is wanted.
-fn mark(image: &Image, library: &Library, range: Range<u64>, job: &Job) -> io::Result<()> {
-    let keeps_space = job.op == Op::WriteZeroes && job.flags.has(Flags::NO_UNMAP);
+fn mark(image: &Image, library: &Library, range: Range<u64>, keeps_space: bool) -> io::Result<()> {
     let inner = library.image.inner();
     let mut at = range.start;
     while at < range.end {

@@ -276,11 +276,8 @@ fn is_not_corrupt(image: &str, round: u64) {
         }
     };
     let text = format!("{}{}", said.stdout, said.stderr);
-    let is_whole = said.success || text.contains("leaked clusters were found") && !text.contains("ERROR");
-    assert!(
-        is_whole && !text.contains("errors were found"),
-        "round {round}: {text}"
-    );
+    let is_leaking = text.contains("leaked clusters were found") && !text.contains("ERROR");
+    assert!(said.success || is_leaking, "round {round}: {text}");
 }
 
 /// Copies a file into one that keeps its size, and makes that durable.

@@ -1,0 +1,86 @@
+//! An image that no drive has: read and written by whoever has opened it, past the cached map, on the calling
+//! thread. Commands on images and the fuzzer use it.
+
+use std::io;
+use std::ops::Range;
+
+use blkmq_core::bio::{Flags, Op};
+use blkmq_host::device::Extent;
+use imago::io_buffers::IoBuffer;
+
+use super::disk::ImageDisk;
+use super::zero;
+
+impl ImageDisk {
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.image.size()
+    }
+
+    /// Reads at a byte of the disk. Blocks.
+    ///
+    /// # Errors
+    /// The system's, or the image is corrupt there; `InvalidInput` behind the end of the disk.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.check(offset, into.len() as u64)?;
+        let library = self.image.library()?;
+        let buffer = self.image.read(&library, offset, into.len() as u64)?;
+        into.copy_from_slice(buffer.as_ref().into_slice());
+        Ok(())
+    }
+
+    /// Writes at a byte of the disk; the next [`ImageDisk::flush`] makes it durable. Blocks.
+    ///
+    /// # Errors
+    /// As of [`ImageDisk::read`]; or the image is read-only.
+    pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.check(offset, data.len() as u64)?;
+        let library = self.image.library()?;
+        let mut buffer = IoBuffer::new(data.len(), library.image.mem_align())?;
+        buffer.as_mut().into_slice().copy_from_slice(data);
+        self.image.write(&library, offset, &buffer)
+    }
+
+    /// Zeroes a range of the disk, and gives the space of whole clusters back. Blocks.
+    ///
+    /// # Errors
+    /// As of [`ImageDisk::write`].
+    pub fn write_zeroes(&self, range: Range<u64>) -> io::Result<()> {
+        self.check(range.start, range.end.saturating_sub(range.start))?;
+        let library = self.image.library()?;
+        zero::run(&self.image, &library, Op::WriteZeroes, Flags::NONE, range)
+    }
+
+    /// Makes what was written durable. Blocks.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn flush(&self) -> io::Result<()> {
+        self.image.flush()
+    }
+
+    /// Makes the disk larger. Returns its size in bytes. Blocks.
+    ///
+    /// # Errors
+    /// The size is not allowed, or the system's.
+    pub fn grow(&self, size: u64) -> io::Result<u64> {
+        self.image.resize(Some(size))
+    }
+
+    /// What is where from `offset` on: at most `max` extents. Blocks.
+    ///
+    /// # Errors
+    /// As of [`ImageDisk::read`].
+    pub fn extents(&self, offset: u64, max: usize) -> io::Result<Vec<Extent>> {
+        let mut extents = Vec::new();
+        self.image.extents(offset, u64::MAX, max, &mut extents)?;
+        Ok(extents)
+    }
+
+    fn check(&self, offset: u64, len: u64) -> io::Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if len > 0 && end <= self.size() => Ok(()),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
