@@ -13,6 +13,7 @@ pub mod nbd_server_bytes;
 pub mod nbd_uri;
 pub mod operations;
 pub mod tls12_records;
+pub mod qcow2_images;
 pub mod tls_records;
 pub mod ublk_requests;
 pub mod vhost_user_chains;
@@ -33,6 +34,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("nbd_uri", nbd_uri::run),
     ("operations", operations::run),
     ("tls12_records", tls12_records::run),
+    ("qcow2_images", qcow2_images::run),
     ("tls_records", tls_records::run),
     ("ublk_requests", ublk_requests::run),
     ("vhost_user_chains", vhost_user_chains::run),
