@@ -6,6 +6,7 @@ use std::fs::Metadata;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
 
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
@@ -139,6 +140,22 @@ pub trait Device: Allocation + Any {
         ))
     }
 
+    /// Replaces what is below some disks, of all at one moment: requests wait meanwhile. `refresh` has all contexts read
+    /// the list of disks ([`HctxDriver::refresh_disks`]). May block.
+    ///
+    /// # Errors
+    /// Why not; nothing has changed then.
+    fn replace(
+        &self,
+        _disks: &[(DiskId, Replacement)],
+        _refresh: &dyn Fn() -> io::Result<()>,
+    ) -> io::Result<()> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "it is no image: only those of qcow2= can be replaced",
+        ))
+    }
+
     /// Says whether the drive has left a question unanswered for too long. Does not block.
     fn is_silent(&self) -> bool {
         false
@@ -180,6 +197,15 @@ pub trait Device: Allocation + Any {
     /// # Errors
     /// The operating system's error, with the object named.
     fn open_hctx(&self, ring: &RingHandle, hctx: HctxId) -> io::Result<Box<dyn HctxDriver>>;
+}
+
+/// What is put below a disk in the place of its image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replacement {
+    /// An empty image on the present one, which is kept at this path.
+    Snapshot(PathBuf),
+    /// An empty image on what the present one lies on; the present one is deleted.
+    Reset,
 }
 
 /// The identity of a file, whatever its path is.

@@ -91,6 +91,18 @@ pub enum CtlCommand {
         #[arg(add = ArgValueCompleter::new(Disks))]
         disk: String,
     },
+    /// Keep what disks have now as images, all at one moment, and go on above them
+    Snapshot {
+        /// DISK=PATH, where the image of the moment is to be
+        #[arg(required = true, value_name = "DISK=PATH")]
+        disks: Vec<String>,
+    },
+    /// Throw away what disks without clients have above their bases
+    Reset {
+        /// The disks
+        #[arg(required = true, add = ArgValueCompleter::new(Disks))]
+        disks: Vec<String>,
+    },
     /// Print the configuration of the daemon as it is now
     Dump,
     /// Change the daemon to what a configuration file says
@@ -329,6 +341,25 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
         }
         CtlCommand::Reopen { disk } => {
             client.call("disk.reopen", &json!({"disk": disk}))?;
+            Ok(())
+        }
+        CtlCommand::Snapshot { disks } => {
+            let mut paths = serde_json::Map::new();
+            for text in disks {
+                let Some((disk, path)) = text.split_once('=') else {
+                    bail!("{text:?} rejected: must be DISK=PATH");
+                };
+                // The daemon may be in another directory.
+                let path = std::path::absolute(path)?;
+                if paths.insert(disk.to_owned(), json!(path)).is_some() {
+                    bail!("{disk}: is named twice");
+                }
+            }
+            client.call("disk.snapshot", &json!({"disks": paths}))?;
+            Ok(())
+        }
+        CtlCommand::Reset { disks } => {
+            client.call("disk.reset", &json!({"disks": disks}))?;
             Ok(())
         }
         CtlCommand::Dump => {

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
+#[cfg(feature = "qcow2")]
+use blkmq_host::device::Replacement;
 use blkmq_host::device::{Allocation, Device, Extent, FileId, HandoverState, Losses, Polling, State};
 use blkmq_host::ring::RingHandle;
 #[cfg(feature = "qcow2")]
@@ -23,7 +25,7 @@ use super::hctx::FileHctx;
 use super::locks::Announced;
 use crate::mapping::Mapping;
 #[cfg(feature = "qcow2")]
-use crate::qcow2::{Guests, ImageHctx, PARTS};
+use crate::qcow2::{self, Change, Guests, ImageHctx, PARTS};
 
 /// Disks in files that share a drive, and so a queue.
 #[derive(Clone, Debug)]
@@ -248,6 +250,32 @@ impl Device for FileDevice {
         let disks = self.shared.disks();
         let new = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.reopen()?;
         Ok(new.map(|new| Box::new(new) as _))
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn replace(
+        &self,
+        disks: &[(DiskId, Replacement)],
+        refresh: &dyn Fn() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let all = self.shared.disks();
+        let mut images = Vec::new();
+        for (id, wanted) in disks {
+            let other = || io::Error::other("it is no image: only those of qcow2= can be replaced");
+            let image = all.image(*id).ok_or_else(other)?;
+            let change = match wanted {
+                Replacement::Snapshot(path) => Change::Snapshot(path.clone()),
+                Replacement::Reset => Change::Reset,
+            };
+            images.push((Arc::clone(image), change));
+        }
+        drop(all);
+        qcow2::replace(&images, |opened| {
+            for ((id, _), image) in disks.iter().zip(opened) {
+                self.shared.set_disk(*id, Some(Member::image(image)));
+            }
+            refresh()
+        })
     }
 
     fn is_removable(&self) -> bool {

@@ -18,6 +18,10 @@ use rustix::io::Errno;
 
 use super::bounce::BLOCK_BYTES_MAX;
 use super::config::FileConfig;
+#[cfg(feature = "qcow2")]
+use super::error::FileError;
+#[cfg(feature = "qcow2")]
+use super::lock;
 use super::lock::Lock;
 use super::locks::BlockLocks;
 use super::open;
@@ -391,6 +395,20 @@ impl FileDisk {
             Lock::Writer => Some(&self.file),
             Lock::Inherited(file) => Some(file),
         }
+    }
+
+    /// Lets others read the file, if it is locked: nobody writes to it any more.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn share_lock(&self) -> Result<(), FileError> {
+        self.locking_file()
+            .map_or(Ok(()), |file| lock::share(file, &self.path))
+    }
+
+    /// Takes the writer's lock again.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn take_lock_back(&self) -> Result<(), FileError> {
+        self.locking_file()
+            .map_or(Ok(()), |file| lock::take_back(file, &self.path))
     }
 
     pub(super) fn fd(&self) -> i32 {

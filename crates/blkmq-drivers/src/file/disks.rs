@@ -37,6 +37,15 @@ impl Member {
         }
     }
 
+    /// The disk in an image.
+    #[cfg(feature = "qcow2")]
+    pub(super) fn image(image: Arc<Image>) -> Self {
+        Self {
+            file: Arc::clone(&image.files()[0]),
+            image: Some(image),
+        }
+    }
+
     /// The disk that one of the drivers of files has opened.
     pub(super) fn of(disk: Box<dyn OpenDisk>) -> Option<Self> {
         let disk: Box<dyn std::any::Any + Send> = disk;
@@ -51,10 +60,7 @@ impl Member {
         };
         #[cfg(feature = "qcow2")]
         if let Ok(disk) = other.downcast::<ImageDisk>() {
-            return Some(Self {
-                file: Arc::clone(&disk.image.files()[0]),
-                image: Some(disk.image),
-            });
+            return Some(Self::image(disk.image));
         }
         #[cfg(not(feature = "qcow2"))]
         drop(other);

@@ -104,6 +104,21 @@ pub(super) fn is_held(file: &File) -> bool {
     holders_of(file).next().is_some()
 }
 
+/// Makes a writer's lock one of a reader.
+#[cfg(feature = "qcow2")]
+pub(super) fn share(file: &File, path: &Path) -> Result<(), FileError> {
+    let shared = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).map_err(io::Error::from);
+    let shared = shared.and_then(|()| sys::lock_bytes(file, ByteLock::None, 0, 0));
+    let shared = shared.and_then(|()| lock_as_reader(file));
+    shared.map_err(|error| refused(path, error, || holder_of(file)))
+}
+
+/// Makes it a writer's again.
+#[cfg(feature = "qcow2")]
+pub(super) fn take_back(file: &File, path: &Path) -> Result<(), FileError> {
+    try_lock(file, path, false)
+}
+
 fn wait_for_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError> {
     let deadline = Instant::now() + LEAVING_TIME_MAX;
     let mut has_looked = false;

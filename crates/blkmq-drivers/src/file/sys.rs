@@ -130,6 +130,8 @@ const BTRFS_IOC_FS_INFO: libc::Ioctl = 0x8400_941f;
 /// The kinds of locks on a range of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ByteLock {
+    #[cfg(feature = "qcow2")]
+    None,
     Shared,
     Exclusive,
 }
@@ -158,6 +160,8 @@ pub(super) fn is_locked(file: &File, start: u64, len: u64) -> io::Result<bool> {
 
 fn byte_lock(lock: ByteLock, start: u64, len: u64) -> libc::flock {
     let kind = match lock {
+        #[cfg(feature = "qcow2")]
+        ByteLock::None => libc::F_UNLCK,
         ByteLock::Shared => libc::F_RDLCK,
         ByteLock::Exclusive => libc::F_WRLCK,
     };

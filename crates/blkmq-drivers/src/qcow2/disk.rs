@@ -85,9 +85,8 @@ impl ImageDisk {
             top: Arc::new(top),
             beside,
             base,
-            read_only: config.read_only,
+            config: config.clone(),
             block_size,
-            map_cache: config.map_cache,
         });
         Ok(Self {
             image: Arc::new(image),

@@ -138,6 +138,7 @@ impl ImageHctx {
         };
         let job = Job {
             image: Arc::clone(&view.image),
+            disk: rq.disk(),
             op: rq.op(),
             flags: rq.flags(),
             offset: rq.offset(),
@@ -161,7 +162,14 @@ impl ImageHctx {
         };
         match rq.op {
             Op::Read | Op::Write => {}
-            Op::Flush if view.image.is_clean() => {
+            Op::Flush => {
+                // Of all: who replaces the image waits for it.
+                self.announced
+                    .announce(number as usize, rq.disk.0, &(0..u64::MAX));
+                if !view.image.is_clean() {
+                    self.announced.withdraw(number as usize);
+                    return Tried::Work;
+                }
                 let disk = view.files[usize::from(view.image.data_file())].0;
                 return self.issue_parts(number, cookie, &Part { disk, ..rq.clone() }, last, now);
             }
@@ -208,6 +216,7 @@ impl ImageHctx {
     fn issue_parts(&mut self, number: u32, cookie: Cookie, rq: &Part<'_>, last: bool, now: Instant) -> Tried {
         if rq.op == Op::Flush {
             self.begin(number, cookie, 1);
+            self.active[number as usize].is_announced = true;
             let issued = self.file.issue_part(rq, cookie, last, now);
             return Tried::Issued(self.settle(number, issued));
         }
@@ -283,6 +292,7 @@ impl ImageHctx {
         for extent in &self.extents[first..] {
             pool::submit(Box::new(Job {
                 image: Arc::clone(&image),
+                disk: rq.disk,
                 op: rq.op,
                 flags: rq.flags,
                 offset: rq.offset + extent.at,
@@ -372,14 +382,10 @@ impl ImageHctx {
             return;
         };
         self.end(number);
-        let disk = self.views.iter().position(|view| {
-            view.as_ref()
-                .is_some_and(|view| Arc::ptr_eq(&view.image, &job.image))
-        });
         let part = Part {
             op: job.op,
             flags: job.flags,
-            disk: DiskId(disk.unwrap_or(usize::MAX >> 33) as u32),
+            disk: job.disk,
             offset: job.offset,
             len: job.len,
             is_ordered: job.is_ordered,

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::ids::DiskId;
@@ -26,6 +26,8 @@ use imago::qcow2::Qcow2;
 use imago::{FormatAccess, Mapping, StorageExt};
 
 use super::chain::{Base, Layer};
+use super::config::Qcow2Config;
+use super::create::BaseFormat;
 use super::guests::Guests;
 use super::header::Header;
 use super::map::{Entry, Map};
@@ -33,11 +35,11 @@ use super::order::Order;
 use super::pool::{Job, Lane, Outcome};
 use super::sys::{self, LibraryFile, Role};
 use super::zero;
-use crate::file::FileDisk;
+use crate::file::{FileDisk, FileError};
 
 /// An image that is served.
 pub(crate) struct Image {
-    pub(super) path: PathBuf,
+    pub(super) config: Qcow2Config,
     pub(super) header: Header,
     pub(super) read_only: bool,
     pub(super) block_size: u32,
@@ -53,9 +55,13 @@ pub(crate) struct Image {
     gate: RwLock<()>,
     /// The tables in memory are not those of the file.
     is_dirty: AtomicBool,
+    /// It is about to be replaced.
+    is_closing: AtomicBool,
     flushing: Mutex<()>,
     lane: Lane,
     place: OnceLock<(Arc<Guests>, DiskId)>,
+    /// The image that has taken its place: jobs go on there.
+    next: OnceLock<Arc<Image>>,
 }
 
 /// The image as the library has it.
@@ -71,9 +77,8 @@ pub(super) struct Parts {
     pub(super) top: Arc<FileDisk>,
     pub(super) beside: Option<Arc<FileDisk>>,
     pub(super) base: Option<Arc<Base>>,
-    pub(super) read_only: bool,
+    pub(super) config: Qcow2Config,
     pub(super) block_size: u32,
-    pub(super) map_cache: u64,
 }
 
 impl Image {
@@ -83,9 +88,8 @@ impl Image {
             top,
             beside,
             base,
-            read_only,
+            config,
             block_size,
-            map_cache,
         } = parts;
         let bases = || base.iter().flat_map(Base::all);
         let below = bases()
@@ -97,20 +101,22 @@ impl Image {
             .unwrap_or(header.cluster_bits);
         let lower = bases().flat_map(|base| base.beside.iter().chain([&base.disk]));
         Self {
-            path: top.path().to_owned(),
             size: AtomicU64::new(header.size),
             has_beside: beside.is_some(),
             files: [&top].into_iter().chain(&beside).chain(lower).cloned().collect(),
-            map: Map::new(map_cache, granule_bits),
+            map: Map::new(config.map_cache, granule_bits),
             library: Mutex::default(),
             gate: RwLock::default(),
             is_dirty: AtomicBool::new(false),
+            is_closing: AtomicBool::new(false),
             flushing: Mutex::default(),
             lane: Lane::default(),
             place: OnceLock::new(),
+            next: OnceLock::new(),
             header,
-            read_only,
+            read_only: config.read_only,
             block_size,
+            config,
             base,
         }
     }
@@ -142,7 +148,12 @@ impl Image {
     /// Returns whether the tables in memory are those of the file. Acquire: who has found a place in the map sees that
     /// it was not in the file then.
     pub(super) fn is_clean(&self) -> bool {
-        !self.is_dirty.load(Ordering::SeqCst)
+        !self.is_dirty.load(Ordering::SeqCst) && !self.is_closing.load(Ordering::SeqCst)
+    }
+
+    /// From now on, or not any more, flushes go by the threads: the image is about to be replaced.
+    pub(super) fn set_closing(&self, on: bool) {
+        self.is_closing.store(on, Ordering::SeqCst);
     }
 
     /// Tells it under which number a drive has it, and where its requests are announced. Once.
@@ -151,13 +162,43 @@ impl Image {
         debug_assert!(joined.is_ok(), "an image joins one drive");
     }
 
+    /// The right to use what is there, beside others.
+    fn enter(&self) -> io::Result<RwLockReadGuard<'_, ()>> {
+        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        self.check_place().map(|()| gate)
+    }
+
+    /// Fails if another image has taken its place, before anything is done.
+    fn check_place(&self) -> io::Result<()> {
+        match self.next.get() {
+            None => Ok(()),
+            Some(_) => Err(io::Error::other("another image is in its place")),
+        }
+    }
+
+    /// Another image takes its place. Nobody uses this one.
+    pub(super) fn follow(&self, next: Arc<Self>) {
+        let is_first = self.next.set(next);
+        debug_assert!(is_first.is_ok(), "an image is replaced once");
+    }
+
     /// Does a job. Blocks.
     pub(super) fn run(&self, job: &Job) -> Outcome {
+        let outcome = self.run_here(job);
+        match self.next.get() {
+            // It was too late for this one.
+            Some(next) if outcome != Outcome::Done(Status::Ok) => next.run(job),
+            _ => outcome,
+        }
+    }
+
+    fn run_here(&self, job: &Job) -> Outcome {
         // A defect of the library must cost this request, and no thread.
         let done = catch_unwind(AssertUnwindSafe(|| self.try_run(job)));
         match done.unwrap_or_else(|_| Err(io::Error::other("the library failed"))) {
             Ok(()) if job.only_map => Outcome::Mapped,
             Ok(()) => Outcome::Done(Status::Ok),
+            Err(_) if self.next.get().is_some() => Outcome::Done(Status::Io),
             Err(error) => Outcome::Done(self.failed(job, &error)),
         }
     }
@@ -176,7 +217,10 @@ impl Image {
                 sys::gather(&job.pieces, job.skip, buffer.as_mut().into_slice());
                 self.write(&library, job.offset, &buffer)
             }
-            Op::Flush => return self.flush(),
+            Op::Flush => {
+                let _gate = self.enter()?;
+                return self.flush();
+            }
             Op::Discard | Op::WriteZeroes => {
                 let range = job.offset..job.offset + job.len;
                 zero::run(self, &library, job.op, job.flags, range)
@@ -203,7 +247,7 @@ impl Image {
         if errno.is_none() {
             tracing::error!(
                 "image {:?}: {what} of {} bytes at {} failed: {error}",
-                self.path,
+                self.config.path,
                 job.len,
                 job.offset
             );
@@ -231,6 +275,12 @@ impl Image {
         if !self.read_only {
             order.reach(top.end()?.next_multiple_of(self.header.cluster()))?;
         }
+        if let Some(beside) = beside.filter(|beside| !self.read_only && !beside.is_block_device())
+            && beside.end()? < self.size()
+        {
+            // What is behind its end reads as zeroes.
+            beside.set_end(self.size())?;
+        }
         let role = |role: Role| if self.read_only { Role::Base } else { role };
         let tables = LibraryFile::new(Arc::clone(top), role(Role::Tables(Arc::clone(&order))));
         let mut image = Qcow2::<LibraryFile, Layer>::open_image(tables, !self.read_only)?;
@@ -246,7 +296,7 @@ impl Image {
 
     /// Finds out where a range is, and what is around it, and enters that into the map.
     fn look_up(&self, library: &Library, offset: u64, len: u64) -> io::Result<()> {
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.enter()?;
         let span = self.map.page_span();
         let start = offset - offset % span;
         let end = (offset + len).next_multiple_of(span).min(self.size());
@@ -336,7 +386,7 @@ impl Image {
 
     /// Reads, whatever the map knows.
     pub(super) fn read(&self, library: &Library, offset: u64, len: u64) -> io::Result<IoBuffer> {
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.enter()?;
         let mut buffer = IoBuffer::new(len as usize, library.image.mem_align())?;
         library.image.read(&mut buffer, offset)?;
         Ok(buffer)
@@ -346,7 +396,7 @@ impl Image {
     pub(super) fn write(&self, library: &Library, offset: u64, buffer: &IoBuffer) -> io::Result<()> {
         let range = offset..offset + buffer.len() as u64;
         if !self.files[usize::from(self.data_file())].is_odd(offset, buffer.len() as u64) {
-            let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+            let _gate = self.enter()?;
             if !self.replaces(library, range.clone())? {
                 return self.write_data(library, offset, buffer);
             }
@@ -359,6 +409,7 @@ impl Image {
     /// Does something while nobody else changes or uses a range of whole clusters.
     pub(super) fn alone<T>(&self, range: Range<u64>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        self.check_place()?;
         let bits = self.map.granule_bits();
         let mut writer = self.map.writer();
         self.map
@@ -419,7 +470,7 @@ impl Image {
             self.note_change();
             let mut writer = self.map.writer();
             writer.version += 1;
-            self.enter(&mut writer, at..at + now, host);
+            self.enter_in_map(&mut writer, at..at + now, host);
             drop(writer);
             done += now;
         }
@@ -427,7 +478,7 @@ impl Image {
     }
 
     /// Enters whole clusters into the map, since a part of them is at `host` now.
-    fn enter(&self, writer: &mut super::map::Writer, part: Range<u64>, host: u64) {
+    fn enter_in_map(&self, writer: &mut super::map::Writer, part: Range<u64>, host: u64) {
         let bits = self.map.granule_bits();
         let all = self.whole_clusters(&part);
         let first = host - (part.start - all.start);
@@ -468,8 +519,11 @@ impl Image {
         if offset >= end || max == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        if let Some(next) = self.next.get() {
+            return next.extents(offset, len, max, out);
+        }
         let library = self.library()?;
-        let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.enter()?;
         let (mut at, first) = (offset, out.len());
         while at < end {
             let (mapping, len) = library.image.get_mapping(at, end - at)?;
@@ -525,6 +579,41 @@ impl Image {
         self.header.version >= 3
     }
 
+    /// The file below it, and its format.
+    pub(super) fn base_file(&self) -> Option<(PathBuf, BaseFormat)> {
+        let base = self.base.as_ref()?;
+        let format = if base.header.is_some() {
+            BaseFormat::Qcow2
+        } else {
+            BaseFormat::Raw
+        };
+        Some((base.disk.path().to_owned(), format))
+    }
+
+    /// Images of its chain, itself among them.
+    pub(super) fn chain_len(&self) -> usize {
+        1 + self.base.iter().flat_map(Base::all).count()
+    }
+
+    /// Returns whether its data is in a file of its own.
+    pub(super) fn has_beside(&self) -> bool {
+        self.has_beside
+    }
+
+    /// The files that it writes, which others may read from now on.
+    pub(super) fn share_locks(&self) -> Result<(), FileError> {
+        self.own_files().try_for_each(|file| file.share_lock())
+    }
+
+    /// They may not any more.
+    pub(super) fn take_locks_back(&self) -> Result<(), FileError> {
+        self.own_files().try_for_each(|file| file.take_lock_back())
+    }
+
+    fn own_files(&self) -> impl Iterator<Item = &Arc<FileDisk>> {
+        self.files.iter().take(1 + usize::from(self.has_beside))
+    }
+
     pub(super) fn has_base(&self) -> bool {
         self.base.is_some()
     }
@@ -536,7 +625,10 @@ impl Drop for Image {
         if self.is_dirty.load(Ordering::SeqCst)
             && let Err(error) = self.flush()
         {
-            tracing::error!("image {:?}: its tables could not be written: {error}", self.path);
+            tracing::error!(
+                "image {:?}: its tables could not be written: {error}",
+                self.config.path
+            );
         }
     }
 }
@@ -544,7 +636,7 @@ impl Drop for Image {
 impl std::fmt::Debug for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Image")
-            .field("path", &self.path)
+            .field("path", &self.config.path)
             .finish_non_exhaustive()
     }
 }

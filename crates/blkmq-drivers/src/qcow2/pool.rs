@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use blkmq_core::bio::{Flags, Lent, Op, Status};
-use blkmq_core::ids::HctxId;
+use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_host::runner::Runner;
 use blkmq_sync::mpsc::Sender;
 
@@ -18,6 +18,7 @@ use super::image::Image;
 /// Work for an image.
 pub(super) struct Job {
     pub(super) image: Arc<Image>,
+    pub(super) disk: DiskId,
     pub(super) op: Op,
     pub(super) flags: Flags,
     /// First byte on the disk.

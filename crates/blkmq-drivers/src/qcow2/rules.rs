@@ -83,12 +83,14 @@ impl Rules {
         }
     }
 
+    /// Returns whether a path without links is below one of the directories, or is one.
+    pub(super) fn is_inside(&self, path: &Path) -> bool {
+        let mut directories = self.directories.iter();
+        directories.any(|directory| path.starts_with(directory))
+    }
+
     fn check(&self, path: &Path, of: &Path, what: &'static str, name: &str) -> Result<(), ImageError> {
-        if self
-            .directories
-            .iter()
-            .any(|directory| path.starts_with(directory))
-        {
+        if self.is_inside(path) {
             return Ok(());
         }
         let why = format!(

@@ -9,7 +9,7 @@ use blkmq_core::driver::{HctxDriver, Issued};
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
-use blkmq_host::device::{Allocation, Device};
+use blkmq_host::device::{Allocation, Device, Replacement};
 use blkmq_host::ring::{RingConfig, RingHandle};
 
 use super::*;
@@ -523,4 +523,82 @@ fn hostile_images_are_refused_or_cost_their_own_requests_an_error() {
         let _ = rig.device.extents(DiskId(0), 0, u64::MAX, 64, &mut extents);
     }
     assert!(accepted > 20, "only {accepted} were opened: no test");
+}
+
+/// Replaces the image below the disk of a rig, as the engine does.
+fn replace(rig: &mut Rig, wanted: Replacement) -> std::io::Result<()> {
+    let device = rig.device.clone();
+    let hctx = std::cell::RefCell::new(&mut rig.hctx);
+    device.replace(&[(DiskId(0), wanted)], &|| {
+        hctx.borrow_mut().refresh_disks().map_err(std::io::Error::other)
+    })
+}
+
+#[test]
+fn snapshot_keeps_what_was_there_and_the_disk_goes_on_above_it() {
+    let scratch = Scratch::new("snapshot");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 -b base -F raw image 2M").is_none() {
+        return;
+    }
+    let path = scratch.path("image");
+    let mut rig = Rig::at(&path);
+    assert_eq!(rig.write(Flags::NONE, 65536, &[4; 4096]), Status::Ok);
+    replace(&mut rig, Replacement::Snapshot(scratch.path("first"))).unwrap();
+    assert_eq!(rig.write(Flags::NONE, 65536, &[5; 512]), Status::Ok);
+    replace(&mut rig, Replacement::Snapshot(scratch.path("second"))).unwrap();
+    assert_eq!(rig.write(Flags::NONE, 0, &[6; 512]), Status::Ok);
+    let there = replace(&mut rig, Replacement::Snapshot(scratch.path("second"))).unwrap_err();
+    assert!(there.to_string().contains("cannot be made"), "{there}");
+    let elsewhere = replace(&mut rig, Replacement::Snapshot("/proc/x".into())).unwrap_err();
+    assert!(elsewhere.to_string().contains("is not below"), "{elsewhere}");
+    rig.flush();
+    assert_eq!(
+        (
+            rig.read(0, 513)[510..].to_vec(),
+            rig.read(65536, 513)[510..].to_vec()
+        ),
+        (vec![6, 6, 3], vec![5, 5, 4])
+    );
+    drop(rig);
+    for (name, wanted) in [("first", [3, 4]), ("second", [3, 5]), ("image", [6, 5])] {
+        check(&scratch, &scratch.path(name));
+        let content = raw_content(&scratch, &scratch.path(name));
+        assert_eq!([content[0], content[65536]], wanted, "{name}");
+        assert!(
+            content[66048..69632].iter().all(|byte| *byte == 4) && content[70000] == 3,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn reset_shows_the_base_again_and_gives_the_space_back() {
+    let scratch = Scratch::new("reset");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    if qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -b base -F raw -o cluster_size=4096 image 64M",
+    )
+    .is_none()
+    {
+        return;
+    }
+    let path = scratch.path("image");
+    let mut rig = Rig::at(&path);
+    for round in 0..3 {
+        assert_eq!(rig.write(Flags::NONE, 512, &[4; 1 << 20]), Status::Ok);
+        replace(&mut rig, Replacement::Reset).unwrap();
+        assert!(
+            rig.read(0, 1 << 20).iter().all(|byte| *byte == 3),
+            "round {round}"
+        );
+        assert!(rig.read(1 << 20, 4096).iter().all(|byte| *byte == 0));
+    }
+    assert!(std::fs::metadata(&path).unwrap().len() < 1 << 20);
+    drop(rig);
+    check(&scratch, &path);
+    let left = std::fs::read_dir(&scratch.0).unwrap().count();
+    assert_eq!(left, 2, "files are left behind");
 }

@@ -1,12 +1,15 @@
 //! The methods of the control socket, by which a daemon is asked and changed: one entry of [`METHODS`] each.
 //! Every change goes through [`Running::change`], so it is checked whole, and done or not.
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use blkmq_config::{Document, Kind};
 use blkmq_drivers::multipath::MultipathDevice;
+use blkmq_host::device::Replacement;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -221,6 +224,36 @@ pub(super) static METHODS: &[Method] = &[
                 .reopen_disk(&disk)
                 .map_err(anyhow::Error::from)?;
             Ok(json!({}))
+        },
+    ),
+    change(
+        "disk.snapshot",
+        "keep what disks have now as images at these paths, all at one moment, and go on above them: {disks: {NAME: PATH}}",
+        |_, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                disks: BTreeMap<String, PathBuf>,
+            }
+            let Params { disks } = of(params)?;
+            let wanted = disks
+                .into_iter()
+                .map(|(name, path)| (name, Replacement::Snapshot(path)));
+            replace(daemon, &wanted.collect::<Vec<_>>())
+        },
+    ),
+    change(
+        "disk.reset",
+        "throw away what disks without clients have above their bases: {disks: [NAME]}",
+        |_, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                disks: Vec<String>,
+            }
+            let Params { disks } = of(params)?;
+            let wanted = disks.into_iter().map(|name| (name, Replacement::Reset));
+            replace(daemon, &wanted.collect::<Vec<_>>())
         },
     ),
     ask(
@@ -509,6 +542,13 @@ fn yes() -> bool {
 
 fn to_value(answer: &impl Serialize) -> Result<Value, Failure> {
     Ok(serde_json::to_value(answer).map_err(anyhow::Error::from)?)
+}
+
+/// Replaces what is below disks.
+fn replace(daemon: &Daemon, wanted: &[(String, Replacement)]) -> Result<Value, Failure> {
+    let control = daemon.running.control();
+    control.replace_disks(wanted).map_err(anyhow::Error::from)?;
+    Ok(json!({}))
 }
 
 fn none(params: Value) -> Result<(), Failure> {

@@ -12,7 +12,7 @@ use blkmq_core::queue::{DiskConfig, Queue};
 use blkmq_core::time::Nanos;
 
 use super::{Control, PAUSE_MAX};
-use crate::device::Allocation;
+use crate::device::{Allocation, Replacement};
 use crate::disk::{Disk, MAPPED, QueueId};
 use crate::engine::build::{self, OfQueue};
 use crate::engine::config::{DiskEntry, QueueSpec};
@@ -178,6 +178,52 @@ impl Control {
         let _frozen = self.freeze(disk.queue)?;
         device.add_disk(disk.id, other).map_err(not_opened)?;
         self.refresh(disk.queue).map_err(|error| refused(name, error))
+    }
+
+    /// Replaces what is below disks, all at one moment, while they are used: [`crate::device::Device::replace`].
+    ///
+    /// # Errors
+    /// There is no such disk, the disks are of several queues, one that is to be emptied has users, or a drive refuses.
+    pub fn replace_disks(&self, wanted: &[(String, Replacement)]) -> Result<(), Error> {
+        let _changing = self.changing()?;
+        let disks = self.shared.disks();
+        let mut found: Vec<(DiskId, Replacement)> = Vec::new();
+        let mut queue = None;
+        for (name, replacement) in wanted {
+            let refuse = |why: &str| Err(Error::Disk(format!("disk {name}: {why}")));
+            let Some(disk) = disks.iter().find(|disk| disk.name == *name) else {
+                return refuse("there is no such disk");
+            };
+            if disk.queue == MAPPED {
+                return refuse("lies on other disks: name those");
+            }
+            if *queue.get_or_insert(disk.queue) != disk.queue {
+                return refuse(
+                    "is of another queue than the disks before it: name those of one queue at a time",
+                );
+            }
+            if *replacement == Replacement::Reset && (disk.users.count() > 0 || disk.used_by.is_some()) {
+                return refuse("has clients, which would find other data: disconnect them first");
+            }
+            if found.iter().any(|(id, _)| *id == disk.id) {
+                return refuse("is named twice");
+            }
+            found.push((disk.id, replacement.clone()));
+        }
+        let Some(queue) = queue else { return Ok(()) };
+        let refresh = || {
+            self.refresh(queue)
+                .map_err(|error| std::io::Error::other(error.to_string()))
+        };
+        let replaced = self.entry(queue)?.device.replace(&found, &refresh);
+        let names = || {
+            wanted
+                .iter()
+                .map(|(name, _)| name.as_str())
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        replaced.map_err(|error| Error::Disk(format!("disk {}: unchanged: {error}", names())))
     }
 
     /// Asks a disk's drive for the disk's size, after the driver has resized it to `wanted` bytes, if given.
