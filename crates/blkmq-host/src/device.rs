@@ -169,6 +169,10 @@ pub trait Device: Allocation + Any {
     /// The engine shuts down: requests that the drive holds back must end, with an error if necessary.
     fn abort_queued(&self) {}
 
+    /// The engine has stopped: what is only in this process is written. Also when another process continues with the
+    /// disks, after a flush. May block.
+    fn close(&self) {}
+
     /// A disk's state that is only in this process, for another process that continues with the disk. No request
     /// is in flight then.
     ///

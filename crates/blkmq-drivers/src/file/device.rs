@@ -91,10 +91,16 @@ impl Shared {
         if let Some(image) = disk.as_ref().and_then(|disk| disk.image.as_ref()) {
             image.join(&self.guests, id);
         }
-        self.disks
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .set(id, disk);
+        let mut disks = self.disks.write().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(feature = "qcow2")]
+        let before = disks.image(id).cloned();
+        disks.set(id, disk);
+        drop(disks);
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = before {
+            // Not under the lock: it blocks.
+            image.close();
+        }
     }
 }
 
@@ -327,6 +333,16 @@ impl Device for FileDevice {
             drives.extend_from_slice(&disk.place.drives);
         }
         drives
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn close(&self) {
+        self.shared
+            .disks()
+            .images()
+            .iter()
+            .flatten()
+            .for_each(|image| image.close());
     }
 
     #[cfg(feature = "qcow2")]

@@ -25,8 +25,9 @@ use imago::io_buffers::IoBuffer;
 use imago::qcow2::Qcow2;
 use imago::{FormatAccess, Mapping, StorageExt};
 
-use super::chain::{Base, Layer};
+use super::chain::{self, Base, Layer};
 use super::config::Qcow2Config;
+use super::counts::Layout;
 use super::create::BaseFormat;
 use super::guests::Guests;
 use super::header::Header;
@@ -271,7 +272,10 @@ impl Image {
 
     fn open_library(&self) -> io::Result<Library> {
         let (top, beside) = (&self.files[0], self.has_beside.then(|| &self.files[1]));
-        let order = Arc::new(Order::new(top, beside, self.header.cluster_bits)?);
+        // Of the file as it is now: another daemon may have written since the header was read.
+        let header = chain::read_header(top).map_err(io::Error::other)?;
+        let order = Order::new(top, beside, header.cluster_bits)?.with_tables(Layout::of(&header));
+        let order = Arc::new(order);
         if !self.read_only {
             order.reach(top.end()?.next_multiple_of(self.header.cluster()))?;
         }
@@ -513,6 +517,23 @@ impl Image {
         flushed
     }
 
+    /// Writes what is only in this process. Blocks.
+    pub(crate) fn close(&self) {
+        let library = lock(&self.library).clone();
+        let is_dirty = self.is_dirty.load(Ordering::SeqCst);
+        let closed = match library {
+            _ if is_dirty => self.flush(),
+            Some(library) if !self.read_only => library.order.sync(),
+            _ => Ok(()),
+        };
+        if let Err(error) = closed {
+            tracing::error!(
+                "image {:?}: what was not flushed may be lost: {error}",
+                self.config.path
+            );
+        }
+    }
+
     /// Appends what is where; see [`blkmq_host::device::Allocation`].
     pub(crate) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
         let end = offset.saturating_add(len).min(self.size());
@@ -620,15 +641,10 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// Who stops using an image has flushed it; this is for one that failed.
+    /// Who stops using an image has closed it; this is for those that failed.
     fn drop(&mut self) {
-        if self.is_dirty.load(Ordering::SeqCst)
-            && let Err(error) = self.flush()
-        {
-            tracing::error!(
-                "image {:?}: its tables could not be written: {error}",
-                self.config.path
-            );
+        if self.is_dirty.load(Ordering::SeqCst) {
+            self.close();
         }
     }
 }

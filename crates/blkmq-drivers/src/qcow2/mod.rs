@@ -12,6 +12,7 @@
 mod chain;
 mod check;
 mod config;
+mod counts;
 mod create;
 mod disk;
 mod driver;

@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::counts::Layout;
 use crate::file::FileDisk;
 
 /// What is written and not durable, and which part of the image's file was never written.
@@ -35,6 +36,8 @@ pub(super) struct Order {
     written: Mutex<BTreeMap<u64, u64>>,
     fresh_from: u64,
     cluster_bits: u32,
+    /// Held while tables are written.
+    tables: Mutex<Option<Layout>>,
 }
 
 impl Order {
@@ -61,7 +64,40 @@ impl Order {
             end: AtomicU64::new(end),
             written: Mutex::default(),
             cluster_bits,
+            tables: Mutex::new(None),
         })
+    }
+
+    /// Notes where the tables of an image are that exists.
+    #[must_use]
+    pub(super) fn with_tables(mut self, layout: Layout) -> Self {
+        *self.tables.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(layout);
+        self
+    }
+
+    /// Writes tables by `write`, after what they point to is counted as used: `bytes` has them.
+    ///
+    /// # Errors
+    /// The system's, or that of `write`.
+    pub(super) fn write_tables(
+        &self,
+        disk: &FileDisk,
+        range: &Range<u64>,
+        bytes: impl FnOnce() -> Vec<u8>,
+        write: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = match &*tables {
+            Some(layout) if layout.concerns(range) => {
+                Some(layout.count_targets(disk, range.start, &bytes())?)
+            }
+            _ => None,
+        };
+        write()?;
+        if next.is_some() {
+            *tables = next;
+        }
+        Ok(())
     }
 
     /// Makes data durable that tables are about to point to.

@@ -140,8 +140,12 @@ impl Storage for LibraryFile {
             Role::Base => Err(io::ErrorKind::PermissionDenied.into()),
             Role::Tables(order) => {
                 order.before_tables()?;
-                order.note_written(range);
-                self.write_all(&mut all, offset, ReadWriteFlags::DSYNC)
+                order.note_written(range.clone());
+                let copy = all.clone();
+                let bytes = || copy.iter().flat_map(|slice| slice.iter().copied()).collect();
+                order.write_tables(&self.disk, &range, bytes, || {
+                    self.write_all(&mut all, offset, ReadWriteFlags::DSYNC)
+                })
             }
             Role::Data(order) => {
                 order.note_written(range);

@@ -180,6 +180,10 @@ impl Engine {
             // A reactor that panicked has ended the process.
             let _ = thread.join();
         }
+        shared
+            .entries()
+            .iter()
+            .for_each(|(_, entry)| entry.device.close());
         Ok(())
     }
 

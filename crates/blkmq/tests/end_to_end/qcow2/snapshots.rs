@@ -1,0 +1,145 @@
+//! Decides whether snapshots of images that are written are of one moment, whether clients go on above them, and whether
+//! a disk that was reset is as new.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::common::daemon::program;
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, output_within, run};
+use crate::common::{Daemon, Scratch};
+use crate::upgrade::load::Load;
+
+#[test]
+fn clients_of_images_go_on_over_snapshots_which_are_sound_and_of_one_moment() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let daemon = serve(&scratch, &["vm1", "vm2"]);
+    let socket = scratch.path("nbd.sock");
+    let load = Load::start(&socket, "vm1", 2);
+    let mut client = Client::connect(&socket, "vm2").expect("it is served");
+    let mut pauses = Vec::new();
+    for number in 0..SNAPSHOTS {
+        client.write(0, &block(0, number + 1)).expect("a write");
+        std::thread::sleep(Duration::from_millis(100));
+        let (one, two) = (
+            format!("vm1={}", scratch.word(&format!("one{number}"))),
+            format!("vm2={}", scratch.word(&format!("two{number}"))),
+        );
+        load.forget_slowest();
+        let start = Instant::now();
+        let said = ctl(&scratch, &["snapshot", &one, &two]);
+        assert_eq!(said, "", "snapshot {number}");
+        pauses.push((start.elapsed(), load.slowest()));
+    }
+    eprintln!("snapshots, and the slowest batch of requests beside each: {pauses:?}");
+    // The configuration is what it was, and another daemon can serve the chains.
+    let dumped = ctl(&scratch, &["dump"]);
+    assert!(
+        dumped.contains("vm1.qcow2") && !dumped.contains("one0"),
+        "{dumped}"
+    );
+    let image = scratch.word("vm1.qcow2");
+    load.stop_and_verify_what(|| {
+        daemon.stop();
+        content(&scratch, &image)
+    });
+    for number in 0..SNAPSHOTS {
+        for name in ["one", "two"] {
+            run(
+                "qemu-img",
+                &["check", "-f", "qcow2", &scratch.word(&format!("{name}{number}"))],
+            );
+        }
+        let found = content(&scratch, &scratch.word(&format!("two{number}")));
+        assert!(
+            found[..BLOCK] == block(0, number + 1),
+            "snapshot {number} is of another moment"
+        );
+    }
+}
+
+#[test]
+fn reset_is_refused_while_a_client_has_the_disk_and_then_shows_its_base() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let daemon = serve(&scratch, &["vm1"]);
+    let socket = scratch.path("nbd.sock");
+    let mut client = Client::connect(&socket, "vm1").expect("it is served");
+    client.write(0, &block(0, 1)).expect("a write");
+    assert!(ctl(&scratch, &["reset", "vm1"]).contains("has clients"));
+    assert!(client.read(0, BLOCK).expect("a read") == block(0, 1));
+    drop(client);
+    let end = Instant::now() + Duration::from_secs(10);
+    let said = loop {
+        let said = ctl(&scratch, &["reset", "vm1"]);
+        if said.is_empty() || Instant::now() > end {
+            break said;
+        }
+    };
+    assert_eq!(said, "");
+    let mut client = Client::connect(&socket, "vm1").expect("it is served");
+    assert!(
+        client
+            .read(0, BLOCK)
+            .expect("a read")
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+    assert!(ctl(&scratch, &["snapshot", "raw=/x"]).contains("no such disk"));
+    daemon.stop();
+}
+
+/// Serves empty images of these names.
+fn serve(scratch: &Scratch, names: &[&str]) -> Daemon {
+    let mut words = Vec::new();
+    for name in names {
+        let image = scratch.word(&format!("{name}.qcow2"));
+        run(
+            "qemu-img",
+            &[
+                "create",
+                "-q",
+                "-f",
+                "qcow2",
+                "-o",
+                "cluster_size=16384",
+                &image,
+                "64M",
+            ],
+        );
+        words.extend(["--disk".to_owned(), format!("name={name},qcow2={image}")]);
+    }
+    words.extend(["--nbd".to_owned(), format!("unix:{}", scratch.word("nbd.sock"))]);
+    words.extend([
+        "--control".to_owned(),
+        format!("unix:{}", scratch.word("control.sock")),
+    ]);
+    Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Runs `blkmq ctl`, and returns what it says.
+fn ctl(scratch: &Scratch, words: &[&str]) -> String {
+    let mut command = Command::new(program());
+    command.args([
+        "ctl",
+        "--socket",
+        &format!("unix:{}", scratch.word("control.sock")),
+    ]);
+    let output = output_within(command.args(words), Duration::from_secs(20));
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+/// What QEMU reads of an image.
+fn content(scratch: &Scratch, image: &str) -> Vec<u8> {
+    let raw = scratch.word("raw");
+    run("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", image, &raw]);
+    std::fs::read(raw).expect("the content")
+}
+
+const SNAPSHOTS: u64 = 5;
