@@ -91,6 +91,20 @@ pub enum CtlCommand {
         #[arg(add = ArgValueCompleter::new(Disks))]
         disk: String,
     },
+    /// Make an image on a base and serve it as a disk
+    Clone {
+        /// The base, an image or, with --raw, a raw disk
+        base: PathBuf,
+        /// The disk
+        name: String,
+        /// Where its image is to be
+        path: PathBuf,
+        /// Other keys of the disk, KEY=VALUE
+        keys: Vec<String>,
+        /// The base is a raw disk
+        #[arg(long)]
+        raw: bool,
+    },
     /// Keep what disks have now as images, all at one moment, and go on above them
     Snapshot {
         /// DISK=PATH, where the image of the moment is to be
@@ -342,6 +356,28 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
         CtlCommand::Reopen { disk } => {
             client.call("disk.reopen", &json!({"disk": disk}))?;
             Ok(())
+        }
+        CtlCommand::Clone {
+            base,
+            name,
+            path,
+            keys,
+            raw,
+        } => {
+            let edit = EditArgs {
+                kind: "disk".to_owned(),
+                name: name.clone(),
+                keys: keys.clone(),
+                dry_run: false,
+            };
+            let params = json!({
+                "name": name,
+                "path": std::path::absolute(path)?,
+                "base": std::path::absolute(base)?,
+                "format": if *raw { "raw" } else { "qcow2" },
+                "keys": edit.params(false)?["keys"],
+            });
+            print_steps(args.json, client.call("disk.clone", &params)?, false)
         }
         CtlCommand::Snapshot { disks } => {
             let mut paths = serde_json::Map::new();

@@ -1,20 +1,18 @@
 //! The methods of the control socket, by which a daemon is asked and changed: one entry of [`METHODS`] each.
 //! Every change goes through [`Running::change`], so it is checked whole, and done or not.
 
-use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use blkmq_config::{Document, Kind};
 use blkmq_drivers::multipath::MultipathDevice;
-use blkmq_host::device::Replacement;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::API;
+use super::images;
 use super::names;
 use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
 use super::report;
@@ -226,36 +224,9 @@ pub(super) static METHODS: &[Method] = &[
             Ok(json!({}))
         },
     ),
-    change(
-        "disk.snapshot",
-        "keep what disks have now as images at these paths, all at one moment, and go on above them: {disks: {NAME: PATH}}",
-        |_, params, daemon| {
-            #[derive(Deserialize)]
-            #[serde(deny_unknown_fields)]
-            struct Params {
-                disks: BTreeMap<String, PathBuf>,
-            }
-            let Params { disks } = of(params)?;
-            let wanted = disks
-                .into_iter()
-                .map(|(name, path)| (name, Replacement::Snapshot(path)));
-            replace(daemon, &wanted.collect::<Vec<_>>())
-        },
-    ),
-    change(
-        "disk.reset",
-        "throw away what disks without clients have above their bases: {disks: [NAME]}",
-        |_, params, daemon| {
-            #[derive(Deserialize)]
-            #[serde(deny_unknown_fields)]
-            struct Params {
-                disks: Vec<String>,
-            }
-            let Params { disks } = of(params)?;
-            let wanted = disks.into_iter().map(|name| (name, Replacement::Reset));
-            replace(daemon, &wanted.collect::<Vec<_>>())
-        },
-    ),
+    change("disk.snapshot", images::SNAPSHOT_HELP, images::snapshot),
+    change("disk.reset", images::RESET_HELP, images::reset),
+    change("disk.clone", images::CLONE_HELP, images::clone),
     ask(
         "queue.list",
         "the queues, with their elevators and tunables",
@@ -479,7 +450,7 @@ struct Edit {
     dry_run: bool,
 }
 
-fn edit(
+pub(super) fn edit(
     daemon: &Daemon,
     dry_run: bool,
     edit: impl Fn(&mut Document) -> Result<()>,
@@ -492,7 +463,7 @@ fn edit(
 }
 
 /// Keys with their values as a configuration has them; null is none.
-fn values(keys: Map<String, Value>) -> Result<Vec<(String, Option<toml::Value>)>> {
+pub(super) fn values(keys: Map<String, Value>) -> Result<Vec<(String, Option<toml::Value>)>> {
     let value = |(key, value): (String, Value)| {
         let value = match value {
             Value::Null => None,
@@ -544,13 +515,6 @@ fn to_value(answer: &impl Serialize) -> Result<Value, Failure> {
     Ok(serde_json::to_value(answer).map_err(anyhow::Error::from)?)
 }
 
-/// Replaces what is below disks.
-fn replace(daemon: &Daemon, wanted: &[(String, Replacement)]) -> Result<Value, Failure> {
-    let control = daemon.running.control();
-    control.replace_disks(wanted).map_err(anyhow::Error::from)?;
-    Ok(json!({}))
-}
-
 fn none(params: Value) -> Result<(), Failure> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -558,7 +522,7 @@ fn none(params: Value) -> Result<(), Failure> {
     of::<None>(params).map(drop)
 }
 
-fn of<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
+pub(super) fn of<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
     let params = if params.is_null() { json!({}) } else { params };
     if !params.is_object() {
         return Err(Failure::new(BAD_PARAMS, "params: must be an object, by names"));

@@ -6,6 +6,7 @@
 //! | `protocol` | the form of a line |
 //! | `server` | who may connect, and how long a client may take; a thread for each client, never a reactor |
 //! | `methods` | what can be queried and changed |
+//! | `images` | what becomes of disks in images |
 //! | `readings` | what queues have counted, for all who ask |
 //! | `report` | what a daemon reports of itself |
 //! | `subscription` | what a subscriber is told, and when |
@@ -13,6 +14,7 @@
 //! | `client` | the other side, for `ctl` and for tests |
 
 pub mod client;
+mod images;
 mod methods;
 mod names;
 mod protocol;
@@ -32,7 +34,7 @@ pub(crate) use server::{Daemon, LINE_MAX, Server};
 
 /// The version of the methods and of their results; a larger version has more, and everything of
 /// this one, except for the methods of traces, which are for programs of the daemon's own version.
-pub const API: u32 = 12;
+pub const API: u32 = 13;
 
 /// Parses the address of a control socket; `None` for `none`.
 ///

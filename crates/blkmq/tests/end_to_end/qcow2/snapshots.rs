@@ -95,6 +95,51 @@ fn reset_is_refused_while_a_client_has_the_disk_and_then_shows_its_base() {
     daemon.stop();
 }
 
+#[test]
+fn clone_is_served_at_once_and_nothing_is_left_of_one_that_is_refused() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let daemon = serve(&scratch, &["vm1"]);
+    let base = scratch.noisy_image("base.raw", 1 << 20, 3);
+    let path = scratch.word("vm2.qcow2");
+    let mut times = Vec::new();
+    for name in ["vm2", "vm3", "vm4"] {
+        let path = scratch.word(&format!("{name}.qcow2"));
+        let start = Instant::now();
+        let said = ctl(
+            &scratch,
+            &["clone", "--raw", &base, name, &path, "group=/sandboxes"],
+        );
+        times.push(start.elapsed());
+        assert!(said.contains(name), "{said}");
+    }
+    eprintln!("clones: {times:?}");
+    let content = std::fs::read(&base).expect("the base");
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm2").expect("it is served");
+    assert!(client.read(0, 1 << 20).expect("a read") == content);
+    let again = ctl(&scratch, &["clone", "--raw", &base, "vm5", &path]);
+    assert!(again.contains("File exists"), "{again}");
+    let unknown = ctl(
+        &scratch,
+        &[
+            "clone",
+            "--raw",
+            &base,
+            "vm5",
+            &scratch.word("vm5.qcow2"),
+            "colour=red",
+        ],
+    );
+    assert!(
+        unknown.contains("colour") && !scratch.path("vm5.qcow2").exists(),
+        "{unknown}"
+    );
+    drop(client);
+    daemon.stop();
+}
+
 /// Serves empty images of these names.
 fn serve(scratch: &Scratch, names: &[&str]) -> Daemon {
     let mut words = Vec::new();

@@ -1,0 +1,101 @@
+//! Decides what becomes of disks in images at an operator's word: snapshots, resets, clones. `methods` lists them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use blkmq_config::Kind;
+use blkmq_drivers::qcow2::{BaseFormat, NewImage};
+use blkmq_host::device::Replacement;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::methods::{Session, edit, of, values};
+use super::protocol::Failure;
+use super::server::Daemon;
+
+pub(super) const SNAPSHOT_HELP: &str = "keep what disks have now as images at these paths, all at one moment, and go on above them: {disks: {NAME: PATH}}";
+pub(super) const RESET_HELP: &str =
+    "throw away what disks without clients have above their bases: {disks: [NAME]}";
+pub(super) const CLONE_HELP: &str = "make an image on a base and serve it: {name, path, base, format, keys}; format is that of the base, raw or qcow2";
+
+/// `disk.snapshot`.
+pub(super) fn snapshot(_: &mut Session, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Params {
+        disks: BTreeMap<String, PathBuf>,
+    }
+    let Params { disks } = of(params)?;
+    let wanted = disks
+        .into_iter()
+        .map(|(name, path)| (name, Replacement::Snapshot(path)));
+    replace(daemon, &wanted.collect::<Vec<_>>())
+}
+
+/// `disk.reset`.
+pub(super) fn reset(_: &mut Session, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Params {
+        disks: Vec<String>,
+    }
+    let Params { disks } = of(params)?;
+    let wanted = disks.into_iter().map(|name| (name, Replacement::Reset));
+    replace(daemon, &wanted.collect::<Vec<_>>())
+}
+
+fn replace(daemon: &Daemon, wanted: &[(String, Replacement)]) -> Result<Value, Failure> {
+    let control = daemon.running.control();
+    control.replace_disks(wanted).map_err(anyhow::Error::from)?;
+    Ok(json!({}))
+}
+
+/// `disk.clone`.
+pub(super) fn clone(_: &mut Session, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Params {
+        name: String,
+        path: PathBuf,
+        base: PathBuf,
+        format: Format,
+        #[serde(default)]
+        keys: Map<String, Value>,
+    }
+    let Params {
+        name,
+        path,
+        base,
+        format,
+        keys,
+    } = of(params)?;
+    let format = match format {
+        Format::Raw => BaseFormat::Raw,
+        Format::Qcow2 => BaseFormat::Qcow2,
+    };
+    let new = NewImage {
+        path: path.clone(),
+        size: None,
+        cluster: None,
+        base: Some((base, format)),
+    };
+    new.create().map_err(anyhow::Error::from)?;
+    let added = edit(daemon, false, |document| {
+        let given = values(keys.clone())?.into_iter();
+        let given = given.filter_map(|(key, value)| Some((key, value?)));
+        let image = ("qcow2".to_owned(), toml::Value::try_from(&path)?);
+        document.insert(Kind::Disk, &name, given.chain([image]).collect())
+    });
+    if added.is_err() {
+        // It was made for nothing. The first error is the one to report.
+        let _ = std::fs::remove_file(&path);
+    }
+    added
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    Raw,
+    Qcow2,
+}
