@@ -1,4 +1,4 @@
-//! Decides what becomes of disks in images at an operator's word: snapshots, resets, clones. `methods` lists them.
+//! Snapshots, resets and clones of disks in images, at an operator's word. `methods` lists them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Decides whether snapshots of images that are written are of one moment, whether clients go on above them, and whether
-//! a disk that was reset is as new.
+//! Snapshots of images that are written are of one moment, clients go on above them, and a disk that was reset is as
+//! new.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

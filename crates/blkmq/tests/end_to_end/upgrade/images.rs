@@ -1,4 +1,4 @@
-//! Decides whether an image goes over to another daemon under load: there is never more than one writer of its tables, or
+//! An image goes over to another daemon under load: there is never more than one writer of its tables, or
 //! QEMU finds what the second one did to those of the first.
 
 use std::time::Duration;
