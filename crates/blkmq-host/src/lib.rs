@@ -21,13 +21,14 @@ mod reactor;
 mod register;
 pub mod runner;
 pub mod size_news;
+pub mod threads;
 mod uring;
 pub mod value;
 
 pub use disk::{Disk, QueueId};
 pub use engine::attach::Attached;
 pub use engine::control::Control;
-pub use engine::{DiskEntry, Engine, EngineConfig, QueueSpec, attach, control, mapped};
+pub use engine::{DiskEntry, Engine, EngineConfig, OnReactor, QueueSpec, attach, control, mapped};
 pub use error::Error;
 pub use log_budget::LogBudget;
 pub use reactor::{service, sleep, wait};

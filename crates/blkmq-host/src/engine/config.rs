@@ -1,6 +1,7 @@
 //! The configuration of an engine, its queues and their disks. `blkmq-config` fills it in for configured
 //! disks, a library user does so in code; `build` makes the queues from it.
 
+use std::io;
 use std::sync::Arc;
 
 use blkmq_core::group::GroupTree;
@@ -36,7 +37,12 @@ pub struct EngineConfig {
     pub queues: Vec<QueueSpec>,
     /// Disks that lie on other disks, in any order.
     pub mapped: Vec<MappedSpec>,
+    /// Called by each reactor's thread once it is set up, before it serves: to confine it, for instance.
+    pub on_reactor: Option<OnReactor>,
 }
+
+/// What a reactor's thread calls when it is set up. An error ends the start of the engine.
+pub type OnReactor = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
 impl Default for EngineConfig {
     fn default() -> Self {
@@ -48,6 +54,7 @@ impl Default for EngineConfig {
             wait: Wait::default(),
             queues: Vec::new(),
             mapped: Vec::new(),
+            on_reactor: None,
         }
     }
 }

@@ -400,8 +400,13 @@ pub(crate) fn mark_reactor() {
     IS_REACTOR.set(true);
 }
 
+/// Returns whether the calling thread is a reactor's.
+pub(crate) fn is_reactor() -> bool {
+    IS_REACTOR.get()
+}
+
 fn off_reactors(queue: &Queue) -> Result<(), Error> {
-    if IS_REACTOR.get() {
+    if is_reactor() {
         return Err(Error::OnReactor {
             queue: queue.name().to_owned(),
         });

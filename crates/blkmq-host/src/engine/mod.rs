@@ -28,7 +28,7 @@ use crate::reactor::service::ServiceFactory;
 use crate::reactor::shared::{Order, ReactorQueues, Shared};
 use crate::uring::ring::RingHandle;
 
-pub use config::{DiskEntry, EngineConfig, QueueSpec};
+pub use config::{DiskEntry, EngineConfig, OnReactor, QueueSpec};
 
 /// A running engine. A drop shuts it down, unless [`Engine::shutdown`] was called.
 pub struct Engine {
@@ -43,7 +43,7 @@ impl Engine {
     /// # Errors
     /// If a resource is missing, or the configuration is not possible. Nothing is left running then.
     pub fn start(config: EngineConfig) -> Result<Self, Error> {
-        let reactors = config.reactors.max(1);
+        let (reactors, on_reactor) = (config.reactors.max(1), config.on_reactor.clone());
         let (shared, mut free_queues) = build(config)?;
         // The handles of attached threads stay with the shared state; those of the reactors come first.
         let spare = free_queues.split_off(reactors);
@@ -54,7 +54,7 @@ impl Engine {
             shared,
             threads: Mutex::new(Vec::with_capacity(reactors)),
         };
-        engine.start_reactors(free_queues)?;
+        engine.start_reactors(free_queues, on_reactor.as_ref())?;
         Ok(engine)
     }
 
@@ -121,14 +121,19 @@ impl Engine {
         self.stop(limit)
     }
 
-    fn start_reactors(&self, free_queues: Vec<ReactorQueues>) -> Result<(), Error> {
+    fn start_reactors(
+        &self,
+        free_queues: Vec<ReactorQueues>,
+        on_reactor: Option<&OnReactor>,
+    ) -> Result<(), Error> {
         let (ready, opened) = mpsc::channel();
         let count = free_queues.len();
         for reactor_queues in free_queues {
             let (shared, ready) = (Arc::clone(&self.shared), ready.clone());
+            let on_reactor = on_reactor.cloned();
             let name = format!("blkmq-r{}", reactor_queues.id);
             let thread = thread::Builder::new().name(name.clone());
-            let started = thread.spawn(move || serve(&shared, reactor_queues, &ready));
+            let started = thread.spawn(move || serve(&shared, reactor_queues, on_reactor.as_ref(), &ready));
             self.lock_threads().push(started.map_err(|cause| Error::Os {
                 what: format!("starting the thread {name}"),
                 cause,
@@ -237,7 +242,12 @@ impl Drop for Engine {
 }
 
 /// The main function of a reactor's thread.
-fn serve(shared: &Arc<Shared>, reactor_queues: ReactorQueues, ready: &Sender<Result<(), Error>>) {
+fn serve(
+    shared: &Arc<Shared>,
+    reactor_queues: ReactorQueues,
+    on_reactor: Option<&OnReactor>,
+    ready: &Sender<Result<(), Error>>,
+) {
     let _guard = AbortOnPanic;
     control::mark_reactor();
     let core = match ReactorCore::open(shared, reactor_queues) {
@@ -249,6 +259,11 @@ fn serve(shared: &Arc<Shared>, reactor_queues: ReactorQueues, ready: &Sender<Res
         }
     };
     let reactor = Reactor::new(core);
+    if let Some(Err(cause)) = on_reactor.map(|call| call()) {
+        let what = "setting up a reactor".to_owned();
+        let _ = ready.send(Err(Error::Os { what, cause }));
+        return;
+    }
     let _ = ready.send(Ok(()));
     reactor.run();
 }

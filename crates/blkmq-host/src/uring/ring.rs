@@ -11,6 +11,7 @@
 //! not announced: the kernel polls the devices whenever it is entered, so each [`RingHandle::reap`] enters it
 //! while entries are in flight.
 
+mod restrict;
 mod state;
 mod sys;
 
@@ -59,6 +60,9 @@ pub struct RingConfig {
     /// blocks for long must not use them up. Default 1024, for four drives that do not answer, with 256 requests
     /// each. (The kernel's own default is four for each CPU: one such drive blocked all others.)
     pub workers: u32,
+    /// Whether the kernel refuses every operation that no driver and no door of this workspace uses, such as to open
+    /// a file or to connect, for as long as the ring exists. Default false: other drivers may need more.
+    pub is_restricted: bool,
 }
 
 impl Default for RingConfig {
@@ -68,6 +72,7 @@ impl Default for RingConfig {
             completions: 4096,
             files: 256,
             workers: 1024,
+            is_restricted: false,
         }
     }
 }
@@ -122,6 +127,9 @@ impl RingHandle {
     }
 
     fn make(config: RingConfig, builder: &mut io_uring::Builder) -> io::Result<Self> {
+        if config.is_restricted {
+            builder.setup_r_disabled();
+        }
         let uring = builder
             .setup_cqsize(config.completions.max(config.entries))
             .setup_clamp()
@@ -136,6 +144,9 @@ impl RingHandle {
             .register_iowq_max_workers(&mut [config.workers, 0])?;
         if config.files > 0 {
             uring.submitter().register_files_sparse(config.files)?;
+        }
+        if config.is_restricted {
+            restrict::restrict(&uring.submitter())?;
         }
         let state = RingState {
             backlog: VecDeque::new(),
