@@ -11,7 +11,7 @@ use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
@@ -101,6 +101,11 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
         0
     }
 
+    /// What opening and serving it takes of this host beyond [its file](Self::file).
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
     /// Returns whether disks share a queue by the device they lie on, unless they name one, and join and
     /// leave it while it is served. Others have a queue of their own.
     fn shares_device(&self) -> bool {
@@ -153,6 +158,21 @@ pub struct LocalFile<'a> {
     pub size: Option<u64>,
     /// Whether it is locked against others that use it.
     pub is_locked: bool,
+}
+
+/// What a disk takes of this host beyond its file, for a daemon that is confined to what its disks need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Files that are read while it is served, such as keys.
+    pub read: Vec<PathBuf>,
+    /// TCP ports to which it connects.
+    pub ports: Vec<u16>,
+    /// It connects to a socket by a name in the abstract namespace.
+    pub has_abstract: bool,
+    /// It asks for the addresses of hosts by their names.
+    pub has_names: bool,
+    /// A library that opens files and connects as it likes runs in the daemon.
+    pub has_library: bool,
 }
 
 /// Why a disk cannot be opened.

@@ -6,12 +6,13 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle, Thread};
+use std::thread::{JoinHandle, Thread};
 
 use blkmq_core::driver::{Done, Issued};
 use blkmq_core::ids::{HctxId, REACTORS_MAX};
 use blkmq_core::mapper::multipath::{Detour, Job};
 use blkmq_host::runner::Runner;
+use blkmq_host::threads;
 use blkmq_sync::mpsc::{self, Receiver, Sender};
 
 use super::lowers::Lowers;
@@ -148,31 +149,29 @@ fn spawn(
     runner: Runner,
     mut tasks: Receiver<Task>,
 ) -> io::Result<JoinHandle<()>> {
-    thread::Builder::new()
-        .name("blkmq-mpath".to_owned())
-        .spawn(move || {
-            let mut lowers = Lowers::new(links);
-            while !queue.is_over.load(Ordering::Acquire) {
-                let mut woken = 0u128;
-                while let Some(Task { hctx, job }) = tasks.pop() {
-                    if let Some(back) = queue.carry_out(hctx, job, &mut lowers) {
-                        queue.give_back(hctx, back);
-                    }
-                    woken |= 1 << hctx.0;
+    threads::spawn("blkmq-mpath", move || {
+        let mut lowers = Lowers::new(links);
+        while !queue.is_over.load(Ordering::Acquire) {
+            let mut woken = 0u128;
+            while let Some(Task { hctx, job }) = tasks.pop() {
+                if let Some(back) = queue.carry_out(hctx, job, &mut lowers) {
+                    queue.give_back(hctx, back);
                 }
-                lowers.commit();
-                lowers.reap(|hctx, end| {
-                    queue.give_back(hctx, Job::Complete(end));
-                    woken |= 1 << hctx.0;
-                });
-                while woken != 0 {
-                    runner.run(HctxId(woken.trailing_zeros() as u16));
-                    woken &= woken - 1;
-                }
-                // A task that was pushed meanwhile has left its token: this returns at once.
-                lowers.wait();
+                woken |= 1 << hctx.0;
             }
-        })
+            lowers.commit();
+            lowers.reap(|hctx, end| {
+                queue.give_back(hctx, Job::Complete(end));
+                woken |= 1 << hctx.0;
+            });
+            while woken != 0 {
+                runner.run(HctxId(woken.trailing_zeros() as u16));
+                woken &= woken - 1;
+            }
+            // A task that was pushed meanwhile has left its token: this returns at once.
+            lowers.wait();
+        }
+    })
 }
 
 impl WorkQueue {

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, RawFd};
 
 use blkmq_nbd::codec::request::{Command, EXTENDED_BYTES, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
@@ -20,7 +20,7 @@ use super::fences::Named;
 #[cfg(test)]
 use super::slots::State;
 use super::slots::{OfConnection, Slots};
-use super::sys::Pieces;
+use super::sys::{self, Pieces};
 use super::wire::{Received, Wire};
 
 /// One connection in the transmission phase.
@@ -336,7 +336,7 @@ impl Connection {
     pub(super) fn abandon(&self) {
         // TCP drops unsent bytes and resets the connection; after a close it would continue to send
         // for minutes. A unix socket refuses this, and has nothing unsent.
-        let _ = rustix::net::connect_unspec(self.wire.socket());
+        let _ = sys::disconnect(self.wire.socket().as_fd());
         self.shut();
     }
 

@@ -1,15 +1,18 @@
 //! The driver of disks on an NBD server: `nbd=URI` and its other keys.
 
+use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_host::Error;
 use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
+use blkmq_nbd::uri::Address;
 
 use super::{NbdConfig, NbdDevice, NbdDisk};
 use crate::driver::{
-    Attributes, DiskRequest, Driver, DriverConfig, Key, OpenDisk, OpenError, Shape, Unshared,
+    Attributes, DiskRequest, Driver, DriverConfig, Key, Needs, OpenDisk, OpenError, Shape, Unshared,
 };
 use crate::keys::Pairs;
 
@@ -98,6 +101,24 @@ impl DriverConfig for NbdConfig {
 
     fn connections(&self, reactors: usize) -> usize {
         self.connections.map_or(reactors, usize::from)
+    }
+
+    fn needs(&self) -> Needs {
+        let files = [&self.tls.ca, &self.tls.certificate, &self.tls.key];
+        let read = files.into_iter().flatten().cloned().collect();
+        match &self.uri.address {
+            Address::Tcp { host, port } => Needs {
+                read,
+                ports: vec![*port],
+                has_names: host.parse::<IpAddr>().is_err(),
+                ..Needs::default()
+            },
+            Address::Unix(path) => Needs {
+                read,
+                has_abstract: path.as_os_str().as_bytes().starts_with(b"@"),
+                ..Needs::default()
+            },
+        }
     }
 
     fn is_remote(&self) -> bool {

@@ -7,9 +7,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
 
+use blkmq_host::threads;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::config::NbdConfig;
@@ -168,8 +168,7 @@ impl Reconnector {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let reconnector = Arc::clone(self);
-        let thread = thread::Builder::new().name("blkmq-nbd".to_owned());
-        thread.spawn(move || reconnector.work()).map(drop)
+        threads::spawn("blkmq-nbd", move || reconnector.work()).map(drop)
     }
 
     /// Drops the requests of a mailbox.

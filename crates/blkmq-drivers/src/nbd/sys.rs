@@ -173,5 +173,22 @@ pub(super) fn put_zeroes(to: Lent) {
     unsafe { std::ptr::write_bytes(to.start().as_ptr(), 0, to.len() as usize) }
 }
 
+/// Dissolves a connection of TCP: the system drops what it has not sent. The address is the shortest that says so,
+/// which is all that a filter of system calls can tell from a connection that is made.
+pub(super) fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let family = libc::AF_UNSPEC as libc::sa_family_t;
+    let (address, bytes) = (
+        (&raw const family).cast(),
+        size_of_val(&family) as libc::socklen_t,
+    );
+    // SAFETY: the call reads `bytes` bytes at the address, which are those of `family`, alive until it returns.
+    let failed = unsafe { libc::connect(socket.as_raw_fd(), address, bytes) } < 0;
+    if failed {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
 /// Pieces in one call: a request of many pieces and the buffer behind it.
 pub(super) const PIECES_MAX: usize = super::slots::SEGMENTS_MAX + 1;

@@ -9,8 +9,8 @@ use blkmq_host::value::ConfigError;
 
 use super::{RbdConfig, RbdDevice, RbdDisk};
 use crate::driver::{
-    Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, OpenDisk, OpenError, Purpose, Shape,
-    into_disk,
+    Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, Needs, OpenDisk, OpenError, Purpose,
+    Shape, into_disk,
 };
 use crate::keys::Pairs;
 
@@ -98,6 +98,16 @@ impl DriverConfig for RbdConfig {
     /// To monitors and OSDs; all disks of a cluster share them.
     fn connections(&self, _reactors: usize) -> usize {
         CONNECTIONS
+    }
+
+    fn needs(&self) -> Needs {
+        let files = [&self.cluster.conf, &self.cluster.keyring];
+        Needs {
+            read: files.into_iter().flatten().map(Into::into).collect(),
+            has_names: true,
+            has_library: true,
+            ..Needs::default()
+        }
     }
 
     fn shares_device(&self) -> bool {
