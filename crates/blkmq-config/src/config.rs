@@ -3,6 +3,7 @@
 //! but the configuration's own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -46,6 +47,21 @@ pub struct Config {
     pub metrics_allow_insecure: bool,
     /// The address of the unix socket at which another daemon may take over, as `unix:PATH`. Default: none.
     pub upgrade_socket: Option<String>,
+    /// Whether the daemon confines itself to what it needs. Default: as far as the kernel and the exports allow.
+    pub sandbox: Option<Sandbox>,
+    /// Directories of disks and sockets that may be added while the sandboxed daemon runs.
+    pub paths: Vec<PathBuf>,
+}
+
+/// Whether the daemon confines itself to what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sandbox {
+    /// It may do what its user may do.
+    Off,
+    /// The same, and what a sandbox would refuse is reported where possible.
+    Warn,
+    /// It is confined, or does not start.
+    On,
 }
 
 /// Where a running daemon is queried and changed.
@@ -75,6 +91,8 @@ impl Default for Config {
             metrics: None,
             metrics_allow_insecure: false,
             upgrade_socket: None,
+            sandbox: None,
+            paths: Vec::new(),
         }
     }
 }

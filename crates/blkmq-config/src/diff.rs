@@ -198,6 +198,8 @@ fn fixed(config: &Config) -> BTreeMap<String, String> {
         ("[daemon] reactors", shown(&config.reactors)),
         ("[daemon] wait", config.wait.to_string()),
         ("[daemon] upgrade_socket", shown(&config.upgrade_socket)),
+        ("[daemon] sandbox", shown(&config.sandbox)),
+        ("[daemon] paths", format!("{:?}", config.paths)),
         ("[control] socket", shown(&config.control.socket)),
         ("[control] readers", shown(&config.control.readers)),
         ("[metrics] address", shown(&config.metrics)),

@@ -3,6 +3,7 @@
 //! `--group`; see `docs/operate/configuration.md`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +15,7 @@ use blkmq_host::value;
 use serde::Deserialize;
 use toml::Value;
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Sandbox};
 use crate::disk::DiskSpec;
 use crate::document::Kind;
 use crate::export;
@@ -50,6 +51,9 @@ struct Daemon {
     wait: Option<String>,
     sched: Option<String>,
     upgrade_socket: Option<String>,
+    sandbox: Option<String>,
+    #[serde(default)]
+    paths: Vec<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -120,6 +124,8 @@ fn read(file: File, mut all: toml::Table, registries: &Registries) -> Result<Con
     let may_hand_over = file.daemon.upgrade_socket.is_some();
     let export = |table: toml::Table| export::parse(&table, &doors, may_hand_over);
     let exports = file.export.into_iter().map(export).collect::<Result<_>>()?;
+    let sandbox = file.daemon.sandbox.as_deref().map(sandbox);
+    let sandbox = sandbox.transpose().context("[daemon]")?;
     let sched = file.daemon.sched.as_deref();
     let sched = sched
         .map(|name| elevator(name, &registries.elevators))
@@ -145,6 +151,8 @@ fn read(file: File, mut all: toml::Table, registries: &Registries) -> Result<Con
         doors,
         limits,
         upgrade_socket: file.daemon.upgrade_socket,
+        sandbox,
+        paths: absolute(file.daemon.paths).context("[daemon]")?,
         metrics: file.metrics.address,
         metrics_allow_insecure: file.metrics.allow_insecure,
         control: config::Control {
@@ -190,6 +198,24 @@ impl Queue {
             },
             tunables: self.tunables.into_iter().collect(),
         })
+    }
+}
+
+/// Parses `sandbox`.
+fn sandbox(text: &str) -> Result<Sandbox> {
+    match text {
+        "off" => Ok(Sandbox::Off),
+        "warn" => Ok(Sandbox::Warn),
+        "on" => Ok(Sandbox::On),
+        _ => bail!("sandbox={text} rejected: must be on, warn or off"),
+    }
+}
+
+/// Checks `paths`: whatever directory the daemon starts in, they mean the same.
+fn absolute(paths: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+    match paths.iter().find(|path| !path.is_absolute()) {
+        Some(path) => bail!("paths={path:?} rejected: must be absolute, as in \"/var/lib/blkmq\""),
+        None => Ok(paths),
     }
 }
 
@@ -288,6 +314,8 @@ mod tests {
         [daemon]
         reactors = 2
         shutdown_limit = "5s"
+        sandbox = "warn"
+        paths = ["/srv/disks"]
         wait = "hybrid"
         [nbd]
         memory = "256M"
@@ -348,6 +376,8 @@ mod tests {
         } = config.limits;
         assert_eq!((memory_bytes, connections), (Some(256 << 20), Some(500)));
         assert_eq!(config.doors["fuse"].shown("io_uring").as_deref(), Some("on"));
+        assert_eq!(config.sandbox, Some(Sandbox::Warn));
+        assert_eq!(config.paths, [PathBuf::from("/srv/disks")]);
         let of = |export: &ExportSpec| (export.connections, export.group_connections);
         let limits: Vec<_> = config.exports.iter().map(of).collect();
         assert_eq!(limits, [(Some(100), Some(8)), (None, None)]);
@@ -386,6 +416,14 @@ mod tests {
             (
                 "[daemon]\nwait = \"spin\"",
                 "wait spin rejected: must be block, poll",
+            ),
+            (
+                "[daemon]\nsandbox = \"yes\"",
+                "[daemon]: sandbox=yes rejected: must be on, warn or off",
+            ),
+            (
+                "[daemon]\npaths = [\"disks\"]",
+                "[daemon]: paths=\"disks\" rejected: must be absolute",
             ),
             (
                 "[fuse]\nio_uring = \"yes\"",

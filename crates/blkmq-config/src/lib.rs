@@ -36,7 +36,7 @@ mod registries;
 pub mod same;
 mod told;
 
-pub use config::{Config, Control};
+pub use config::{Config, Control, Sandbox};
 pub use disk::{DiskSpec, Source};
 pub use document::{Document, Kind, read_text, typed};
 pub use export::ExportSpec;

@@ -3,6 +3,7 @@
 //! daemon opens them before the engine starts, and serves.
 
 use std::any::Any;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use blkmq_host::disk::Disk;
@@ -43,6 +44,11 @@ pub trait FrontDoor: Sync {
         Ok(())
     }
 
+    /// What its addresses take of the host beyond their [places](Address::places).
+    fn reach(&self) -> Reach {
+        Reach::Places
+    }
+
     /// Parses an address.
     ///
     /// # Errors
@@ -52,6 +58,17 @@ pub trait FrontDoor: Sync {
     /// Prepares what was left here for the next daemon, which gets it when this process has ended. The
     /// engine has ended. May block for a moment.
     fn leave(&self) {}
+}
+
+/// What a front door takes of the host, for a daemon that is confined to what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Its places alone: it listens there.
+    Places,
+    /// It mounts, by itself or by a program that it starts.
+    Mounts,
+    /// It makes devices of the host, and serves them.
+    Devices,
 }
 
 /// An address as it is configured.
@@ -100,6 +117,16 @@ pub trait Address: Any + std::fmt::Debug + std::fmt::Display + Send + Sync {
     /// or the channel of a mount, and its copy for a take-over.
     fn descriptors(&self, _reactors: usize) -> usize {
         2
+    }
+
+    /// The files that are read while it is served, such as keys.
+    fn reads(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
+
+    /// Returns whether the daemon connects to a unix socket there, instead of listening.
+    fn connects(&self) -> bool {
+        false
     }
 
     /// Checks, without opening anything, that these disks can be served there at the same time.

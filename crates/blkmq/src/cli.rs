@@ -86,6 +86,10 @@ pub struct ServeArgs {
     /// where groups have weights, else none]
     #[arg(long, value_name = "NAME", value_parser = schedulers())]
     pub sched: Option<String>,
+    /// Confine the daemon to what its disks and addresses need (on), report what that would refuse (warn), or neither
+    /// (off) [default: on, as far as the kernel and the addresses allow]
+    #[arg(long, value_name = "HOW", value_parser = ["on", "warn", "off"])]
+    pub sandbox: Option<String>,
     /// Allow another daemon to take over at the unix socket ADDRESS (unix:PATH): see --take-over
     #[arg(long, value_name = "ADDRESS")]
     pub upgrade_socket: Option<String>,

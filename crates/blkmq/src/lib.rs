@@ -20,6 +20,7 @@ mod listen;
 pub mod log;
 mod metrics;
 pub mod rates;
+pub mod sandbox;
 pub mod serve;
 mod stdout;
 #[cfg(feature = "top")]

@@ -33,6 +33,8 @@ struct Shared {
     changed: Condvar,
     /// Replaces the filter of what is logged.
     filter: OnceLock<SetFilter>,
+    /// Taken by the thread that writes.
+    sink: Mutex<Option<Box<dyn Write + Send>>>,
     format: Format,
 }
 
@@ -58,22 +60,28 @@ struct Message {
 }
 
 impl Log {
-    /// Starts the thread that writes to `sink`, in this format. The thread runs as long as the process.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub fn start(sink: impl Write + Send + 'static, format: Format) -> io::Result<Self> {
-        let log = Self(Arc::new(Shared {
+    /// A log in this format that keeps messages until it [writes](Self::start) them to `sink`.
+    pub fn new(sink: impl Write + Send + 'static, format: Format) -> Self {
+        Self(Arc::new(Shared {
             queue: Mutex::default(),
             changed: Condvar::new(),
             filter: OnceLock::new(),
+            sink: Mutex::new(Some(Box::new(sink))),
             format,
-        }));
-        let shared = Arc::clone(&log.0);
-        thread::Builder::new()
-            .name("log".to_owned())
-            .spawn(move || shared.write_to(sink))?;
-        Ok(log)
+        }))
+    }
+
+    /// Starts the thread that writes, which may do what the calling one may do, and runs as long as the process. Later
+    /// calls change nothing.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn start(&self) -> io::Result<()> {
+        let sink = self.0.sink.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(sink) = sink else { return Ok(()) };
+        let shared = Arc::clone(&self.0);
+        let thread = thread::Builder::new().name("log".to_owned());
+        thread.spawn(move || shared.write_to(sink)).map(drop)
     }
 
     /// Sets the function that replaces the filter of what is logged.
@@ -106,6 +114,7 @@ impl Log {
                 text += &format!("\n{trace}");
             }
             log.print(Level::ERROR, &text);
+            let _ = log.start();
             log.finish(PANIC_WAIT_MAX);
         }));
     }
@@ -312,11 +321,9 @@ mod tests {
 
     fn told() -> (Log, mpsc::Sender<io::Result<()>>, mpsc::Receiver<String>) {
         let ((tell, answers), (seen, see)) = (mpsc::channel(), mpsc::channel());
-        (
-            Log::start(Told { answers, seen }, Format::Text).unwrap(),
-            tell,
-            see,
-        )
+        let log = Log::new(Told { answers, seen }, Format::Text);
+        log.start().unwrap();
+        (log, tell, see)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
 use blkmq::log::filter;
@@ -22,13 +22,7 @@ fn main() -> ExitCode {
     blkmq::complete::answer();
     let cli = Cli::parse();
     let format = Format::of_environment();
-    let log = match Log::start(io::stderr(), *format.as_ref().unwrap_or(&Format::Text)) {
-        Ok(log) => log,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "blkmq: no thread for the log: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
+    let log = Log::new(io::stderr(), *format.as_ref().unwrap_or(&Format::Text));
     log.take_panics();
     let code = match start_tracing(&log, format).and_then(|()| run(cli.command, &log)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -37,6 +31,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     };
+    // What failed early is not written yet.
+    if let Err(error) = log.start() {
+        let _ = writeln!(io::stderr(), "blkmq: no thread for the log: {error}");
+    }
     log.finish(LAST_WORDS_MAX);
     code
 }
@@ -59,6 +57,10 @@ fn start_tracing(log: &Log, format: Result<Format>) -> Result<()> {
 }
 
 fn run(command: Command, log: &Log) -> Result<()> {
+    // A daemon starts it in its sandbox.
+    if !matches!(command, Command::Serve(_)) {
+        log.start().context("no thread for the log")?;
+    }
     match command {
         #[cfg(feature = "demo")]
         Command::Demo(args) => blkmq::demo::main(&args),

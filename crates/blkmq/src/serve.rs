@@ -14,7 +14,6 @@ pub(crate) mod upgrade;
 
 use std::io::Write;
 use std::panic::resume_unwind;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, SyncSender};
@@ -37,6 +36,7 @@ use crate::cli::ServeArgs;
 use crate::control;
 use crate::log::Log;
 use crate::metrics;
+use crate::sandbox::Sandbox;
 use last_sync::Files;
 use running::{OpenExport, RETRY_PAUSE, Refused, Running};
 use upgrade::{Earlier, Outgoing};
@@ -50,12 +50,20 @@ use upgrade::{Earlier, Outgoing};
 /// # Errors
 /// What cannot be served, or was not finished in time.
 pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
+    let (document, config) = configuration(args)?;
+    if args.check {
+        log.start().context("no thread for the log can be made")?;
+        return check::check(&config);
+    }
+    // While this is the only thread.
+    let sandbox = Sandbox::enter(&config, args.config.as_deref())?;
+    log.start().context("no thread for the log can be made")?;
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("signals cannot be handled")?;
     let over = Over(signals.handle());
     thread::scope(|scope| {
         let serve = move || {
             let _over = over;
-            serve(args, log)
+            serve((document, config), sandbox, args, log)
         };
         let thread = thread::Builder::new().name("serve".to_owned());
         let serving = thread.stack_size(STACK_BYTES).spawn_scoped(scope, serve);
@@ -85,20 +93,22 @@ fn end_at_once_on_the_second(signals: &mut Signals) {
     }
 }
 
-fn serve(args: &ServeArgs, log: &Log) -> Result<()> {
-    let (document, config) = configuration(args)?;
+fn serve(
+    (document, config): (Document, Config),
+    sandbox: Sandbox,
+    args: &ServeArgs,
+    log: &Log,
+) -> Result<()> {
+    tracing::info!("sandbox {}", sandbox.summary);
     // Before anything is opened, so that no signal has the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("signals cannot be handled")?;
     // A write beyond the limit of a file's size fails; by default the signal would end the daemon.
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).context("signals cannot be handled")?;
-    if args.check {
-        return check::check(&config);
-    }
     let daemon = match &args.take_over {
-        Some(address) => upgrade::take_over(document, config, address, &args.same_data)?,
+        Some(address) => upgrade::take_over((document, config), sandbox, address, &args.same_data)?,
         None => {
             let plan = plan(&config)?;
-            Daemon::start(document, config, plan)?
+            Daemon::start(document, config, plan, sandbox)?
         }
     };
     daemon.run(args, signals, log)
@@ -140,6 +150,7 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
         flag("reactors", args.reactors.map(|count| count.to_string())),
         flag("wait", args.wait.map(|wait| wait.to_string())),
         flag("sched", args.sched.clone()),
+        flag("sandbox", args.sandbox.clone()),
         flag("upgrade_socket", args.upgrade_socket.clone().or(inherited)),
     ];
     document.set(Kind::Daemon, "", flags.into_iter().flatten())?;
@@ -196,12 +207,18 @@ impl Daemon {
     ///
     /// # Errors
     /// An address, a tunable or a thread fails.
-    pub fn start(document: Document, config: Config, plan: Plan) -> Result<Self> {
-        Self::start_with(document, config, plan, &Arc::new(Handover::new(Phase::Serving)))
+    pub fn start(document: Document, config: Config, plan: Plan, sandbox: Sandbox) -> Result<Self> {
+        let handover = Arc::new(Handover::new(Phase::Serving));
+        Self::start_with((document, config), plan, sandbox, &handover)
     }
 
     /// The same; if another daemon's clients are taken over, nobody is served yet.
-    fn start_with(document: Document, config: Config, plan: Plan, handover: &Arc<Handover>) -> Result<Self> {
+    fn start_with(
+        (document, config): (Document, Config),
+        plan: Plan,
+        sandbox: Sandbox,
+        handover: &Arc<Handover>,
+    ) -> Result<Self> {
         let files = Files::open(&config)?;
         let connections_max = descriptors::connections(&config, reactors(&config))?;
         let refused = refused(&config, handover.phase())?;
@@ -220,7 +237,10 @@ impl Daemon {
         let outgoing = upgrade_socket
             .map(|address| Outgoing::open(address, &common))
             .transpose()?;
-        let engine = Arc::new(Engine::start(engine(&config, plan))?);
+        let mut of_engine = engine(&config, plan);
+        of_engine.ring.is_restricted = sandbox.restricts_rings();
+        of_engine.on_reactor = sandbox.on_reactor();
+        let engine = Arc::new(Engine::start(of_engine)?);
         let (mut addresses, mut exports) = (Vec::new(), Vec::new());
         let disks = engine.disks();
         for (all, spec) in opened {
@@ -242,6 +262,7 @@ impl Daemon {
             (document, config),
             files,
             (exports, refused),
+            sandbox,
         );
         Ok(Self {
             engine,
@@ -261,16 +282,9 @@ impl Daemon {
     /// Opens the control socket, if one is configured.
     fn control(&self, args: &ServeArgs, daemon: Arc<control::Daemon>) -> Result<Option<control::Server>> {
         let config = self.running.control_config();
-        let (path, is_asked_for) = match &config.socket {
-            Some(address) => (control::socket_path(address)?, true),
-            None => (Some(control::default_path()), false),
-        };
-        let Some(path) = path else { return Ok(None) };
-        let has_place = path.parent().and_then(Path::parent).is_some_and(Path::is_dir);
-        let is_system = path.starts_with("/run") && !path.parent().is_some_and(Path::is_dir);
-        if !is_asked_for && (!has_place || is_system) {
+        let Some((path, is_asked_for)) = control::place(&config)? else {
             return Ok(None);
-        }
+        };
         if args.take_over.is_some() {
             return control::Server::start_later(&path, config.readers, daemon).map(Some);
         }

@@ -24,7 +24,7 @@ use super::visible;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use crate::front_door::{Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError, Served};
+use crate::front_door::{Address, DaemonLimits, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
 use crate::keys::{Flag, Key, Keys, Takes};
 
@@ -52,6 +52,10 @@ impl FrontDoor for Fuse {
 
     fn help(&self) -> &'static str {
         "Serve disks to this host as regular files: at PATH, with {disk} in it for the disk's name; may be given again"
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::Mounts
     }
 
     fn table_keys(&self) -> &'static [Key] {

@@ -1,6 +1,7 @@
 //! NBD among the front doors: its name, its addresses, and the URI for clients.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,6 +79,11 @@ impl Address for ConfiguredAddress {
             }
         }
         Ok(())
+    }
+
+    fn reads(&self) -> Vec<PathBuf> {
+        let files = [&self.tls.certificate, &self.tls.key, &self.tls.ca];
+        files.into_iter().flatten().cloned().collect()
     }
 
     fn places(&self, _disks: &[&str]) -> Vec<Place> {

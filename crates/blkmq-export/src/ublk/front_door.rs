@@ -28,7 +28,7 @@ use super::slots::Memory;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use crate::front_door::{Address, FrontDoor, Given, Offer, Opened, ServeError, Served};
+use crate::front_door::{Address, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served};
 use crate::handover::{Handover, Member, Phase, Restore};
 
 /// The protocol by which a process serves a block device to the kernel.
@@ -42,6 +42,10 @@ impl FrontDoor for Ublk {
 
     fn help(&self) -> &'static str {
         "Serve a disk to this host as the block device /dev/ublkbN, with the number N or, for several disks, 'auto'; may be given again"
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::Devices
     }
 
     fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError> {

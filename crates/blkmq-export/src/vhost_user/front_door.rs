@@ -111,6 +111,10 @@ impl Address for PerDisk {
             .collect()
     }
 
+    fn connects(&self) -> bool {
+        self.connects
+    }
+
     fn check_places(&self, disks: &[&str]) -> Result<(), OpenError> {
         for disk in disks {
             let address = self.address(disk)?;

@@ -24,7 +24,7 @@ mod server;
 pub mod statistics;
 mod subscription;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use blkmq_export::common::Address;
@@ -61,6 +61,20 @@ pub(crate) fn path_to_ask(address: Option<&str>) -> Result<PathBuf> {
         return Ok(default_path());
     };
     socket_path(address)?.context("--socket none: there is nobody to ask")
+}
+
+/// Where a daemon listens, and whether its configuration asks for that; nowhere without a directory for such sockets.
+///
+/// # Errors
+/// The address is no socket's.
+pub(crate) fn place(config: &blkmq_config::Control) -> Result<Option<(PathBuf, bool)>> {
+    if let Some(address) = &config.socket {
+        return Ok(socket_path(address)?.map(|path| (path, true)));
+    }
+    let path = default_path();
+    let has_place = path.parent().and_then(Path::parent).is_some_and(Path::is_dir);
+    let is_system = path.starts_with("/run") && !path.parent().is_some_and(Path::is_dir);
+    Ok((has_place && !is_system).then_some((path, false)))
 }
 
 /// Where a daemon listens, and `ctl` connects, by default: in the user's runtime directory, or in

@@ -11,6 +11,7 @@ use blkmq_core::sched::{self, ElevatorType};
 
 use super::client::{Client, Job};
 use super::drive::{Drive, Medium, Scratch};
+use crate::sandbox::Sandbox;
 use crate::serve::Daemon;
 
 /// A running server with its disks.
@@ -35,7 +36,7 @@ impl Scene {
         let config = config(&drive, depth, &socket)?;
         let daemon = {
             let plan = plan(&config)?;
-            Daemon::start(Document::default(), config, plan)?
+            Daemon::start(Document::default(), config, plan, Sandbox::none())?
         };
         Ok(Self {
             daemon,

@@ -32,6 +32,7 @@ pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::last_sync::Files;
 use super::{dry_run, served};
 use crate::metrics;
+use crate::sandbox::Sandbox;
 
 /// A daemon that serves, with what can be changed.
 pub(crate) struct Running {
@@ -49,6 +50,7 @@ pub(crate) struct Running {
     shown: Mutex<Document>,
     /// The number of changes.
     changes: AtomicU64,
+    sandbox: Sandbox,
 }
 
 /// What a change has done.
@@ -90,6 +92,7 @@ impl Running {
         (document, config): (Document, Config),
         files: Files,
         (exports, refused): (Vec<OpenExport>, Vec<Refused>),
+        sandbox: Sandbox,
     ) -> Self {
         let shown = Mutex::new(document.clone());
         let state = Mutex::new(State {
@@ -107,6 +110,7 @@ impl Running {
             refused: Mutex::new(refused),
             shown,
             changes: AtomicU64::new(0),
+            sandbox,
         }
     }
 
@@ -200,6 +204,7 @@ impl Running {
     ) -> Result<Changed> {
         loop {
             let planned = self.planned(&edit)?;
+            self.sandbox.check(&planned.old, &planned.new)?;
             if is_dry_run {
                 dry_run::check_exports(&planned.new)?;
                 dry_run::check_files(&planned.changes, &planned.old, &planned.new)?;

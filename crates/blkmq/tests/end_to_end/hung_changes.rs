@@ -1,6 +1,7 @@
 //! A change that waits for a file whose filesystem does not answer holds up neither other changes
 //! nor an upgrade nor the end of the daemon.
 
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -145,7 +146,12 @@ fn start_that_hangs_at_an_open_is_ended_by_a_second_signal() {
     }
     let ended = wait_within(&mut child, Duration::from_secs(2));
     let _ = child.kill();
-    assert_eq!(ended.and_then(|status| status.code()), Some(128 + 15));
+    // The first one, if the files were looked at for the sandbox, before signals are handled.
+    let ended = ended.expect("it ends");
+    assert!(
+        ended.code() == Some(128 + 15) || ended.signal() == Some(15),
+        "{ended}"
+    );
 }
 
 const LIMIT: Duration = Duration::from_secs(15);

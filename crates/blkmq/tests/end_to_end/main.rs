@@ -47,6 +47,7 @@ mod qcow2;
 mod qemu;
 mod rbd;
 mod readme;
+mod sandbox;
 mod schedulers;
 mod shutdown;
 mod sockets;

@@ -25,7 +25,17 @@ fn stage(scratch: &Scratch) -> Daemon {
         "--disk",
         "name=b,ram=16M,queue=b,group=/tenants/b",
     ];
-    let words = ["--nbd", &nbd, "--control", &control, "--reactors", "2"];
+    // Some add disks in files, for which a sandbox of disks in memory has no directory.
+    let words = [
+        "--nbd",
+        &nbd,
+        "--control",
+        &control,
+        "--reactors",
+        "2",
+        "--sandbox",
+        "off",
+    ];
     Daemon::start(&[&disks, &words[..]].concat())
 }
 

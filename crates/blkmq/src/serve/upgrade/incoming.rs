@@ -19,6 +19,7 @@ use blkmq_host::control::Control;
 
 use super::sources::{Ours, Predecessor};
 use super::{ANSWER_MAX, Earlier};
+use crate::sandbox::Sandbox;
 use crate::serve::Daemon;
 
 /// Takes over from the daemon at this upgrade socket. Returns when its clients are served here.
@@ -26,8 +27,8 @@ use crate::serve::Daemon;
 /// # Errors
 /// The reason why not. The other daemon continues then.
 pub(crate) fn take_over(
-    document: Document,
-    config: Config,
+    (document, config): (Document, Config),
+    sandbox: Sandbox,
     address: &str,
     same_data: &[String],
 ) -> Result<Daemon> {
@@ -43,7 +44,7 @@ pub(crate) fn take_over(
     let started = predecessor
         .check(&ours)
         .and_then(|()| plan(&config))
-        .and_then(|plan| Daemon::start_with(document, config, plan, &handover));
+        .and_then(|plan| Daemon::start_with((document, config), plan, sandbox, &handover));
     let mut daemon = match started {
         Ok(daemon) => daemon,
         Err(error) => {

@@ -404,7 +404,7 @@ fn mount_without_rights_is_refused_before_a_filter_of_system_calls_ends_the_daem
             "{said}"
         );
     }
-    let mut daemon = crate::common::Daemon::spawn(serve(&["--nbd", &nbd]));
+    let mut daemon = crate::common::Daemon::spawn(serve(&["--nbd", &nbd, "--sandbox", "off"]));
     let export = format!("fuse={file}");
     let mut ctl = Command::new(program());
     let output = ctl
