@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::steps::Steps;
 use crate::{
-    ceph, check, crashes, figures, filesystems, fio, fuzz, guest, instructions, loom, mutants, path_loss,
-    sanitize, screens, setup, siege, sim, skips, soak, test,
+    ceph, check, crashes, figures, filesystems, fio, fuzz, guest, instructions, loom, mutants, package,
+    path_loss, sanitize, screens, setup, siege, sim, skips, soak, test,
 };
 
 /// The project's own chores: test set-up, tests, heavy checks
@@ -57,6 +57,12 @@ pub(crate) enum Chore {
         /// Use four preemptions
         #[arg(long)]
         deep: bool,
+    },
+    /// Make a Debian package and a tarball in the build directory
+    Package {
+        /// Then check the package, and install, upgrade, remove and purge it in a Debian of its own; needs root
+        #[arg(long)]
+        test: bool,
     },
     /// Run every simulator scenario
     Sim {
@@ -220,6 +226,7 @@ impl Chore {
             Self::Screens => screens::run(steps),
             Self::Loom { deep: true } => loom::run(steps, loom::Depth::Deep),
             Self::Loom { deep: false } => loom::run(steps, loom::Depth::Short),
+            Self::Package { test } => package::run(steps, test),
             Self::Sim { seeds } => sim::run(steps, seeds),
             Self::Fuzz { seconds, target } => fuzz::run(steps, seconds, target.as_deref()),
             Self::Fio { seconds, rounds } => fio::run(steps, seconds, rounds),

@@ -15,6 +15,7 @@ mod loom;
 mod mutant;
 mod mutants;
 mod outside;
+mod package;
 mod path_loss;
 mod place;
 mod sanitize;
