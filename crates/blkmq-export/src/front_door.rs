@@ -11,7 +11,7 @@ use blkmq_host::engine::Engine;
 use blkmq_host::value::ConfigError;
 use blkmq_tls::FileError;
 
-use crate::common::{AddressLimits, Common, OpenError, Place};
+use crate::common::{Access, AddressLimits, Common, OpenError, Place};
 use crate::handover::Handover;
 use crate::keys::{Key, Keys, NO_KEYS};
 
@@ -117,6 +117,11 @@ pub trait Address: Any + std::fmt::Debug + std::fmt::Display + Send + Sync {
     /// or the channel of a mount, and its copy for a take-over.
     fn descriptors(&self, _reactors: usize) -> usize {
         2
+    }
+
+    /// Who may open its disks, if it listens at a unix socket.
+    fn access(&self) -> Option<&Access> {
+        None
     }
 
     /// The files that are read while it is served, such as keys.

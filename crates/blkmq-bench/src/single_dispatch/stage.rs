@@ -128,6 +128,7 @@ impl Server {
                 name: address.to_string(),
                 connections_max: CONNECTIONS_MAX,
                 group_connections_max: CONNECTIONS_MAX,
+                ..AddressLimits::default()
             },
             at: &*address,
         };

@@ -21,6 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blkmq_host::disk::Tenant;
 use blkmq_host::service::Waker;
 
+use super::access::Allowed;
+
 /// The connections of all addresses.
 #[derive(Debug)]
 pub struct Connections {
@@ -79,6 +81,8 @@ pub struct AddressLimits {
     pub connections_max: u32,
     /// Connections of one group at a time.
     pub group_connections_max: u32,
+    /// Who may connect to a unix socket.
+    pub allowed: Allowed,
 }
 
 #[derive(Debug, Default)]
@@ -247,6 +251,16 @@ impl Connections {
         let mut state = self.lock();
         let address = &mut state.addresses[address as usize];
         (address.limits, address.groups) = (limits, groups);
+    }
+
+    /// Who may connect to an address.
+    pub(crate) fn allowed(&self, address: u32) -> Allowed {
+        self.lock().addresses[address as usize].limits.allowed.clone()
+    }
+
+    /// Counts a client that may not connect.
+    pub(crate) fn note_refused(&self, address: u32) {
+        self.lock().addresses[address as usize].refused += 1;
     }
 
     /// Counts a connection that was accepted; another one may be displaced for it. `listener` is
@@ -546,6 +560,7 @@ impl Default for AddressLimits {
             name: String::new(),
             connections_max: CONNECTIONS_MAX,
             group_connections_max: u32::MAX,
+            allowed: Allowed::default(),
         }
     }
 }

@@ -30,6 +30,14 @@ impl Credentials {
         Ok(Self { process, user })
     }
 
+    /// The groups of a socket's peer: its own, and those of which it is a member as well.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn groups_of_peer(socket: impl AsFd) -> io::Result<Vec<u32>> {
+        sys::peer_groups(socket.as_fd())
+    }
+
     /// Returns whether its process is known to have ended.
     pub(crate) fn has_ended(&self) -> bool {
         let ended = |process| test_kill_process(process) == Err(Errno::SRCH);

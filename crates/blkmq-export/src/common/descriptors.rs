@@ -16,13 +16,14 @@ use std::path::Path;
 #[cfg(feature = "vhost-user")]
 use std::{mem::MaybeUninit, sync::Arc, thread};
 
+use rustix::fs::{Mode, fchmod};
 #[cfg(feature = "vhost-user")]
 use rustix::io::ioctl_fionread;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 #[cfg(feature = "vhost-user")]
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
-/// Listens at a path. Clients cannot send descriptors before `allow`, if the system supports that
+/// Listens at a path, which is its owner's alone. Clients cannot send descriptors before `allow`, if the system supports that
 /// (Linux 6.16).
 ///
 /// # Errors
@@ -35,6 +36,8 @@ pub fn listen_at(path: &Path) -> io::Result<UnixListener> {
         None,
     )?;
     refuse(&socket);
+    // The path has this mode from the first moment on, whatever the mask of the process is.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, BACKLOG)?;
     Ok(socket.into())

@@ -261,6 +261,15 @@ impl Listener {
     /// Has a client served, or refuses it. Returns whether the next one can be handled: not while
     /// there is no room yet.
     fn admit(&mut self, cx: &mut Cx<'_>, fd: OwnedFd) -> bool {
+        if let Some(Socket::Unix(..)) = self.socket
+            && let Err(peer) = self.common.connections.allowed(self.address).check(&fd)
+        {
+            self.common.connections.note_refused(self.address);
+            let name = &self.name;
+            let what = format_args!("{name}: {peer} refused: neither in allow_uid nor in allow_gid");
+            self.log.warn(cx.now(), what);
+            return true;
+        }
         let admitted = self.common.connections.admit(self.address, || cx.waker());
         let ticket = match admitted {
             Ok(ticket) => ticket,

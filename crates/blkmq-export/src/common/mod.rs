@@ -4,6 +4,7 @@
 //! | part | decides |
 //! |---|---|
 //! | `client`, `life` | what every client does whatever its protocol, and in which states |
+//! | `access`, `accounts` | who may open the disks at a unix socket |
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
 //! | `systemd` | which of the sockets that systemd hands over an address gets |
 //! | `owned_path`, `turn` | whose the path of a socket is; daemons that start at the same moment |
@@ -23,6 +24,8 @@
 //! | `deadline` | the key for how long a client may take to begin |
 //! | `log`, `peer`, `readiness` | what is logged of clients, how they are named, and what their sockets are ready for |
 
+pub(crate) mod access;
+pub mod accounts;
 pub(crate) mod address;
 pub(crate) mod admission;
 pub(crate) mod arena;
@@ -74,6 +77,7 @@ use blkmq_host::engine::Engine;
 
 use crate::handover::{Handover, Phase};
 
+pub use access::{Access, Allowed};
 pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressState, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use credentials::Credentials;

@@ -12,7 +12,8 @@ use blkmq_host::value::ConfigError;
 use super::door::{self, Served};
 use super::limits::Limits;
 use super::settings;
-use crate::common::{self, AddressError, Common, OpenError, Place, Socket};
+use crate::common::access;
+use crate::common::{self, Access, AddressError, Common, OpenError, Place, Socket};
 use crate::front_door::{self, Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError};
 use crate::handover::Handover;
 use crate::keys::{Key, Keys};
@@ -32,7 +33,7 @@ impl FrontDoor for Nbd {
     }
 
     fn keys(&self) -> &'static [&'static [Key]] {
-        &[settings::KEYS]
+        &[settings::KEYS, access::KEYS]
     }
 
     fn table_keys(&self) -> &'static [Key] {
@@ -44,8 +45,10 @@ impl FrontDoor for Nbd {
     }
 
     fn parse(&self, given: &Given<'_>) -> Result<Box<dyn Address>, AddressError> {
+        let address = given.address.parse()?;
         Ok(Box::new(ConfiguredAddress {
-            address: given.address.parse()?,
+            access: Access::parse(given.keys, &address)?,
+            address,
             tls: settings::tls(given.keys)?,
             handshake_deadline: settings::table(given.table, &mut DaemonLimits::default())?,
         }))
@@ -56,6 +59,7 @@ impl FrontDoor for Nbd {
 #[derive(Clone, Debug)]
 pub(super) struct ConfiguredAddress {
     address: common::Address,
+    access: Access,
     pub(super) tls: Settings,
     handshake_deadline: Option<Duration>,
 }
@@ -79,6 +83,10 @@ impl Address for ConfiguredAddress {
             }
         }
         Ok(())
+    }
+
+    fn access(&self) -> Option<&Access> {
+        Some(&self.access)
     }
 
     fn reads(&self) -> Vec<PathBuf> {
@@ -109,6 +117,7 @@ impl Address for ConfiguredAddress {
 
     fn open(&self, _disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let opened = common::open(&self.address, handover)?.into_iter();
+        self.access.apply(&self.address)?;
         let opened = opened.map(|socket| Listening {
             socket,
             at: self.clone(),

@@ -20,7 +20,7 @@ use super::{signal, unmap};
 use crate::common::dialer::Dialer;
 use crate::common::listener::{Admitted, Connect, Listener, OpenAddress};
 use crate::common::log::Log;
-use crate::common::{self, AddressError, AddressLimits, Common, OpenError, Socket, deadline};
+use crate::common::{self, Access, AddressError, AddressLimits, Common, OpenError, Socket, access, deadline};
 use crate::front_door::{Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError, Served};
 use crate::handover::{Handover, Member, Restore};
 use crate::keys::{Key, Keys};
@@ -37,6 +37,10 @@ impl FrontDoor for VhostUser {
     fn help(&self) -> &'static str {
         "Serve disks to virtual machines at ADDRESS: unix:PATH, with {disk} in it for the disk's name, or connect:unix:PATH; \
          may be given again"
+    }
+
+    fn keys(&self) -> &'static [&'static [Key]] {
+        &[access::KEYS]
     }
 
     fn table_keys(&self) -> &'static [Key] {
@@ -57,7 +61,8 @@ impl FrontDoor for VhostUser {
         // Parsed once with a name of one byte, so that an error is reported before the disks are
         // known.
         match place.replace(DISK, "d").parse()? {
-            common::Address::Unix(_) => Ok(Box::new(PerDisk {
+            ref address @ common::Address::Unix(_) => Ok(Box::new(PerDisk {
+                access: Access::parse(given.keys, address)?,
                 place: place.to_owned(),
                 connects,
                 handshake_deadline,
@@ -73,6 +78,7 @@ impl FrontDoor for VhostUser {
 #[derive(Debug)]
 struct PerDisk {
     place: String,
+    access: Access,
     /// The front ends listen there, and this daemon connects.
     connects: bool,
     handshake_deadline: Duration,
@@ -111,6 +117,10 @@ impl Address for PerDisk {
             .collect()
     }
 
+    fn access(&self) -> Option<&Access> {
+        Some(&self.access)
+    }
+
     fn connects(&self) -> bool {
         self.connects
     }
@@ -138,7 +148,7 @@ impl Address for PerDisk {
                     place: Place::There(path),
                     handshake_deadline,
                 })),
-                _ => opened.extend(common::open(&address, handover)?.into_iter().map(|socket| {
+                _ => opened.extend(self.open_one(&address, handover)?.into_iter().map(|socket| {
                     let disk = disk.clone();
                     let place = Place::Here(socket);
                     let of_disk = OfDisk {
@@ -155,6 +165,12 @@ impl Address for PerDisk {
 }
 
 impl PerDisk {
+    fn open_one(&self, address: &common::Address, handover: &Handover) -> Result<Vec<Socket>, OpenError> {
+        let sockets = common::open(address, handover)?;
+        self.access.apply(address)?;
+        Ok(sockets)
+    }
+
     /// The address of one disk.
     ///
     /// # Errors

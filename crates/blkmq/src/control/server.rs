@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::common::{Credentials, OwnedPath};
+use blkmq_export::common::{Credentials, OwnedPath, accounts};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
@@ -159,11 +159,8 @@ fn group_number(name: &str) -> Result<u32> {
     if let Ok(number) = name.parse() {
         return Ok(number);
     }
-    let all = std::fs::read_to_string("/etc/group").unwrap_or_default();
-    let mut groups = all.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let found = groups.find(|fields| fields.first() == Some(&name));
-    let number = found.and_then(|fields| fields.get(2)?.parse().ok());
-    number.with_context(|| format!("readers = {name:?} rejected: the system has no such group"))
+    accounts::group(name)
+        .with_context(|| format!("readers = {name:?} rejected: the system has no such group"))
 }
 
 fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {

@@ -19,7 +19,7 @@ use anyhow::{Context, Error, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
 use blkmq_config::{Config, Document, ExportSpec, live};
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{AddressLimits, Common};
+use blkmq_export::common::{Address, AddressLimits, Common, Place};
 use blkmq_export::front_door::{Offer, Served};
 use blkmq_host::control::Control;
 use blkmq_host::disk::Disk;
@@ -467,7 +467,12 @@ impl Running {
         let former = mem::replace(&mut state.exports[at].spec, spec.clone());
         let refused = self.refused();
         self.forget_refused(spec);
-        let offered = self.offer(state, new, &self.engine.disks());
+        let disks = self.engine.disks();
+        let offered = self.offer(state, new, &disks);
+        let offered = offered.and_then(|()| match self.is_refused(spec) {
+            true => Ok(()),
+            false => set_owners(new, spec, &disks),
+        });
         if offered.is_err() {
             *self.refused_list() = refused;
             state.exports[at].spec = former;
@@ -550,6 +555,21 @@ fn checked(document: &Document) -> Result<Config> {
     Ok(config)
 }
 
+/// Gives the sockets of an address the owner and the mode that it has now.
+fn set_owners(config: &Config, spec: &ExportSpec, disks: &[Disk]) -> Result<()> {
+    let Some(access) = spec.at.access().filter(|_| !spec.at.connects()) else {
+        return Ok(());
+    };
+    let names = served(config, disks, spec.disks.as_deref());
+    let names: Vec<&str> = names.iter().map(|disk| disk.name.as_str()).collect();
+    for place in spec.at.places(&names) {
+        if let Place::Path(path) = place {
+            access.apply(&Address::Unix(path))?;
+        }
+    }
+    Ok(())
+}
+
 /// What an address offers.
 pub(super) fn offer_of(spec: &ExportSpec) -> Offer<'_> {
     let default = AddressLimits::default();
@@ -559,6 +579,10 @@ pub(super) fn offer_of(spec: &ExportSpec) -> Offer<'_> {
             name: spec.address.clone(),
             connections_max: spec.connections.unwrap_or(default.connections_max),
             group_connections_max: spec.group_connections.unwrap_or(default.group_connections_max),
+            allowed: spec
+                .at
+                .access()
+                .map_or(default.allowed, |access| access.allowed.clone()),
         },
         at: &*spec.at,
     }

@@ -6,6 +6,7 @@
 
 mod common;
 
+mod access;
 mod bad_configuration;
 mod bench;
 mod block_status;
