@@ -162,6 +162,27 @@ fn a_service_gets_the_ends_of_its_bios_and_its_ring_completions() {
 }
 
 #[test]
+fn reactor_that_hangs_gives_no_sign_of_life_until_it_goes_on() {
+    let engine = engine(2, 0, NullConfig::bare(), sched::NONE);
+    let control = engine.control();
+    let (second, ten_seconds) = (Duration::from_millis(200), Duration::from_secs(10));
+    assert!(control.ask_reactors().wait(ten_seconds).is_empty());
+    let ((tell, _news), (release, held), (begin, begun)) = (channel(), channel::<()>(), channel());
+    let hang = move || {
+        begin.send(()).unwrap();
+        let _ = held.recv();
+        Box::new(Probe::new(tell)) as Box<dyn Service>
+    };
+    engine.add_service(ReactorId(1), Box::new(hang));
+    begun.recv().unwrap();
+    let mut answers = control.ask_reactors();
+    assert_eq!(answers.wait(second), [ReactorId(1)]);
+    drop(release);
+    assert!(answers.wait(ten_seconds).is_empty());
+    engine.shutdown(LONG).unwrap();
+}
+
+#[test]
 fn a_timer_comes_at_its_time_and_the_last_wish_counts() {
     let engine = engine(1, 0, NullConfig::bare(), sched::NONE);
     let (tell, news) = channel();

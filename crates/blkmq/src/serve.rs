@@ -11,6 +11,7 @@ mod placeholder;
 mod report;
 pub(crate) mod running;
 pub(crate) mod upgrade;
+mod watchdog;
 
 use std::io::Write;
 use std::panic::resume_unwind;
@@ -323,6 +324,7 @@ impl Daemon {
         let size_news = self.look_at_sizes()?;
         let reload = self.reload_aside(args)?;
         self.retry_refused()?;
+        tracing::info!("{}", self.summary(args));
         let mut out = std::io::stdout().lock();
         for address in &self.addresses {
             writeln!(out, "{address}")?;
@@ -330,6 +332,7 @@ impl Daemon {
         writeln!(out, "ready")?;
         out.flush()?;
         notify::ready();
+        watchdog::start(Arc::downgrade(&self.running))?;
         for signal in signals.forever() {
             match signal {
                 SIGUSR1 => {
@@ -355,6 +358,24 @@ impl Daemon {
             return self.end(limit);
         }
         self.shutdown(limit)
+    }
+
+    /// What is served, in one line.
+    fn summary(&self, args: &ServeArgs) -> String {
+        let (control, disks) = (self.engine.control(), self.engine.disks().len());
+        let queues = control.queues();
+        let mut schedulers: Vec<&str> = queues.iter().map(|(_, queue)| queue.elevator().name).collect();
+        schedulers.sort_unstable();
+        schedulers.dedup();
+        let file = args.config.as_ref();
+        let file = file.map_or_else(|| "flags alone".to_owned(), |file| file.display().to_string());
+        format!(
+            "blkmq {}: {disks} disks on {} queues ({}), {} threads, by {file}",
+            env!("CARGO_PKG_VERSION"),
+            queues.len(),
+            schedulers.join(", "),
+            self.engine.reactors(),
+        )
     }
 
     /// Starts a thread that reads the disks' sizes when a device reports that one may have grown.

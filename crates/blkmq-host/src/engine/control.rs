@@ -8,9 +8,10 @@ mod trace;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use blkmq_core::ids::GroupId;
+use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::poll::{Bucket, BucketStats, DELAY_MAX_US, Policy};
 use blkmq_core::queue::{Busy, Queue};
 use blkmq_core::sched::ElevatorType;
@@ -21,7 +22,8 @@ use crate::device::{Device, Polling};
 use crate::disk::{Disk, QueueId};
 use crate::engine::build::log_polling;
 use crate::error::Error;
-use crate::reactor::shared::{QueueEntry, Shared};
+use crate::reactor::core::ReactorCore;
+use crate::reactor::shared::{Order, QueueEntry, Shared};
 use crate::size_news::SizeNews;
 
 pub use self::devices::FoundSize;
@@ -38,6 +40,26 @@ pub struct Control {
 pub struct Frozen {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
+}
+
+/// The answers of reactors that were asked for a sign of life.
+#[derive(Debug)]
+pub struct Answers {
+    receiver: Receiver<ReactorId>,
+    missing: Vec<ReactorId>,
+}
+
+impl Answers {
+    /// Waits for the answers, for at most `limit`. Returns the reactors of which none has come yet.
+    pub fn wait(&mut self, limit: Duration) -> &[ReactorId] {
+        // Each has its time: they answer side by side.
+        while !self.missing.is_empty()
+            && let Ok(reactor) = self.receiver.recv_timeout(limit)
+        {
+            self.missing.retain(|missing| *missing != reactor);
+        }
+        &self.missing
+    }
 }
 
 /// A queue that issues no request to its drive, until this is dropped.
@@ -62,6 +84,23 @@ impl Control {
     /// All disks.
     pub fn disks(&self) -> Arc<[Disk]> {
         self.shared.disks()
+    }
+
+    /// Asks every reactor for a sign of life. Each sends its number when it next takes orders, in its own turn; one that
+    /// is stopped, or waits for something that does not come, sends none.
+    pub fn ask_reactors(&self) -> Answers {
+        let (sender, receiver) = channel();
+        let count = self.shared.inboxes.len();
+        for number in 0..count {
+            let (reactor, sender) = (ReactorId(number as u16), sender.clone());
+            // Who asked may wait no longer.
+            let answer = move |_: &mut ReactorCore| {
+                let _ = sender.send(reactor);
+            };
+            self.shared.order(reactor, Order::Change(Box::new(answer)));
+        }
+        let missing = (0..count).map(|number| ReactorId(number as u16)).collect();
+        Answers { receiver, missing }
     }
 
     /// Reports of devices that sizes of disks may have changed: for a thread that then calls [`Control::ask_size`].

@@ -24,8 +24,18 @@ pub(super) fn reloaded() {
     say("READY=1\n");
 }
 
+/// Every reactor takes orders.
+pub(super) fn is_alive() {
+    say("WATCHDOG=1\n");
+}
+
+/// Returns whether a service manager listens.
+pub(super) fn is_asked_for() -> bool {
+    std::env::var_os(SOCKET).is_some()
+}
+
 fn say(words: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+    let Some(path) = std::env::var_os(SOCKET) else {
         return;
     };
     let told = match path.as_bytes() {
@@ -41,3 +51,5 @@ fn tell(address: &SocketAddr, words: &str) -> io::Result<()> {
     UnixDatagram::unbound()?.send_to_addr(words.as_bytes(), address)?;
     Ok(())
 }
+
+const SOCKET: &str = "NOTIFY_SOCKET";

@@ -300,6 +300,9 @@ fn the_service_manager_is_told_which_process_is_the_main_one_and_reload_ends_whe
     let main = message.strip_prefix("READY=1\nMAINPID=").expect("both words");
     let main: i32 = main.trim_end().parse().expect("a process");
     client.write(0, &block(0, 1)).expect("a write");
+    let mut message = [0; 64];
+    let bytes = told.recv(&mut message).expect("it is told");
+    assert_eq!(&message[..bytes], b"WATCHDOG=1\n", "all reactors answer");
     // It is no child of this process, so its sockets show when it ends.
     let main = Pid::from_raw(main).expect("a process");
     kill_process(main, Signal::TERM).expect("it runs");
