@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::cli::Cli;
 use crate::control::client::Client;
-use crate::control::default_path;
+use crate::control::default_path_to_ask;
 
 /// The shells that can complete.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -87,7 +87,7 @@ impl ValueCompleter for Names {
 /// The names in these lists that begin with `current`, once each.
 fn names(lists: &[(&str, &str)], current: &OsStr) -> Vec<CompletionCandidate> {
     let (Ok(mut client), Some(begun)) = (
-        Client::connect_within(&default_path(), ANSWER_MAX),
+        Client::connect_within(&default_path_to_ask(), ANSWER_MAX),
         current.to_str(),
     ) else {
         return Vec::new();

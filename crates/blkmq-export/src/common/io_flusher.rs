@@ -41,10 +41,15 @@ fn is_said_to_wait(door: &str, error: &io::Error) -> bool {
     let waits = is_first_version(&groups);
     match waits {
         true => tracing::warn!(
-            "{door}: PR_SET_IO_FLUSHER: {error}: give the daemon CAP_SYS_RESOURCE, or no limit on memory that those who write to its \
-             disks share: they may wait for each other for ever; what blocks on files is done one after another meanwhile"
+            "{door}: the kernel does not let the daemon serve the writing back of its own disks without waiting for memory \
+             (PR_SET_IO_FLUSHER: {error}), and its control group limits memory: programs that write to the disks, and the \
+             daemon, may wait for each other for ever. Give the daemon CAP_SYS_RESOURCE, or a control group of its own; \
+             meanwhile what blocks on files is done one after another"
         ),
-        false => tracing::info!("{door}: PR_SET_IO_FLUSHER: {error}: it needs CAP_SYS_RESOURCE"),
+        false => tracing::info!(
+            "{door}: without CAP_SYS_RESOURCE the daemon may wait for memory while this host writes back to its disks: slower \
+             when memory is short (PR_SET_IO_FLUSHER: {error})"
+        ),
     }
     waits
 }

@@ -58,7 +58,7 @@ pub(crate) fn socket_path(address: &str) -> Result<Option<PathBuf>> {
 /// The address is no socket's.
 pub(crate) fn path_to_ask(address: Option<&str>) -> Result<PathBuf> {
     let Some(address) = address else {
-        return Ok(default_path());
+        return Ok(default_path_to_ask());
     };
     socket_path(address)?.context("--socket none: there is nobody to ask")
 }
@@ -77,10 +77,49 @@ pub(crate) fn place(config: &blkmq_config::Control) -> Result<Option<(PathBuf, b
     Ok((has_place && !is_system).then_some((path, false)))
 }
 
-/// Where a daemon listens, and `ctl` connects, by default: in the user's runtime directory, or in
-/// that of system services.
-pub(crate) fn default_path() -> PathBuf {
-    let of_user = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    let dir = of_user.map_or_else(|| PathBuf::from("/run"), PathBuf::from);
-    dir.join("blkmq").join("control.sock")
+/// Where a daemon listens by default: in the user's runtime directory, or in that of system services.
+fn default_path() -> PathBuf {
+    of_user().unwrap_or_else(of_system)
+}
+
+/// Where a command looks for a daemon by default: there, and, if none of the user listens, among system services.
+pub(crate) fn default_path_to_ask() -> PathBuf {
+    asked(of_user(), of_system())
+}
+
+fn asked(of_user: Option<PathBuf>, of_system: PathBuf) -> PathBuf {
+    match of_user {
+        Some(path) if path.exists() || !of_system.exists() => path,
+        _ => of_system,
+    }
+}
+
+fn of_user() -> Option<PathBuf> {
+    let dir = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?;
+    Some(PathBuf::from(dir).join(SOCKET))
+}
+
+fn of_system() -> PathBuf {
+    Path::new("/run").join(SOCKET)
+}
+
+const SOCKET: &str = "blkmq/control.sock";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_of_the_system_is_asked_where_the_user_has_none() {
+        let dir = std::env::temp_dir().join(format!("blkmq-default-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (user, system) = (dir.join("user"), dir.join("system"));
+        let ask = |of_user: Option<&PathBuf>| asked(of_user.cloned(), system.clone());
+        assert_eq!((ask(None), ask(Some(&user))), (system.clone(), user.clone()));
+        std::fs::write(&system, "").unwrap();
+        assert_eq!(ask(Some(&user)), system);
+        std::fs::write(&user, "").unwrap();
+        assert_eq!(ask(Some(&user)), user);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

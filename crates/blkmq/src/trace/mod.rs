@@ -33,7 +33,7 @@ use self::output::Output;
 use self::recording::{FORMAT, Started};
 use crate::complete::Disks;
 use crate::control::client::{Client, QUERY_MAX};
-use crate::control::{default_path, socket_path};
+use crate::control::{default_path_to_ask, socket_path};
 use crate::stdout::has_reader_left_within;
 
 /// What `trace` takes.
@@ -73,7 +73,7 @@ fn seconds(text: &str) -> Result<Duration> {
 pub fn main(args: &TraceArgs) -> Result<()> {
     let path = match &args.socket {
         Some(address) => socket_path(address)?.context("--socket none: there is nobody to ask")?,
-        None => default_path(),
+        None => default_path_to_ask(),
     };
     let is_over = Arc::<AtomicBool>::default();
     for signal in [SIGINT, SIGTERM] {
