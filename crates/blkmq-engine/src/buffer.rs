@@ -1,0 +1,83 @@
+//! Memory for one I/O at a time, aligned as direct I/O needs it. A `bio` owns it while the I/O is under way.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// Bytes that begin at a page, so that no driver copies them. Read and changed as a slice.
+///
+/// Its length does not change. The length of a read or write is that of its buffer.
+#[derive(Default)]
+pub struct Buffer {
+    /// Has room to begin at a page.
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    /// The most bytes of one buffer: 1 GiB.
+    pub const LEN_MAX: usize = 1 << 30;
+
+    /// Makes a buffer of `len` bytes, all 0.
+    ///
+    /// # Panics
+    /// If `len` is more than [`Self::LEN_MAX`].
+    pub fn new(len: usize) -> Self {
+        let max = Self::LEN_MAX;
+        assert!(len <= max, "a buffer of {len} bytes: at most {max} are possible");
+        if len == 0 {
+            return Self::default();
+        }
+        let memory = vec![0; len + PAGE - 1];
+        let start = memory.as_ptr().align_offset(PAGE);
+        Self { memory, start, len }
+    }
+}
+
+impl From<&[u8]> for Buffer {
+    /// Copies the bytes.
+    fn from(bytes: &[u8]) -> Self {
+        let mut buffer = Self::new(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.memory[self.start..][..self.len]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.len]
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer of {} bytes", self.len)
+    }
+}
+
+const PAGE: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffer_begins_at_a_page_and_stays_there_when_it_is_moved() {
+        for len in [1, 512, 4096, 1 << 20] {
+            let buffer = Buffer::from(&vec![3; len][..]);
+            let at = buffer.as_ptr();
+            let moved = Box::new(buffer);
+            assert_eq!((moved.as_ptr(), at as usize % PAGE), (at, 0));
+            assert_eq!(moved.len(), len);
+        }
+        assert!(Buffer::new(0).is_empty());
+    }
+}

@@ -1,0 +1,117 @@
+//! The description of an engine: disks, groups and queues in the words of the command. `engine` is what
+//! becomes of it.
+
+use blkmq_config::{Config, DiskSpec, Plan, group, plan_with_all_groups};
+use blkmq_core::sched;
+use blkmq_host::EngineConfig;
+
+use crate::engine::Engine;
+use crate::error::Error;
+
+/// What an engine shall have. Faults in the texts are reported by [`Builder::start`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until it starts an engine"]
+pub struct Builder {
+    toml: String,
+    disks: Vec<String>,
+    groups: Vec<String>,
+    scheduler: Option<String>,
+    threads: usize,
+    attached_max: usize,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            toml: String::new(),
+            disks: Vec::new(),
+            groups: Vec::new(),
+            scheduler: None,
+            threads: 1,
+            attached_max: ATTACHED_MAX,
+        }
+    }
+}
+
+impl Builder {
+    /// Adds a disk, as for `blkmq serve --disk`: `name=vm1,file=vm1.raw,group=/a`.
+    pub fn disk(mut self, text: &str) -> Self {
+        self.disks.push(text.to_owned());
+        self
+    }
+
+    /// Adds a group with its weight, caps and latency target, as for `blkmq serve --group`:
+    /// `/a,weight=300,read_bps=100M`.
+    pub fn group(mut self, text: &str) -> Self {
+        self.groups.push(text.to_owned());
+        self
+    }
+
+    /// Adds the tables `[disk.NAME]`, `[group.PATH]` and `[queue.NAME]` of a configuration file. Replaces the
+    /// text of an earlier call; the addresses at which a daemon would serve are ignored.
+    pub fn toml(mut self, text: &str) -> Self {
+        text.clone_into(&mut self.toml);
+        self
+    }
+
+    /// The scheduler of queues that have none of their own: `none` (default), `mq-deadline`, `kyber` or
+    /// `bfq`. Weights have an effect with `bfq`.
+    pub fn scheduler(mut self, name: &str) -> Self {
+        self.scheduler = Some(name.to_owned());
+        self
+    }
+
+    /// Threads of the engine's own, 1 to 128 together with [`Self::attached_max`]. Default 1. They do the I/O
+    /// of threads that do not attach, and sleep otherwise.
+    pub fn threads(mut self, count: usize) -> Self {
+        self.threads = count;
+        self
+    }
+
+    /// How many threads can be [attached](Engine::attach) at the same time. Default 8. Each costs memory at
+    /// every queue, about 100 KiB.
+    pub fn attached_max(mut self, count: usize) -> Self {
+        self.attached_max = count;
+        self
+    }
+
+    /// Opens the disks and starts the engine. Blocks for some milliseconds, and as long as a drive needs to
+    /// open.
+    ///
+    /// # Errors
+    /// The first fault of the texts, a drive that cannot be opened, or what the system lacks. Nothing is left
+    /// running or locked.
+    pub fn start(&self) -> Result<Engine, Error> {
+        let config = self.config().map_err(|error| Error::configuration(&error))?;
+        let planned = plan_with_all_groups(&config);
+        let Plan { queues, mapped } = planned.map_err(|error| Error::configuration(&error))?;
+        let host = blkmq_host::Engine::start(EngineConfig {
+            reactors: self.threads.max(1),
+            attached_max: self.attached_max,
+            wait: config.wait,
+            queues,
+            mapped,
+            ..EngineConfig::default()
+        })?;
+        Ok(Engine::new(host))
+    }
+
+    fn config(&self) -> anyhow::Result<Config> {
+        let mut config = Config::from_toml(&self.toml)?;
+        for text in &self.disks {
+            config.disks.push(DiskSpec::parse(text)?);
+        }
+        for text in &self.groups {
+            config.groups.push(group::parse(text)?);
+        }
+        if let Some(name) = &self.scheduler {
+            let kind = sched::Registry::default().choose(name);
+            let kind = kind.map_err(|error| anyhow::anyhow!("scheduler {name} rejected: {error}"))?;
+            config.sched = Some(kind);
+        }
+        config.check_parts()?;
+        Ok(config)
+    }
+}
+
+const ATTACHED_MAX: usize = 8;

@@ -1,0 +1,198 @@
+//! A running engine, and what it tells of its disks and groups. `builder` starts it, `attached` is a thread
+//! that takes part.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blkmq_core::stat::GroupStats;
+use blkmq_core::time::Nanos;
+
+use crate::attached::Attached;
+use crate::builder::Builder;
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::statistics::Statistics;
+
+/// A running engine. Cheap to clone; for any thread.
+///
+/// It ends when the last clone and the last [`Attached`] are dropped, or with [`Engine::shutdown`]: I/O under
+/// way is finished first, for at most 30 s.
+///
+/// After a `fork(2)` it belongs to the parent. In the child, its calls return [`Error::Forked`], a drop does
+/// nothing, and an [`Attached`] of the parent must not be used.
+#[derive(Clone)]
+pub struct Engine(Arc<Running>);
+
+/// The engine proper, and the process to which its threads belong.
+struct Running {
+    /// Always present, except while it is being dropped.
+    host: Option<blkmq_host::Engine>,
+    process: u32,
+}
+
+impl Engine {
+    /// Describes an engine to start.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub(crate) fn new(host: blkmq_host::Engine) -> Self {
+        Self(Arc::new(Running {
+            host: Some(host),
+            process: std::process::id(),
+        }))
+    }
+
+    /// Finds a disk by its name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn disk(&self, name: &str) -> Result<Disk, Error> {
+        let disks = self.host()?.disks();
+        let found = disks.iter().find(|disk| disk.name == name);
+        found.cloned().map(Disk::new).ok_or_else(|| Error::NoDisk {
+            name: name.to_owned(),
+            known: joined(disks.iter().map(|disk| disk.name.as_str())),
+        })
+    }
+
+    /// Finds a disk by its name, to account its I/O to another group than its own.
+    ///
+    /// # Errors
+    /// If there is no such disk or group.
+    pub fn disk_in_group(&self, name: &str, path: &str) -> Result<Disk, Error> {
+        let mut disk = self.disk(name)?.host().clone();
+        let control = self.host()?.control();
+        // All queues have all groups, with the same numbers.
+        let mut queues = control.queues().into_iter();
+        let mut groups = queues
+            .next()
+            .map_or(Vec::new(), |(queue, _)| control.groups(queue))
+            .into_iter();
+        let found = groups.find(|(known, _)| known == path);
+        let (_, group) = found.ok_or_else(|| self.no_group(path))?;
+        disk.group = group;
+        Ok(Disk::new(disk))
+    }
+
+    /// The names of all disks.
+    pub fn disks(&self) -> Vec<String> {
+        let host = self.host();
+        let disks = host.map_or_else(|_| Arc::default(), |host| host.disks());
+        disks.iter().map(|disk| disk.name.clone()).collect()
+    }
+
+    /// The paths of all groups, in order.
+    pub fn groups(&self) -> Vec<String> {
+        let Ok(host) = self.host() else {
+            return Vec::new();
+        };
+        let control = host.control();
+        let groups = |(queue, _)| control.groups(queue);
+        let all: BTreeSet<String> = control
+            .queues()
+            .into_iter()
+            .flat_map(groups)
+            .map(|(path, _)| path)
+            .collect();
+        all.into_iter().collect()
+    }
+
+    /// What a group did, over all queues. Cheap; makes no thread wait.
+    ///
+    /// # Errors
+    /// If there is no such group.
+    pub fn statistics(&self, path: &str) -> Result<Statistics, Error> {
+        let control = self.host()?.control();
+        let mut sum: Option<GroupStats> = None;
+        for (queue, _) in control.queues() {
+            let groups = control.groups(queue).into_iter();
+            for (_, group) in groups.filter(|(known, _)| known == path) {
+                sum.get_or_insert_default()
+                    .add(&control.group_stats(queue, group));
+            }
+        }
+        sum.map(|sum| Statistics::from(&sum))
+            .ok_or_else(|| self.no_group(path))
+    }
+
+    /// Changes a group's share against its siblings, 1 to 1000, while it is in use. May block for some
+    /// milliseconds.
+    ///
+    /// # Errors
+    /// If there is no such group, or the weight is out of range.
+    pub fn set_weight(&self, path: &str, weight: u16) -> Result<(), Error> {
+        let control = self.host()?.control();
+        for (queue, _) in control.queues() {
+            control.set_group_weight(queue, path, weight)?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the calling thread, to do I/O by itself.
+    ///
+    /// # Errors
+    /// If [`Builder::attached_max`] threads are attached, or io_uring is not available.
+    pub fn attach(&self) -> Result<Attached, Error> {
+        Ok(Attached::new(self.host()?.attach()?, self.clone()))
+    }
+
+    /// Ends the engine for all who use it: I/O under way is finished, and more is refused. Attached threads are
+    /// waited for. Blocks for at most about `limit`. Returns at once if it was called before.
+    ///
+    /// # Errors
+    /// If something was not finished in time; the text says what. Its threads and buffers are left as they are.
+    pub fn shutdown(&self, limit: Duration) -> Result<(), Error> {
+        Ok(self.host()?.shutdown(nanos(limit))?)
+    }
+
+    pub(crate) fn is_forked(&self) -> bool {
+        self.0.is_forked()
+    }
+
+    fn host(&self) -> Result<&blkmq_host::Engine, Error> {
+        let process = self.0.process;
+        if self.is_forked() {
+            return Err(Error::Forked { process });
+        }
+        Ok(self.0.host.as_ref().expect("there until dropped"))
+    }
+
+    fn no_group(&self, path: &str) -> Error {
+        Error::NoGroup {
+            path: path.to_owned(),
+            known: joined(self.groups().iter().map(String::as_str)),
+        }
+    }
+}
+
+impl Running {
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.process
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            // The threads that it would end are the parent's.
+            std::mem::forget(self.host.take());
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine with disks {}", self.disks().join(", "))
+    }
+}
+
+pub(crate) fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 2))
+}
+
+fn joined<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,65 @@
+//! The multi-queue block layer as a library: disks with a scheduler that shares their drives among groups by
+//! weight, in one's own process and without a daemon.
+//!
+//! ```
+//! use blkmq_engine::{Buffer, Engine};
+//!
+//! # fn main() -> Result<(), blkmq_engine::Error> {
+//! // Disks and groups are written as for `blkmq serve --disk` and `--group`.
+//! let engine = Engine::builder()
+//!     .disk("name=scratch,ram=64M,group=/batch")
+//!     .disk("name=journal,ram=16M,group=/live")
+//!     .group("/batch,weight=100")
+//!     .group("/live,weight=300")
+//!     .scheduler("bfq")
+//!     .start()?;
+//! let journal = engine.disk("journal")?;
+//!
+//! // This thread takes part: it submits, issues and reaps by itself.
+//! let mut attached = engine.attach()?;
+//! attached.write(&journal, 8192, Buffer::from(&[7; 4096][..]))?;
+//! attached.flush(&journal)?;
+//! let read = attached.read(&journal, 8192, Buffer::new(4096))?;
+//!
+//! assert!(read.iter().all(|&byte| byte == 7));
+//! assert_eq!(engine.statistics("/live")?.read.bytes, 4096);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | type | what it is |
+//! |---|---|
+//! | [`Engine`], [`Builder`] | the queues and the threads of an engine; groups and their statistics |
+//! | [`Disk`] | a disk of it, whose I/O is accounted to a group |
+//! | [`Attached`], [`Completion`] | a thread that does its own I/O: one at a time, or many at once |
+//! | [`Bio`], [`Buffer`] | one operation, and the memory that it owns while it is under way |
+//! | [`Error`], [`IoError`] | why an engine does not start; how an I/O failed |
+//!
+//! # Memory
+//! A [`Bio`] owns its [`Buffer`]; the engine has both until the I/O has ended, and then returns the buffer. So
+//! memory cannot be read, changed or freed while a drive uses it, and callers need no `unsafe`. If the
+//! engine cannot end an I/O, its memory is leaked instead of freed.
+//!
+//! # What is stable
+//! The items of this crate, and the texts of disks and groups. All other crates are internal.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+mod attached;
+mod bio;
+mod buffer;
+mod builder;
+mod disk;
+mod engine;
+mod error;
+mod statistics;
+mod sys;
+
+pub use attached::{Attached, Completion};
+pub use bio::Bio;
+pub use blkmq_core::bio::{Class, Op, Prio, Status};
+pub use buffer::Buffer;
+pub use builder::Builder;
+pub use disk::Disk;
+pub use engine::Engine;
+pub use error::{Error, IoError};
+pub use statistics::{Count, Statistics};
