@@ -346,7 +346,7 @@ impl Device for FileDevice {
     }
 
     #[cfg(feature = "qcow2")]
-    fn meet(&self, runner: Runner) {
+    fn set_runner(&self, runner: Runner) {
         *self.shared.runner.write().unwrap_or_else(PoisonError::into_inner) = Some(runner);
     }
 
