@@ -12,8 +12,8 @@ pub mod nbd_reply_bytes;
 pub mod nbd_server_bytes;
 pub mod nbd_uri;
 pub mod operations;
-pub mod tls12_records;
 pub mod qcow2_images;
+pub mod tls12_records;
 pub mod tls_records;
 pub mod ublk_requests;
 pub mod vhost_user_chains;
@@ -33,8 +33,8 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("nbd_server_bytes", nbd_server_bytes::run),
     ("nbd_uri", nbd_uri::run),
     ("operations", operations::run),
-    ("tls12_records", tls12_records::run),
     ("qcow2_images", qcow2_images::run),
+    ("tls12_records", tls12_records::run),
     ("tls_records", tls_records::run),
     ("ublk_requests", ublk_requests::run),
     ("vhost_user_chains", vhost_user_chains::run),
