@@ -490,10 +490,10 @@ fn hostile_images_are_refused_or_cost_their_own_requests_an_error() {
             let at = at.min(bytes.len() - 8) / 8 * 8;
             let value = match chance.bits() % 5 {
                 0 => chance.bits().to_be_bytes(),
-                1 => (1u64 << 63 | chance.bits() % 64 * 512).to_be_bytes(),
+                1 => ((1u64 << 63) | (chance.bits() % 64 * 512)).to_be_bytes(),
                 2 => (chance.bits() % 64 * 4096).to_be_bytes(),
                 3 => u64::MAX.to_be_bytes(),
-                _ => (3u64 << 62 | chance.bits() % (1 << 20)).to_be_bytes(),
+                _ => ((3u64 << 62) | (chance.bits() % (1 << 20))).to_be_bytes(),
             };
             bytes[at..at + 8].copy_from_slice(&value);
         }
