@@ -42,22 +42,26 @@ impl Drop for Scratch {
 
 /// Runs a tool of QEMU in a directory. Returns what it wrote; `None`, aloud, if it is not installed.
 fn qemu(scratch: &Scratch, tool: &str, words: &str) -> Option<String> {
-    let mut command = Command::new(tool);
-    let output = command
-        .args(words.split_whitespace())
-        .current_dir(&scratch.0)
-        .output();
-    let Ok(output) = output else {
-        blkmq_skip::skip("qemu-img is not installed");
-        return None;
-    };
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert!(output.status.success(), "{tool} {words}: {text}");
-    Some(text)
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    loop {
+        let mut command = Command::new(tool);
+        let output = command
+            .args(words.split_whitespace())
+            .current_dir(&scratch.0)
+            .output();
+        let Ok(output) = output else {
+            blkmq_skip::skip("qemu-img is not installed");
+            return None;
+        };
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        // The kernel may need a moment to dismantle a ring, which has the file until then.
+        if text.contains("Failed to lock") && std::time::Instant::now() < end {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            continue;
+        }
+        assert!(output.status.success(), "{tool} {words}: {text}");
+        return Some(text);
+    }
 }
 
 /// An image that is served.
