@@ -98,8 +98,12 @@ impl<'a> Begun<'a> {
         let place = image.config.path.canonicalize()?;
         let (aside, is_snapshot) = match change {
             Change::Snapshot(path) => (path.clone(), true),
-            Change::Reset => (beside(&place, ".old"), false),
+            Change::Reset => (beside(&place, OLD), false),
         };
+        if !is_snapshot {
+            // What a daemon that was killed has left: the image is in its place in any case.
+            let _ = std::fs::remove_file(&aside);
+        }
         std::fs::hard_link(&place, &aside)
             .map_err(|error| io::Error::new(error.kind(), format!("{aside:?} cannot be made: {error}")))?;
         let mut begun = Self {
@@ -110,8 +114,7 @@ impl<'a> Begun<'a> {
             has_moved: false,
             is_kept: false,
         };
-        let made = beside(&begun.place, ".new");
-        // What a daemon that was killed has left.
+        let made = beside(&begun.place, NEW);
         let _ = std::fs::remove_file(&made);
         let moved = begun
             .make(&made)
@@ -229,3 +232,7 @@ fn beside(of: &Path, end: &str) -> PathBuf {
 fn sync_directory(of: &Path) -> io::Result<()> {
     std::fs::File::open(of.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
+
+/// Ends of names of our own, beside the image's.
+const OLD: &str = ".blkmq-old";
+const NEW: &str = ".blkmq-new";
