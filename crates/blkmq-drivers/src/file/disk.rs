@@ -1,5 +1,9 @@
-//! One disk in a file: its size and alignment, the operations that its filesystem does not support, and
-//! its holes. Made by `open`, joined with others by `device`, used by all hardware contexts at once.
+//! One disk in a file: its size and alignment, and the operations that its filesystem does not support.
+//! `extents` has its holes, `losses` what of it is lost. Made by `open`, joined with others by `device`, used
+//! by all hardware contexts at once.
+
+mod extents;
+mod losses;
 
 use std::fs::File;
 use std::io;
@@ -9,10 +13,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use blkmq_core::bio::Status;
 use blkmq_core::time::{Instant, Nanos};
 use blkmq_host::LogBudget;
-use blkmq_host::device::{Extent, FileId, Losses, State};
+use blkmq_host::device::{FileId, State};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -28,6 +31,8 @@ use super::open;
 use super::pieces::{Piece, PieceSize};
 use super::place::Place;
 use super::syncs::Syncs;
+
+pub(super) use losses::has_any_loss;
 
 /// One disk in a file or on a block device, open and locked.
 #[derive(Debug)]
@@ -428,62 +433,6 @@ impl FileDisk {
         self.look_at_alignment();
     }
 
-    /// Looks whether the file ends before the disk does. Data behind its end is lost, and would read as zeroes once a write
-    /// behind it has made the file longer: requests there fail until the disk is opened again.
-    pub(super) fn look_at_end(&self) {
-        let Ok(end) = rustix::fs::seek(&self.file, SeekFrom::End(0)) else {
-            return;
-        };
-        if end < self.size().min(self.content_end)
-            && self.lost_from.fetch_min(end, Ordering::Relaxed) == u64::MAX
-        {
-            self.note_loss();
-            tracing::error!(
-                "file {:?}: is truncated: it ends at {end}, and the disk at {}; what was behind is lost, and requests there fail \
-                 until the disk is opened again (blkmq ctl reopen): restore the file first",
-                self.path,
-                self.size()
-            );
-        }
-    }
-
-    /// Returns whether bytes before `end` are lost.
-    pub(super) fn has_lost(&self, end: u64) -> bool {
-        end > self.lost_from.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether any bytes are lost.
-    pub(super) fn is_truncated(&self) -> bool {
-        self.lost_from.load(Ordering::Relaxed) < u64::MAX
-    }
-
-    /// Records that the kernel may have dropped what it could not write.
-    pub(super) fn note_failed_flush(&self) {
-        // Relaxed, as all of these: the flush that has failed tells its client, whatever others see yet.
-        if !self.flush_failed.swap(true, Ordering::Relaxed) {
-            self.note_loss();
-        }
-    }
-
-    pub(super) fn note_loss(&self) {
-        self.losses.fetch_add(1, Ordering::Relaxed);
-        ANY_LOSS.store(true, Ordering::Relaxed);
-    }
-
-    /// How often writes may have been lost.
-    pub(super) fn losses(&self) -> Losses {
-        Losses {
-            count: self.losses.load(Ordering::Relaxed),
-            seen: self.seen.load(Ordering::Relaxed),
-        }
-    }
-
-    /// Notes that a client was told of all losses.
-    pub(super) fn mark_losses_seen(&self) {
-        let count = self.losses.load(Ordering::Relaxed);
-        self.seen.fetch_max(count, Ordering::Relaxed);
-    }
-
     /// Cuts the next piece of a discard or a zeroing. A block device gets them whole: it has no extents, others do not
     /// wait for it, and it may be able to free large blocks alone.
     pub(super) fn cut(&self, offset: u64, left: u64, now: Instant) -> Piece {
@@ -491,12 +440,6 @@ impl FileDisk {
             true => Piece::whole(left),
             false => self.piece_size.cut(offset, left, now),
         }
-    }
-
-    /// Counts a request that is refused because of what is lost; that was logged.
-    pub(super) fn refuse_lost(&self) -> Status {
-        self.errors.fetch_add(1, Ordering::Relaxed);
-        Status::Io
     }
 
     /// How its latest requests have ended.
@@ -554,43 +497,6 @@ impl FileDisk {
             tracing::info!("file {:?}: requests succeed again{withheld}", self.path);
         }
     }
-
-    /// Appends the file's data and holes; see [`blkmq_host::device::Allocation`].
-    pub(super) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
-        let end = offset.saturating_add(len).min(self.size());
-        if offset >= end || max == 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        if self.is_block_device() {
-            out.push(Extent::data(end - offset));
-            return Ok(());
-        }
-        let mut at = offset;
-        for _ in 0..max {
-            let data = self.next(SeekFrom::Data(at))?.min(end);
-            let (extent, until) = if data > at {
-                (Extent::hole(data - at), data)
-            } else {
-                let hole = self.next(SeekFrom::Hole(at))?.clamp(at + 1, end);
-                (Extent::data(hole - at), hole)
-            };
-            out.push(extent);
-            at = until;
-            if at == end {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns where the file's next data or hole begins, or its end.
-    fn next(&self, from: SeekFrom) -> io::Result<u64> {
-        match rustix::fs::seek(&self.file, from) {
-            Ok(at) => Ok(at),
-            Err(Errno::NXIO) => Ok(self.size()),
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
 /// Returns whether the file's filesystem may block the thread that submits a request. io_uring
@@ -612,15 +518,6 @@ pub(super) fn filesystem(file: &File) -> u64 {
     rustix::fs::fstatfs(file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff)
 }
 
-/// Returns whether any file of this process has ever lost something. Clients ask for losses in each turn, and few files lose
-/// any.
-#[inline]
-pub(super) fn has_any_loss() -> bool {
-    ANY_LOSS.load(Ordering::Relaxed)
-}
-
-/// Relaxed, as the counts of losses: the flush that has failed tells its client.
-static ANY_LOSS: AtomicBool = AtomicBool::new(false);
 /// How often a sync looks whether those that overlapped it have ended.
 const OVERLAP_LOOK: std::time::Duration = std::time::Duration::from_micros(100);
 /// How often writes look where their file ends: a look is a system call.

@@ -2,28 +2,30 @@
 //! one of `polled`), and chooses the memory that the entry names. One hardware context belongs to one
 //! reactor; `slot` decides what follows an entry's completion.
 
+mod entries;
+mod waiting;
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blkmq_core::bio::{Lent, Op, Status};
+use blkmq_core::bio::{Op, Status};
 use blkmq_core::driver::{DisksError, Done, HctxDriver, Issued, TimedOut};
 use blkmq_core::ids::{Cookie, DiskId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 use blkmq_host::ring::{Completion, RingClient, RingHandle, USER_MAX};
-use io_uring::types::{Fd, FsyncFlags, Timespec};
-use io_uring::{opcode, squeue};
 
 use super::bounce::Bounces;
-use super::device::{SEGMENTS_MAX, Shared, ZEROES_BYTES};
-use super::disk::FileDisk;
+use super::device::{SEGMENTS_MAX, Shared};
 use super::disks::Disks;
 use super::locks::Announced;
 use super::part::Part;
 use super::polled::Polled;
-use super::slot::{Hold, Memory, Next, PAUSES_MAX, Slot, Step};
+use super::slot::{Memory, Next, Slot, Step};
 use super::sys::{self, Vectors};
+pub(super) use entries::Target;
+use waiting::BLOCKS;
 
 /// The driver's side of one hardware context.
 pub(crate) struct FileHctx {
@@ -59,15 +61,6 @@ pub(crate) struct FileHctx {
 struct RingMemory {
     vectors: Vectors,
     bounces: Bounces,
-}
-
-/// A file as the ring names it.
-#[derive(Clone, Copy)]
-pub(super) struct Target {
-    fd: i32,
-    flags: squeue::Flags,
-    /// Bits that an address must not have set for direct I/O; 0 with the page cache.
-    memory_mask: u64,
 }
 
 impl FileHctx {
@@ -230,77 +223,6 @@ impl FileHctx {
         Ok(Memory::Bounced(area, row))
     }
 
-    /// Makes the entry for a slot's step.
-    fn entry(&self, slot: &Slot, target: Target) -> squeue::Entry {
-        let fd = Fd(target.fd);
-        if slot.is_paused {
-            return opcode::Timeout::new(&PAUSES[slot.pause()]).build();
-        }
-        let offset = slot.offset + slot.moved;
-        let left = slot.len - slot.moved;
-        let zeroing = |mode| {
-            opcode::Fallocate::new(fd, slot.piece.len)
-                .offset(offset)
-                .mode(mode)
-                .build()
-        };
-        let entry = match slot.step {
-            Step::Fetch | Step::Transfer => self.transfer(slot, fd, offset),
-            // Asked not to wait, a device that cannot promise that refuses a discard as if it knew none: those of the
-            // device mapper do.
-            Step::Discard => {
-                return opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD)
-                    .addr(Some(offset))
-                    .cmd(third_address(slot.piece.len))
-                    .build()
-                    .flags(target.flags | squeue::Flags::ASYNC);
-            }
-            Step::Punch => zeroing(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE),
-            Step::ZeroRange => zeroing(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE),
-            Step::WriteOut => {
-                let piece = self.device.zeroes.lend(0..left.min(ZEROES_BYTES as u64) as usize);
-                flat(Op::Write, fd, piece, offset, 0)
-            }
-            Step::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-            Step::AwaitSyncs => return opcode::Timeout::new(&AWAIT_SYNCS).build(),
-            Step::Idle => unreachable!("an entry for an idle slot"),
-        };
-        entry.flags(target.flags)
-    }
-
-    fn transfer(&self, slot: &Slot, fd: Fd, offset: u64) -> squeue::Entry {
-        let is_forced = slot.is_forced(self.disks.of(slot.disk));
-        let rw_flags = if is_forced { libc::RWF_DSYNC } else { 0 };
-        let ring_memory = self
-            .ring_memory
-            .as_ref()
-            .expect("held until the context is dropped");
-        match &slot.memory {
-            Memory::Flat(piece) => {
-                let rest = piece.part(slot.moved as u32, piece.len());
-                flat(slot.op, fd, rest, offset, rw_flags)
-            }
-            Memory::Bounced(area, _) => {
-                let rest = ring_memory.bounces.lend(*area, slot.moved..slot.step_end());
-                match slot.step {
-                    Step::Fetch => flat(Op::Read, fd, rest, offset, 0),
-                    _ => flat(slot.op, fd, rest, offset, rw_flags),
-                }
-            }
-            Memory::List(row) => {
-                let (address, count) = (ring_memory.vectors.address(row), row.len() as u32);
-                match slot.op {
-                    Op::Read => opcode::Readv::new(fd, address, count).offset(offset).build(),
-                    _ => opcode::Writev::new(fd, address, count)
-                        .offset(offset)
-                        .rw_flags(rw_flags)
-                        .build(),
-                }
-            }
-            Memory::None => unreachable!("a transfer without memory"),
-        }
-    }
-
     /// Handles the result of a slot's entry. Returns how the request ended, if it did.
     fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
         let slot = &mut self.slots[number];
@@ -362,125 +284,6 @@ impl FileHctx {
         if let Memory::Bounced(area, row) = &slot.memory {
             let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
             vectors.gather(row.clone(), bounces.lend(*area, slot.data.clone()));
-        }
-    }
-
-    /// Begins a request again with whole blocks of direct I/O, as soon as it gets an area and the blocks.
-    #[cold]
-    fn widen(&mut self, number: usize) {
-        self.release(number);
-        let slot = &mut self.slots[number];
-        let RingMemory { vectors, bounces } = ring_memory(&mut self.ring_memory);
-        slot.narrow();
-        let row = match std::mem::take(&mut slot.memory) {
-            Memory::Flat(piece) => {
-                let first = number * SEGMENTS_MAX;
-                vectors.set(first, piece.part(piece.len() - slot.len as u32, piece.len()));
-                first..first + 1
-            }
-            Memory::List(row) => row,
-            Memory::Bounced(area, row) => {
-                bounces.put(area);
-                row
-            }
-            Memory::None => unreachable!("a transfer without memory"),
-        };
-        slot.memory = Memory::List(row);
-        slot.widen(self.disks.of(slot.disk).range());
-        self.wait(number);
-    }
-
-    /// Returns whether a request may go on: nobody else reads, changes and writes blocks that it writes.
-    #[inline]
-    fn may_go(&mut self, number: usize) -> bool {
-        let slot = &mut self.slots[number];
-        let disk = self.disks.of(slot.disk);
-        if !slot.op.is_write() || !disk.is_direct() {
-            return true;
-        }
-        if slot.block == 0 {
-            let range = slot.range();
-            self.announced.announce(number, slot.disk, &range);
-            if disk.locks.are_free(&range) {
-                slot.hold = Hold::Announced;
-                return true;
-            }
-            self.announced.withdraw(number);
-        }
-        self.has_turn(number)
-    }
-
-    /// Returns whether a request that has to wait has waited long enough.
-    #[cold]
-    fn has_turn(&mut self, number: usize) -> bool {
-        let slot = &mut self.slots[number];
-        if let Memory::List(row) = &slot.memory
-            && slot.block > 0
-        {
-            let Some(area) = ring_memory(&mut self.ring_memory).bounces.take(slot.len) else {
-                return false;
-            };
-            slot.memory = Memory::Bounced(area, row.clone());
-        }
-        if !slot.op.is_write() {
-            return true;
-        }
-        let (disk, range) = (self.disks.of(slot.disk), slot.range());
-        let ticket = match slot.hold {
-            Hold::Listed(ticket) => ticket,
-            Hold::None | Hold::Announced => disk.locks.enter(range.clone()),
-        };
-        slot.hold = Hold::Listed(ticket);
-        let is_alone = slot.block == 0 || !self.device.writes_overlap(DiskId(slot.disk), &range);
-        is_alone && disk.locks.is_first(ticket, &range)
-    }
-
-    /// Has a request wait until [`Self::retry`].
-    #[cold]
-    fn wait(&mut self, number: usize) {
-        self.slots[number].is_polled = false;
-        self.waiting.push(number);
-        self.set_timer();
-    }
-
-    /// Others' requests end without notice.
-    fn set_timer(&mut self) {
-        if !self.is_timer_set && !self.waiting.is_empty() {
-            self.is_timer_set = true;
-            sys::push(
-                &self.ring_client,
-                opcode::Timeout::new(&AWAIT_BLOCKS).build(),
-                BLOCKS,
-            );
-        }
-    }
-
-    /// Goes on with the requests that have waited long enough.
-    #[cold]
-    fn retry(&mut self, now: Instant, done: &mut Vec<Done>) {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        waiting.retain(|&number| {
-            if self.slots[number].is_cancelled {
-                done.push(self.end(number, Status::Timeout, now));
-            } else if self.has_turn(number) {
-                self.push(number, now);
-            } else {
-                return true;
-            }
-            false
-        });
-        self.waiting = waiting;
-        self.set_timer();
-    }
-
-    /// Others may have the blocks of a write.
-    #[inline]
-    fn release(&mut self, number: usize) {
-        let slot = &mut self.slots[number];
-        match std::mem::replace(&mut slot.hold, Hold::None) {
-            Hold::None => {}
-            Hold::Announced => self.announced.withdraw(number),
-            Hold::Listed(ticket) => self.disks.of(slot.disk).locks.leave(ticket),
         }
     }
 
@@ -634,92 +437,15 @@ impl Drop for FileHctx {
     }
 }
 
-impl Target {
-    /// No file.
-    const NONE: Self = Self {
-        fd: -1,
-        flags: squeue::Flags::empty(),
-        memory_mask: 0,
-    };
-
-    pub(super) fn new(disk: &FileDisk, ring: &RingHandle) -> Self {
-        let (fd, flags) = match ring.register_file(disk.fd()) {
-            Ok(slot) => (slot as i32, squeue::Flags::FIXED_FILE),
-            // More files than slots: unregistered files work, a little slower.
-            Err(_) => (disk.fd(), squeue::Flags::empty()),
-        };
-        let flags = match disk.may_block {
-            true => flags | squeue::Flags::ASYNC,
-            false => flags,
-        };
-        Self {
-            fd,
-            flags,
-            memory_mask: disk.direct().map_or(0, |needs| u64::from(needs.memory) - 1),
-        }
-    }
-
-    /// Unregisters the file, if it was registered.
-    pub(super) fn unregister(&self, ring: &RingHandle) {
-        if self.flags.contains(squeue::Flags::FIXED_FILE) {
-            ring.unregister_file(self.fd as u32);
-        }
-    }
-
-    /// Returns whether the kernel can use memory at the address of a piece.
-    fn can_use(&self, piece: Lent) -> bool {
-        piece.start().as_ptr().addr() as u64 & self.memory_mask == 0
-    }
-}
-
-fn flat(op: Op, fd: Fd, piece: Lent, offset: u64, rw_flags: i32) -> squeue::Entry {
-    let (address, len) = (piece.start().as_ptr(), piece.len());
-    match op {
-        Op::Read => opcode::Read::new(fd, address, len).offset(offset).build(),
-        _ => opcode::Write::new(fd, address, len)
-            .offset(offset)
-            .rw_flags(rw_flags)
-            .build(),
-    }
-}
-
-const fn pauses() -> [Timespec; PAUSES_MAX] {
-    let mut all = [Timespec::new(); PAUSES_MAX];
-    let mut at = 0;
-    while at < PAUSES_MAX {
-        all[at] = Timespec::new().nsec(1_000_000 << at);
-        at += 1;
-    }
-    all
-}
-
 fn ring_memory(ring_memory: &mut Option<RingMemory>) -> &mut RingMemory {
     ring_memory.as_mut().expect("held until the context is dropped")
 }
 
-/// How long a sync waits before it checks again for those that overlapped it.
-static AWAIT_SYNCS: Timespec = Timespec::new().nsec(100_000);
-/// How long requests wait at most before they look again for those of other reactors that write to the same blocks.
-static AWAIT_BLOCKS: Timespec = Timespec::new().nsec(100_000);
-/// How long a step waits that the system had no resources for: 1 to 128 ms.
-static PAUSES: [Timespec; PAUSES_MAX] = pauses();
 /// User data of a cancellation, distinct from all tags.
 const CANCEL: u64 = USER_MAX;
-/// User data of the timer for requests that wait for blocks.
-const BLOCKS: u64 = USER_MAX - 1;
 /// Most entries that are submitted together. More save system calls, but leave the device idle:
 /// prepared all at once, a batch of 31 reached it about 30 µs late.
 const SUBMIT_AT: u32 = 8;
-
-/// Where the command for a block device has the length: `addr3`, in the entry's last 16 bytes.
-fn third_address(len: u64) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&len.to_ne_bytes());
-    bytes
-}
-
-/// `BLOCK_URING_CMD_DISCARD` of linux/blkdev.h, since Linux 6.12: `addr` is where, and `addr3` how much.
-const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 
 #[cfg(test)]
 mod full_tests;

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use blkmq_core::bio::Flags;
+use blkmq_core::bio::{Flags, Lent};
 use blkmq_core::ids::DiskId;
 use blkmq_host::device::{Allocation, Device};
 use blkmq_host::ring::RingConfig;
 
 use super::*;
 use crate::chance::Chance;
-use crate::file::{Direct, FileConfig, FileDevice};
+use crate::file::{Direct, FileConfig, FileDevice, FileDisk};
 use crate::mapping::Mapping;
 use crate::testing::{Mounted, cookie, flagged, lend, request, request_with, scratch_file, scratch_file_in};
 

@@ -14,7 +14,7 @@ use blkmq_host::device::Device;
 use super::tests::{Rig, rig};
 use super::*;
 use crate::file::part::Part;
-use crate::file::{Direct, FileConfig, FileDevice};
+use crate::file::{Direct, FileConfig, FileDevice, FileDisk};
 use crate::mapping::Mapping;
 use crate::testing::{Scratch, cookie, flagged, lend, request, request_with, scratch_file};
 

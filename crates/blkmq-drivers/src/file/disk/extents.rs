@@ -1,0 +1,54 @@
+//! The data and the holes of a file, as clients ask for them (`blkmq_host::device::Allocation`).
+
+use std::io;
+
+use blkmq_host::device::Extent;
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use super::FileDisk;
+
+impl FileDisk {
+    /// Appends the file's data and holes; see [`blkmq_host::device::Allocation`].
+    pub(in crate::file) fn extents(
+        &self,
+        offset: u64,
+        len: u64,
+        max: usize,
+        out: &mut Vec<Extent>,
+    ) -> io::Result<()> {
+        let end = offset.saturating_add(len).min(self.size());
+        if offset >= end || max == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if self.is_block_device() {
+            out.push(Extent::data(end - offset));
+            return Ok(());
+        }
+        let mut at = offset;
+        for _ in 0..max {
+            let data = self.next(SeekFrom::Data(at))?.min(end);
+            let (extent, until) = if data > at {
+                (Extent::hole(data - at), data)
+            } else {
+                let hole = self.next(SeekFrom::Hole(at))?.clamp(at + 1, end);
+                (Extent::data(hole - at), hole)
+            };
+            out.push(extent);
+            at = until;
+            if at == end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns where the file's next data or hole begins, or its end.
+    fn next(&self, from: SeekFrom) -> io::Result<u64> {
+        match rustix::fs::seek(&self.file, from) {
+            Ok(at) => Ok(at),
+            Err(Errno::NXIO) => Ok(self.size()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
