@@ -6,10 +6,14 @@
 //! (at a drive that completes inline) are returned without another reading, for a bounded number of times in
 //! a row.
 
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::time::{Instant, Nanos};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::disk::{Disk, QueueId};
 use crate::error::Error;
@@ -25,12 +29,48 @@ pub struct Attached {
     /// Always present, except while it is being dropped.
     core: Option<ReactorCore>,
     shared: Arc<Shared>,
+    /// Made when the thread's own event loop asks for it.
+    event: Option<Event>,
+    /// The thread waits in its own event loop, as far as others know.
+    is_waiting: bool,
     /// The core's time was read in this batch.
     is_clock_fresh: bool,
     /// Bios submitted and not returned.
     outstanding: u32,
     /// Polls in a row that returned only bios that had ended inline.
     short_polls: u32,
+}
+
+/// What an event loop waits for: the ring's event, and the event by which others wake the thread. The ring has
+/// that one, too, but Linux 6.18 announces only the first of the completions that writes to eventfds cause.
+struct Event {
+    /// An epoll instance with both.
+    all: OwnedFd,
+    /// That of the ring.
+    _completed: OwnedFd,
+}
+
+impl Event {
+    fn open(core: &ReactorCore) -> io::Result<Self> {
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let completed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        core.ring().register_event(completed.as_fd())?;
+        let (flags, no_data) = (
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+            epoll::EventData::new_u64(0),
+        );
+        epoll::add(&all, &completed, no_data, flags)?;
+        epoll::add(&all, core.wake_event(), no_data, flags)?;
+        let _completed = completed;
+        Ok(Self { all, _completed })
+    }
+
+    /// What came until now does not make it readable any more.
+    fn clear(&self) {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 2];
+        // Both events are edges, so none is left. There is nothing to wait for, and no signal to interrupt it.
+        let _ = epoll::wait(&self.all, &mut events[..], Some(&Timespec::default()));
+    }
 }
 
 impl Attached {
@@ -43,6 +83,8 @@ impl Attached {
         Ok(Self {
             core: Some(core),
             shared: Arc::clone(shared),
+            event: None,
+            is_waiting: false,
             is_clock_fresh: false,
             outstanding: 0,
             short_polls: 0,
@@ -95,6 +137,31 @@ impl Attached {
                 core.wait(Expected::Io, until, ());
             }
         }
+    }
+
+    /// A descriptor that becomes readable when [`Self::poll`] has work, for an event loop of this thread's own: see
+    /// [`Self::prepare_to_wait`]. It may miss the ends of I/O of drivers that watch an eventfd (Ceph, and NBD
+    /// while it connects again).
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn event(&mut self) -> io::Result<BorrowedFd<'_>> {
+        if self.event.is_none() {
+            self.event = Some(Event::open(self.core())?);
+        }
+        Ok(self.event.as_ref().expect("just made").all.as_fd())
+    }
+
+    /// Issues staged bios, clears the event, and returns for how long the thread may wait for it before the next
+    /// call of [`Self::poll`]: not at all (zero), or at most some time (an alarm of the engine's); none for no limit.
+    pub fn prepare_to_wait(&mut self) -> Option<Nanos> {
+        self.core_at_time().unplug();
+        if let Some(event) = &self.event {
+            event.clear();
+        }
+        self.is_waiting = true;
+        self.is_clock_fresh = false;
+        self.core().prepare_to_wait()
     }
 
     /// Bios of this thread that have not been returned.
@@ -175,6 +242,9 @@ impl Attached {
         let core = self.core.as_mut().expect("there until dropped");
         if !self.is_clock_fresh {
             self.is_clock_fresh = true;
+            if std::mem::take(&mut self.is_waiting) {
+                core.end_wait();
+            }
             core.read_clock();
         }
         core
@@ -199,6 +269,8 @@ impl Drop for Attached {
             }
             out.clear();
         }
+        // The next thread with these queues is awake.
+        self.core_at_time();
         let Some(mut core) = self.core.take() else {
             return;
         };

@@ -5,6 +5,7 @@
 //! publishes work after that check wakes it; see `blkmq_sync::wake_flag`.
 
 use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -442,6 +443,27 @@ impl ReactorCore {
                 self.ring.sleep(timeout);
             }
         }
+        self.is_told |= self.wakeup().cancel_sleep();
+    }
+
+    /// Submits pushed entries and announces that this thread is about to wait for its ring by other means. Returns
+    /// for how long it may at most: not at all (zero) if there is work; none for no limit.
+    pub(crate) fn prepare_to_wait(&mut self) -> Option<Nanos> {
+        self.ring.submit();
+        self.is_told |= self.wakeup().prepare_to_sleep();
+        if self.has_news() || !self.ended().is_empty() || self.is_polled() {
+            return Some(Nanos::ZERO);
+        }
+        self.earliest_alarm(None).map(|at| at.since(self.clock.now()))
+    }
+
+    /// The event by which other threads wake this one.
+    pub(crate) fn wake_event(&self) -> BorrowedFd<'_> {
+        self.shared.wakeups[self.id.index()].as_fd()
+    }
+
+    /// Announces that the wait of [`Self::prepare_to_wait`] is over.
+    pub(crate) fn end_wait(&mut self) {
         self.is_told |= self.wakeup().cancel_sleep();
     }
 

@@ -6,7 +6,7 @@
 //! A multishot poll in the reactor's ring watches the event, which is never read: each write is one completion.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use blkmq_core::ids::ReactorSet;
 use blkmq_sync::{CachePadded, WakeFlag};
@@ -39,6 +39,10 @@ impl Wakeup {
     /// The owner's side: announce sleep, check for work, block or not, announce that it is awake.
     pub(crate) fn flag(&self) -> &WakeFlag {
         &self.flag
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
     }
 
     pub(crate) fn event(&self) -> RawFd {

@@ -18,7 +18,7 @@ mod sys;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 
 use blkmq_core::time::Nanos;
@@ -251,6 +251,15 @@ impl RingHandle {
             .uring
             .submitter()
             .register_iowq_max_workers(&mut [workers, 0])
+    }
+
+    /// Has the kernel add to `event`, an eventfd, whenever it posts completions or defers them. Once for a ring.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn register_event(&self, event: BorrowedFd<'_>) -> io::Result<()> {
+        let state = self.0.state.borrow();
+        state.uring.submitter().register_eventfd(event.as_raw_fd())
     }
 
     /// How often the kernel has been entered to submit, reap or wait.
