@@ -2,6 +2,7 @@
 //! no other thread. `engine` admits it.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use blkmq_core::bio::{self, Status};
@@ -10,8 +11,8 @@ use crate::bio::Bio;
 use crate::buffer::Buffer;
 use crate::disk::Disk;
 use crate::engine::{Engine, nanos};
-use crate::error::IoError;
-use crate::sys::Loan;
+use crate::error::{Error, IoError};
+use crate::loans::{Loans, result_of};
 
 /// The calling thread's own access to all disks of an engine; it stays on that thread.
 ///
@@ -24,7 +25,7 @@ pub struct Attached {
     /// Always present, except while it is being dropped.
     host: Option<blkmq_host::Attached>,
     /// The buffers of bios under way, by their cookies.
-    loans: Loans,
+    loans: Loans<Owner>,
     /// Ended and not returned.
     ended: Vec<bio::Bio>,
     /// Behind `host`, which must be dropped first.
@@ -49,12 +50,7 @@ impl Completion {
     /// # Errors
     /// If the status is not [`Status::Ok`].
     pub fn into_result(self) -> Result<Buffer, IoError> {
-        let Self { status, buffer, .. } = self;
-        if status.is_ok() {
-            Ok(buffer)
-        } else {
-            Err(IoError { status, buffer })
-        }
+        result_of(self.status, self.buffer)
     }
 }
 
@@ -102,9 +98,10 @@ impl Attached {
             self.look(None);
         }
         loop {
-            if let Some(at) = self.ended.iter().position(|ended| self.loans.is_run(ended)) {
-                let ended = self.ended.swap_remove(at);
-                return self.loans.end(ended).into_result();
+            let is_run = |ended: &bio::Bio| matches!(self.loans.owner(ended), Some(Owner::Run));
+            if let Some(at) = self.ended.iter().position(is_run) {
+                let (_, status, buffer) = self.loans.end(self.ended.swap_remove(at));
+                return result_of(status, buffer);
             }
             self.look(None);
         }
@@ -139,6 +136,31 @@ impl Attached {
         self.give(completions)
     }
 
+    /// A descriptor that becomes readable when [`Self::poll`] has work: for an event loop of this thread's own. It
+    /// is a duplicate of the same one at each call. Before each wait for it, call [`Self::prepare_to_wait`].
+    ///
+    /// It may miss ends on disks in Ceph, and on NBD disks while they connect again: there, poll now and then.
+    ///
+    /// # Errors
+    /// If the system has no descriptor left.
+    pub fn event(&mut self) -> Result<OwnedFd, Error> {
+        let host = self.host.as_mut().expect(THERE);
+        let event = host.event().and_then(|event| event.try_clone_to_owned());
+        event.map_err(|error| Error::Engine(format!("the event of a thread's own loop: {error}")))
+    }
+
+    /// Issues staged bios, clears [the event](Self::event), and returns how long the thread may wait for it before
+    /// the next [`Self::poll`]: not at all (zero) or at most some time, which both must be kept; none for no
+    /// limit. Never blocks.
+    pub fn prepare_to_wait(&mut self) -> Option<Duration> {
+        let wait = self.host.as_mut().expect(THERE).prepare_to_wait();
+        if self.ended.is_empty() {
+            wait.map(|wait| Duration::from_nanos(wait.0))
+        } else {
+            Some(Duration::ZERO)
+        }
+    }
+
     /// Bios that were submitted and not returned.
     pub fn outstanding(&self) -> usize {
         let host = self.host.as_ref();
@@ -153,7 +175,7 @@ impl Attached {
 
     #[inline]
     fn submit_as(&mut self, disk: &Disk, bio: Bio, owner: Owner) -> Result<(), Bio> {
-        let (loan, bio) = bio.lend(disk, self.loans.next());
+        let (loan, bio) = bio.lend(disk.host(), self.loans.next());
         let host = self.host.as_mut().expect(THERE);
         match host.submit(disk.host().queue, bio) {
             Ok(()) => {
@@ -167,7 +189,17 @@ impl Attached {
     #[inline]
     fn give(&mut self, completions: &mut Vec<Completion>) -> usize {
         let count = self.ended.len();
-        completions.extend(self.ended.drain(..).map(|ended| self.loans.end(ended)));
+        completions.extend(self.ended.drain(..).map(|ended| {
+            let (owner, status, buffer) = self.loans.end(ended);
+            let Owner::User(cookie) = owner else {
+                unreachable!("a call of `run` waits for its own bio")
+            };
+            Completion {
+                cookie,
+                status,
+                buffer,
+            }
+        }));
         count
     }
 }
@@ -176,7 +208,7 @@ impl Attached {
     pub(crate) fn new(host: blkmq_host::Attached, engine: Engine) -> Self {
         Self {
             host: Some(host),
-            loans: Loans::default(),
+            loans: Loans::new(),
             ended: Vec::new(),
             engine,
         }
@@ -221,48 +253,6 @@ enum Owner {
     Run,
     /// The caller, with this cookie.
     User(u64),
-}
-
-/// The loans of bios under way. Places are used again, so it grows to the most bios at once.
-#[derive(Default)]
-struct Loans {
-    places: Vec<Option<(Loan, Owner)>>,
-    free: Vec<usize>,
-}
-
-impl Loans {
-    /// The cookie of the next one that is added.
-    #[inline]
-    fn next(&self) -> u64 {
-        self.free.last().copied().unwrap_or(self.places.len()) as u64
-    }
-
-    #[inline]
-    fn add(&mut self, loan: Loan, owner: Owner) {
-        match self.free.pop() {
-            Some(place) => self.places[place] = Some((loan, owner)),
-            None => self.places.push(Some((loan, owner))),
-        }
-    }
-
-    fn is_run(&self, ended: &bio::Bio) -> bool {
-        matches!(self.places[ended.cookie as usize], Some((_, Owner::Run)))
-    }
-
-    #[inline]
-    fn end(&mut self, ended: bio::Bio) -> Completion {
-        let place = ended.cookie as usize;
-        let (loan, owner) = self.places[place].take().expect("a bio ends once");
-        self.free.push(place);
-        Completion {
-            cookie: match owner {
-                Owner::User(cookie) => cookie,
-                Owner::Run => 0,
-            },
-            status: ended.status,
-            buffer: loan.end(ended),
-        }
-    }
 }
 
 const THERE: &str = "there until dropped";

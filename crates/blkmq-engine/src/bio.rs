@@ -1,10 +1,9 @@
-//! What a caller asks of a disk: one operation on one byte range, with the buffer that it owns. `attached`
-//! submits it.
+//! What a caller asks of a disk: one operation on one byte range, with the buffer that it owns. `attached` and
+//! `client` submit it.
 
 use blkmq_core::bio::{self, Flags, Op, Prio};
 
 use crate::buffer::Buffer;
-use crate::disk::Disk;
 use crate::sys::Loan;
 
 /// One I/O. Offsets and lengths are bytes, multiples of the disk's [block size](Disk::block_size).
@@ -93,14 +92,14 @@ impl Bio {
 
     /// The engine's form of it, and the loan of its buffer.
     #[inline]
-    pub(crate) fn lend(self, disk: &Disk, cookie: u64) -> (Loan, bio::Bio) {
+    pub(crate) fn lend(self, disk: &blkmq_host::Disk, cookie: u64) -> (Loan, bio::Bio) {
         let (loan, data) = Loan::new(self.buffer);
         let bio = bio::Bio {
             op: self.op,
             flags: self.flags,
             prio: self.prio,
-            disk: disk.host().id,
-            group: disk.host().group,
+            disk: disk.id,
+            group: disk.group,
             offset: self.offset,
             len: self.len,
             data,

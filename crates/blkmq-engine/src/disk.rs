@@ -1,38 +1,103 @@
-//! A disk of an engine, as its users see it. `engine` finds it, `attached` does I/O on it.
+//! A disk of an engine, as its users see it. `engine` finds it; `attached` does I/O on it by itself, and other
+//! threads through `client`.
 
 use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+
+use blkmq_core::bio::Status;
+
+use crate::bio::Bio;
+use crate::buffer::Buffer;
+use crate::client::Client;
+use crate::engine::Running;
+use crate::io::Io;
 
 /// A disk whose I/O is accounted to a group. Cheap to clone; for any thread.
+///
+/// Its own methods hand I/O to a thread of the engine's, which costs two hand-overs between threads for each
+/// batch; an [`Attached`](crate::Attached) thread does it by itself. They never block, and each [`Io`] can be
+/// awaited or waited for. The caller bounds how many are under way.
+///
+/// It does not keep its engine alive: I/O that is submitted later ends with [`Status::Shutdown`].
 #[derive(Clone)]
-pub struct Disk(blkmq_host::Disk);
+pub struct Disk {
+    host: blkmq_host::Disk,
+    way: Arc<Way>,
+}
+
+/// The way to a thread of the engine's, which is made at the first I/O.
+struct Way {
+    engine: Weak<Running>,
+    process: u32,
+    client: OnceLock<Option<Client>>,
+}
 
 impl Disk {
-    pub(crate) fn new(host: blkmq_host::Disk) -> Self {
-        Self(host)
+    pub(crate) fn new(host: blkmq_host::Disk, engine: Weak<Running>) -> Self {
+        let way = Way {
+            engine,
+            process: std::process::id(),
+            client: OnceLock::new(),
+        };
+        let way = Arc::new(way);
+        Self { host, way }
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.host.name
     }
 
     /// Its present size in bytes; it may grow.
     pub fn size(&self) -> u64 {
-        self.0.current_size()
+        self.host.current_size()
     }
 
     /// The smallest unit of offsets and lengths, in bytes: a power of two from 512 to 65536.
     pub fn block_size(&self) -> u32 {
-        self.0.block_size
+        self.host.block_size
     }
 
-    /// Whether writes, discards and zeroing end with [`Status::ReadOnly`](crate::Status).
+    /// Whether writes, discards and zeroing end with [`Status::ReadOnly`].
     pub fn is_read_only(&self) -> bool {
-        self.0.read_only
+        self.host.read_only
+    }
+
+    /// Fills the buffer from `offset`.
+    pub fn read(&self, offset: u64, buffer: Buffer) -> Io {
+        self.submit(Bio::read(offset, buffer))
+    }
+
+    /// Stores the buffer at `offset`.
+    pub fn write(&self, offset: u64, buffer: Buffer) -> Io {
+        self.submit(Bio::write(offset, buffer))
+    }
+
+    /// Makes all writes durable that have ended.
+    pub fn flush(&self) -> Io {
+        self.submit(Bio::flush())
+    }
+
+    /// Tells the disk that the content is no longer needed.
+    pub fn discard(&self, offset: u64, len: u64) -> Io {
+        self.submit(Bio::discard(offset, len))
+    }
+
+    /// Does one I/O. In a fork of the engine's process, and after the engine's end, it ends with
+    /// [`Status::Shutdown`].
+    pub fn submit(&self, bio: Bio) -> Io {
+        let way = &*self.way;
+        let open = || Running::open_client(&way.engine, &self.host);
+        // A fork has a copy of the client, but nobody at its other end.
+        let client = (way.process == std::process::id()).then(|| way.client.get_or_init(open).as_ref());
+        match client.flatten() {
+            Some(client) => client.send(bio),
+            None => Io::ended(Status::Shutdown, bio.into_buffer()),
+        }
     }
 
     pub(crate) fn host(&self) -> &blkmq_host::Disk {
-        &self.0
+        &self.host
     }
 }
 

@@ -3,14 +3,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use blkmq_core::ids::ReactorId;
 use blkmq_core::stat::GroupStats;
 use blkmq_core::time::Nanos;
 
 use crate::attached::Attached;
 use crate::builder::Builder;
+use crate::client::Client;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::statistics::Statistics;
@@ -26,10 +28,12 @@ use crate::statistics::Statistics;
 pub struct Engine(Arc<Running>);
 
 /// The engine proper, and the process to which its threads belong.
-struct Running {
+pub(crate) struct Running {
     /// Always present, except while it is being dropped.
     host: Option<blkmq_host::Engine>,
     process: u32,
+    /// How many clients were opened. None when the engine shuts down, so that none comes behind the order to drain.
+    clients: Mutex<Option<usize>>,
 }
 
 impl Engine {
@@ -42,6 +46,7 @@ impl Engine {
         Self(Arc::new(Running {
             host: Some(host),
             process: std::process::id(),
+            clients: Mutex::new(Some(0)),
         }))
     }
 
@@ -52,7 +57,8 @@ impl Engine {
     pub fn disk(&self, name: &str) -> Result<Disk, Error> {
         let disks = self.host()?.disks();
         let found = disks.iter().find(|disk| disk.name == name);
-        found.cloned().map(Disk::new).ok_or_else(|| Error::NoDisk {
+        let new = |disk| Disk::new(disk, Arc::downgrade(&self.0));
+        found.cloned().map(new).ok_or_else(|| Error::NoDisk {
             name: name.to_owned(),
             known: joined(disks.iter().map(|disk| disk.name.as_str())),
         })
@@ -74,7 +80,7 @@ impl Engine {
         let found = groups.find(|(known, _)| known == path);
         let (_, group) = found.ok_or_else(|| self.no_group(path))?;
         disk.group = group;
-        Ok(Disk::new(disk))
+        Ok(Disk::new(disk, Arc::downgrade(&self.0)))
     }
 
     /// The names of all disks.
@@ -145,7 +151,9 @@ impl Engine {
     /// # Errors
     /// If something was not finished in time; the text says what. Its threads and buffers are left as they are.
     pub fn shutdown(&self, limit: Duration) -> Result<(), Error> {
-        Ok(self.host()?.shutdown(nanos(limit))?)
+        let host = self.host()?;
+        *self.0.clients.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(host.shutdown(nanos(limit))?)
     }
 
     pub(crate) fn is_forked(&self) -> bool {
@@ -169,6 +177,19 @@ impl Engine {
 }
 
 impl Running {
+    /// Opens a client for a disk on the next one of the engine's threads. None if the engine takes no more.
+    pub(crate) fn open_client(this: &Weak<Self>, disk: &blkmq_host::Disk) -> Option<Client> {
+        let this = this.upgrade().filter(|this| !this.is_forked())?;
+        let host = this.host.as_ref()?;
+        let mut clients = this.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = clients.as_mut()?;
+        let reactor = ReactorId((*count % host.reactors()) as u16);
+        *count += 1;
+        let (client, service) = Client::new(disk);
+        host.add_service(reactor, Box::new(move || Box::new(service)));
+        Some(client)
+    }
+
     fn is_forked(&self) -> bool {
         std::process::id() != self.process
     }

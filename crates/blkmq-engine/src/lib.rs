@@ -27,11 +27,28 @@
 //! # }
 //! ```
 //!
+//! Threads that do not attach hand their I/O to one of the engine's, and wait or await its end:
+//!
+//! ```
+//! # async fn copy(disk: blkmq_engine::Disk) -> Result<(), blkmq_engine::IoError> {
+//! let block = disk.read(0, blkmq_engine::Buffer::new(4096)).await?;
+//! disk.write(4096, block).await?;
+//! disk.flush().await?;
+//! # Ok(())
+//! # }
+//! # let engine = blkmq_engine::Engine::builder().disk("name=d,ram=1M").start().unwrap();
+//! # let mut task = std::pin::pin!(copy(engine.disk("d").unwrap()));
+//! # let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+//! # while task.as_mut().poll(&mut cx)?.is_pending() {}
+//! # Ok::<(), blkmq_engine::IoError>(())
+//! ```
+//!
 //! | type | what it is |
 //! |---|---|
 //! | [`Engine`], [`Builder`] | the queues and the threads of an engine; groups and their statistics |
 //! | [`Disk`] | a disk of it, whose I/O is accounted to a group |
 //! | [`Attached`], [`Completion`] | a thread that does its own I/O: one at a time, or many at once |
+//! | [`Io`] | an I/O under way that another thread does: to await with any executor, or to wait for |
 //! | [`Bio`], [`Buffer`] | one operation, and the memory that it owns while it is under way |
 //! | [`Error`], [`IoError`] | why an engine does not start; how an I/O failed |
 //!
@@ -48,9 +65,12 @@ mod attached;
 mod bio;
 mod buffer;
 mod builder;
+mod client;
 mod disk;
 mod engine;
 mod error;
+mod io;
+mod loans;
 mod statistics;
 mod sys;
 
@@ -62,4 +82,5 @@ pub use builder::Builder;
 pub use disk::Disk;
 pub use engine::Engine;
 pub use error::{Error, IoError};
+pub use io::Io;
 pub use statistics::{Count, Statistics};

@@ -1,5 +1,5 @@
-//! The loan of a buffer to the engine: the only `unsafe` of this crate. `attached` makes a loan for each bio
-//! that it submits.
+//! The loan of a buffer to the engine: the only `unsafe` of this crate. `loans` keeps the loans
+//! of all bios under way.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;

@@ -1,0 +1,151 @@
+//! An I/O under way at a thread of the engine's: a future for its caller, a promise for `client`, which keeps
+//! it.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use blkmq_core::bio::Status;
+
+use crate::buffer::Buffer;
+use crate::error::IoError;
+use crate::loans::result_of;
+
+/// An I/O that was submitted: a future for any executor, or [`Io::wait`] for a thread that blocks.
+///
+/// It is under way whether it is polled or not. If it is dropped, the I/O still ends, and its buffer is freed
+/// then.
+#[must_use = "the buffer and the error of the I/O come from it"]
+pub struct Io(Arc<Shared>);
+
+/// The engine's end of an [`Io`]. A drop reports [`Status::Shutdown`].
+pub(crate) struct Promise(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared(Mutex<State>);
+
+/// ```text
+///     UnderWay ── end ──> Ended ── poll ──> Taken
+/// ```
+enum State {
+    /// Who is woken at the end.
+    UnderWay(Option<Waker>),
+    Ended(Result<Buffer, IoError>),
+    Taken,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::UnderWay(None)
+    }
+}
+
+impl Io {
+    pub(crate) fn new() -> (Self, Promise) {
+        let shared = Arc::new(Shared::default());
+        (Self(Arc::clone(&shared)), Promise(shared))
+    }
+
+    pub(crate) fn ended(status: Status, buffer: Buffer) -> Self {
+        let (io, promise) = Self::new();
+        promise.end(status, buffer);
+        io
+    }
+
+    /// Blocks until the I/O has ended, and returns its buffer; one without bytes for operations without data.
+    ///
+    /// # Errors
+    /// The disk's, or [`Status::Shutdown`].
+    pub fn wait(mut self) -> Result<Buffer, IoError> {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            match Pin::new(&mut self).poll(&mut cx) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+}
+
+impl Future for Io {
+    type Output = Result<Buffer, IoError>;
+
+    /// # Panics
+    /// If it is polled after it was ready.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.0.lock();
+        match &mut *state {
+            State::UnderWay(waker) => {
+                match waker {
+                    Some(waker) => waker.clone_from(cx.waker()),
+                    None => *waker = Some(cx.waker().clone()),
+                }
+                Poll::Pending
+            }
+            State::Ended(_) => match std::mem::replace(&mut *state, State::Taken) {
+                State::Ended(result) => Poll::Ready(result),
+                _ => unreachable!("just seen"),
+            },
+            State::Taken => panic!("an I/O is polled again after it has ended"),
+        }
+    }
+}
+
+impl Promise {
+    pub(crate) fn end(self, status: Status, buffer: Buffer) {
+        self.0.end(result_of(status, buffer));
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.0.end(result_of(Status::Shutdown, Buffer::default()));
+    }
+}
+
+impl Shared {
+    /// Ends it, unless it has ended.
+    fn end(&self, result: Result<Buffer, IoError>) {
+        let mut state = self.lock();
+        let State::UnderWay(waker) = &mut *state else {
+            return;
+        };
+        let waker = waker.take();
+        *state = State::Ended(result);
+        drop(state);
+        // The caller's code, on the engine's thread: its panic must not end everybody's I/O.
+        let woken = catch_unwind(AssertUnwindSafe(|| waker.into_iter().for_each(Waker::wake)));
+        if woken.is_err() {
+            tracing::error!(
+                "a waker of the library's user has panicked; the task that it should wake may hang"
+            );
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Io {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self.0.lock() {
+            State::UnderWay(_) => "Io under way",
+            State::Ended(_) => "Io that has ended",
+            State::Taken => "Io that was taken",
+        })
+    }
+}
+
+/// Wakes a thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
