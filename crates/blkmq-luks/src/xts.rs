@@ -1,0 +1,342 @@
+//! AES in XTS mode, as IEEE 1619 has it and `dm-crypt` calls it `aes-xts-plain64`: each sector by itself,
+//! its number as the tweak. The `aes` crate has the block cipher, for each processor the fastest form it
+//! has; the mode is here, since none of the crates for it encrypts more than one block at a time.
+
+use aes::cipher::consts::U16;
+use aes::cipher::inout::InOut;
+use aes::cipher::typenum::Unsigned;
+use aes::cipher::{
+    Array, BlockCipherDecBackend, BlockCipherDecClosure, BlockCipherDecrypt, BlockCipherEncBackend,
+    BlockCipherEncClosure, BlockCipherEncrypt, BlockSizeUser, KeyInit, ParBlocks,
+};
+use aes::{Aes128, Aes256};
+
+use crate::error::LuksError;
+use crate::secret::{self, Locked};
+
+type Block = Array<u8, U16>;
+
+/// The cipher of a disk's sectors, with its key.
+pub struct Xts {
+    keys: Locked<Keys>,
+    sector: usize,
+}
+
+/// The key of the data, then that of the tweaks.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the place of each is a page, and a pointer more would cost every sector"
+)]
+enum Keys {
+    Aes128(Aes128, Aes128),
+    Aes256(Aes256, Aes256),
+}
+
+impl Xts {
+    /// Makes the cipher of sectors of `sector` bytes, a power of two from 512 to 4096, with a key of 32 or 64
+    /// bytes.
+    ///
+    /// # Errors
+    /// There is no locked memory, or a key of this length cannot be used.
+    pub fn new(key: &[u8], sector: u32) -> Result<Self, LuksError> {
+        debug_assert!(
+            sector.is_power_of_two() && (512..=4096).contains(&sector),
+            "{sector}"
+        );
+        let (data, tweak) = key.split_at(key.len() / 2);
+        let of_length = || LuksError::Unsupported {
+            what: format!("a key of {} bytes for aes-xts-plain64", key.len()),
+            allowed: "supported are 32 and 64 bytes",
+        };
+        let keys = match key.len() {
+            32 => Aes128::new_from_slice(data)
+                .and_then(|data| Ok(Keys::Aes128(data, Aes128::new_from_slice(tweak)?))),
+            _ => Aes256::new_from_slice(data)
+                .and_then(|data| Ok(Keys::Aes256(data, Aes256::new_from_slice(tweak)?))),
+        };
+        let keys = keys.map_err(|_| of_length())?;
+        let keys = Locked::new(keys).map_err(LuksError::Memory);
+        secret::wipe_stack();
+        Ok(Self {
+            keys: keys?,
+            sector: sector as usize,
+        })
+    }
+
+    /// Bytes of a sector.
+    pub fn sector(&self) -> u32 {
+        self.sector as u32
+    }
+
+    /// Encrypts whole sectors in place. `number` is that of the first, in units of 512 bytes.
+    ///
+    /// # Panics
+    /// `bytes` are not whole sectors.
+    pub fn encrypt(&self, number: u64, bytes: &mut [u8]) {
+        match &*self.keys {
+            Keys::Aes128(data, tweak) => {
+                self.for_each_batch(tweak, number, bytes, |batch| data.encrypt_with_backend(batch));
+            }
+            Keys::Aes256(data, tweak) => {
+                self.for_each_batch(tweak, number, bytes, |batch| data.encrypt_with_backend(batch));
+            }
+        }
+    }
+
+    /// Decrypts whole sectors in place. `number` is that of the first, in units of 512 bytes.
+    ///
+    /// # Panics
+    /// `bytes` are not whole sectors.
+    pub fn decrypt(&self, number: u64, bytes: &mut [u8]) {
+        match &*self.keys {
+            Keys::Aes128(data, tweak) => {
+                self.for_each_batch(tweak, number, bytes, |batch| data.decrypt_with_backend(batch));
+            }
+            Keys::Aes256(data, tweak) => {
+                self.for_each_batch(tweak, number, bytes, |batch| data.decrypt_with_backend(batch));
+            }
+        }
+    }
+
+    /// Passes batches of sectors with their tweaks on.
+    #[inline(always)]
+    fn for_each_batch(
+        &self,
+        tweak: &impl BlockCipherEncrypt<BlockSize = U16>,
+        number: u64,
+        bytes: &mut [u8],
+        mut apply: impl FnMut(Batch<'_>),
+    ) {
+        assert!(
+            bytes.len().is_multiple_of(self.sector),
+            "{} bytes are no sectors of {}",
+            bytes.len(),
+            self.sector
+        );
+        let mut number = number;
+        let mut tweaks = [Block::default(); BATCH_SECTORS];
+        for batch in bytes.chunks_mut(BATCH_BYTES) {
+            let tweaks = &mut tweaks[..batch.len() / self.sector];
+            for tweak in tweaks.iter_mut() {
+                *tweak = u128::from(number).to_le_bytes().into();
+                number = number.wrapping_add((self.sector / UNIT) as u64);
+            }
+            tweak.encrypt_blocks(tweaks);
+            let (blocks, _) = Block::slice_as_chunks_mut(batch);
+            let blocks_of_sector = self.sector / size_of::<Block>();
+            apply(Batch {
+                blocks,
+                tweaks,
+                blocks_of_sector,
+            });
+        }
+    }
+}
+
+/// Sectors that are encrypted or decrypted at once, with the tweak of each one's first block.
+struct Batch<'a> {
+    blocks: &'a mut [Block],
+    tweaks: &'a [Block],
+    blocks_of_sector: usize,
+}
+
+impl Batch<'_> {
+    /// Adds the tweaks before and after the block cipher, which takes `many` blocks at once, or one.
+    /// It is compiled into the cipher's code for the processor.
+    #[inline(always)]
+    fn apply(self, many: usize, mut on_many: impl FnMut(&mut [Block]), mut on_one: impl FnMut(&mut Block)) {
+        let mut tweaks = [[0; 2]; BATCH_BYTES / size_of::<Block>()];
+        let of_sectors = tweaks.chunks_exact_mut(self.blocks_of_sector);
+        of_sectors
+            .zip(self.tweaks)
+            .for_each(|(of_sector, first)| spread(first, of_sector));
+        let whole = self.blocks.len() - self.blocks.len() % many;
+        let (blocks, rest) = self.blocks.split_at_mut(whole);
+        let (of_blocks, of_rest) = tweaks.split_at(whole);
+        for (blocks, tweaks) in blocks.chunks_exact_mut(many).zip(of_blocks.chunks_exact(many)) {
+            add(blocks, tweaks);
+            on_many(blocks);
+            add(blocks, tweaks);
+        }
+        for (block, tweak) in rest.iter_mut().zip(of_rest) {
+            let (block, tweak) = (std::slice::from_mut(block), std::slice::from_ref(tweak));
+            add(block, tweak);
+            on_one(&mut block[0]);
+            add(block, tweak);
+        }
+    }
+}
+
+impl BlockSizeUser for Batch<'_> {
+    type BlockSize = U16;
+}
+
+impl BlockCipherEncClosure for Batch<'_> {
+    #[inline(always)]
+    fn call<B: BlockCipherEncBackend<BlockSize = U16>>(self, backend: &B) {
+        let many = |blocks: &mut [Block]| {
+            let blocks: &mut ParBlocks<B> = blocks.try_into().expect("as many as it takes");
+            backend.encrypt_par_blocks(InOut::from(blocks));
+        };
+        self.apply(B::ParBlocksSize::USIZE, many, |block| {
+            backend.encrypt_block(InOut::from(block));
+        });
+    }
+}
+
+impl BlockCipherDecClosure for Batch<'_> {
+    #[inline(always)]
+    fn call<B: BlockCipherDecBackend<BlockSize = U16>>(self, backend: &B) {
+        let many = |blocks: &mut [Block]| {
+            let blocks: &mut ParBlocks<B> = blocks.try_into().expect("as many as it takes");
+            backend.decrypt_par_blocks(InOut::from(blocks));
+        };
+        self.apply(B::ParBlocksSize::USIZE, many, |block| {
+            backend.decrypt_block(InOut::from(block));
+        });
+    }
+}
+
+#[inline(always)]
+fn add(blocks: &mut [Block], tweaks: &[[u64; 2]]) {
+    for (block, tweak) in blocks.iter_mut().zip(tweaks) {
+        for (word, tweak) in block.0.as_chunks_mut::<8>().0.iter_mut().zip(tweak) {
+            *word = (u64::from_le_bytes(*word) ^ tweak).to_le_bytes();
+        }
+    }
+}
+
+/// The tweaks of a sector's blocks: each is the one before times x, in the field of 2^128 elements with
+/// x^128 = x^7 + x^2 + x + 1. Some are computed side by side, each times x^8 from row to row.
+#[inline(always)]
+fn spread(first: &Block, tweaks: &mut [[u64; 2]]) {
+    let mut one = u128::from_le_bytes(first.0);
+    let (mut low, mut high) = ([0_u64; LANES], [0_u64; LANES]);
+    for (low, high) in low.iter_mut().zip(&mut high) {
+        (*low, *high) = (one as u64, (one >> 64) as u64);
+        one = (one << 1) ^ ((one >> 127) * 0x87);
+    }
+    for row in tweaks.chunks_exact_mut(LANES) {
+        for ((tweak, low), high) in row.iter_mut().zip(&mut low).zip(&mut high) {
+            *tweak = [*low, *high];
+            let over = *high >> 56;
+            *high = *high << 8 | *low >> 56;
+            *low = *low << 8 ^ over ^ over << 1 ^ over << 2 ^ over << 7;
+        }
+    }
+}
+
+/// The unit of sector numbers in the tweak, in bytes, whatever a sector has.
+const UNIT: usize = 512;
+const BATCH_BYTES: usize = 4096;
+const BATCH_SECTORS: usize = BATCH_BYTES / UNIT;
+const LANES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+        let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        digits.chunks(2).map(pair).collect()
+    }
+
+    fn counting(len: usize) -> Vec<u8> {
+        (0..len).map(|at| at as u8).collect()
+    }
+
+    /// A sector as IEEE 1619-2007, annex B, has it: key, number, plain text, cipher text.
+    fn check(key: &str, number: u64, plain: &[u8], cipher: &str) {
+        let xts = Xts::new(&bytes(key), 512).unwrap();
+        let mut sector = plain.to_vec();
+        xts.encrypt(number, &mut sector);
+        assert_eq!(sector, bytes(cipher));
+        xts.decrypt(number, &mut sector);
+        assert_eq!(sector, plain);
+    }
+
+    #[test]
+    fn sectors_are_encrypted_as_in_vectors_4_5_and_10_of_the_standard() {
+        check(KEY_4, 0, &counting(512), CIPHER_4);
+        check(KEY_4, 1, &bytes(CIPHER_4), CIPHER_5);
+        check(KEY_10, 0xff, &counting(512), CIPHER_10);
+    }
+
+    #[test]
+    fn sectors_that_are_encrypted_together_are_as_alone() {
+        for (key, sector) in [(KEY_4, 512), (KEY_10, 512), (KEY_10, 1024), (KEY_10, 4096)] {
+            let xts = Xts::new(&bytes(key), sector).unwrap();
+            let sector = sector as usize;
+            for count in [1, 3, 17] {
+                let plain = counting(sector * count);
+                let mut together = plain.clone();
+                xts.encrypt(40, &mut together);
+                let mut alone = plain.clone();
+                for (at, one) in alone.chunks_exact_mut(sector).enumerate() {
+                    xts.encrypt(40 + (at * sector / 512) as u64, one);
+                }
+                assert_eq!(together, alone, "{count} sectors of {sector}");
+                xts.decrypt(40, &mut together);
+                assert_eq!(together, plain);
+            }
+        }
+    }
+
+    #[test]
+    fn long_sector_is_one_chain_of_tweaks() {
+        let plain = counting(4096);
+        let (mut long, mut short) = (plain.clone(), plain);
+        Xts::new(&bytes(KEY_10), 4096).unwrap().encrypt(7, &mut long);
+        Xts::new(&bytes(KEY_10), 512).unwrap().encrypt(7, &mut short);
+        assert_eq!(long[..512], short[..512]);
+        assert_ne!(long[512..], short[512..]);
+    }
+
+    #[test]
+    fn key_of_another_length_is_refused() {
+        let error = Xts::new(&[1; 48], 512).err().unwrap();
+        assert!(error.to_string().contains("a key of 48 bytes"), "{error}");
+    }
+
+    const KEY_4: &str = "2718281828459045235360287471352631415926535897932384626433832795";
+    const KEY_10: &str = "\
+        2718281828459045235360287471352662497757247093699959574966967627 \
+        3141592653589793238462643383279502884197169399375105820974944592";
+    const CIPHER_4: &str = "\
+        27a7479befa1d476489f308cd4cfa6e2a96e4bbe3208ff25287dd3819616e89cc78cf7f5e543445f8333d8fa7f560000 \
+        05279fa5d8b5e4ad40e736ddb4d35412328063fd2aab53e5ea1e0a9f332500a5df9487d07a5c92cc512c8866c7e860ce \
+        93fdf166a24912b422976146ae20ce846bb7dc9ba94a767aaef20c0d61ad02655ea92dc4c4e41a8952c651d33174be51 \
+        a10c421110e6d81588ede82103a252d8a750e8768defffed9122810aaeb99f9172af82b604dc4b8e51bcb08235a6f434 \
+        1332e4ca60482a4ba1a03b3e65008fc5da76b70bf1690db4eae29c5f1badd03c5ccf2a55d705ddcd86d449511ceb7ec3 \
+        0bf12b1fa35b913f9f747a8afd1b130e94bff94effd01a91735ca1726acd0b197c4e5b03393697e126826fb6bbde8ecc \
+        1e08298516e2c9ed03ff3c1b7860f6de76d4cecd94c8119855ef5297ca67e9f3e7ff72b1e99785ca0a7e7720c5b36dc6 \
+        d72cac9574c8cbbc2f801e23e56fd344b07f22154beba0f08ce8891e643ed995c94d9a69c9f1b5f499027a78572aeebd \
+        74d20cc39881c213ee770b1010e4bea718846977ae119f7a023ab58cca0ad752afe656bb3c17256a9f6e9bf19fdd5a38 \
+        fc82bbe872c5539edb609ef4f79c203ebb140f2e583cb2ad15b4aa5b655016a8449277dbd477ef2c8d6c017db738b18d \
+        eb4a427d1923ce3ff262735779a418f20a282df920147beabe421ee5319d0568";
+    const CIPHER_5: &str = "\
+        264d3ca8512194fec312c8c9891f279fefdd608d0c027b60483a3fa811d65ee59d52d9e40ec5672d81532b38b6b089ce \
+        951f0f9c35590b8b978d175213f329bb1c2fd30f2f7f30492a61a532a79f51d36f5e31a7c9a12c286082ff7d2394d18f \
+        783e1a8e72c722caaaa52d8f065657d2631fd25bfd8e5baad6e527d763517501c68c5edc3cdd55435c532d7125c8614d \
+        eed9adaa3acade5888b87bef641c4c994c8091b5bcd387f3963fb5bc37aa922fbfe3df4e5b915e6eb514717bdd2a7407 \
+        9a5073f5c4bfd46adf7d282e7a393a52579d11a028da4d9cd9c77124f9648ee383b1ac763930e7162a8d37f350b2f74b \
+        8472cf09902063c6b32e8c2d9290cefbd7346d1c779a0df50edcde4531da07b099c638e83a755944df2aef1aa31752fd \
+        323dcb710fb4bfbb9d22b925bc3577e1b8949e729a90bbafeacf7f7879e7b1147e28ba0bae940db795a61b15ecf4df8d \
+        b07b824bb062802cc98a9545bb2aaeed77cb3fc6db15dcd7d80d7d5bc406c4970a3478ada8899b329198eb61c193fb62 \
+        75aa8ca340344a75a862aebe92eee1ce032fd950b47d7704a3876923b4ad62844bf4a09c4dbe8b4397184b7471360c95 \
+        64880aedddb9baa4af2e75394b08cd32ff479c57a07d3eab5d54de5f9738b8d27f27a9f0ab11799d7b7ffefb2704c95c \
+        6ad12c39f1e867a4b7b1d7818a4b753dfd2a89ccb45e001a03a867b187f225dd";
+    const CIPHER_10: &str = "\
+        1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b5d31e276f8fe4a8d66b317f9ac683f44 \
+        680a86ac35adfc3345befecb4bb188fd5776926c49a3095eb108fd1098baec70aaa66999a72a82f27d848b21d4a741b0 \
+        c5cd4d5fff9dac89aeba122961d03a757123e9870f8acf1000020887891429ca2a3e7a7d7df7b10355165c8b9a6d0a7d \
+        e8b062c4500dc4cd120c0f7418dae3d0b5781c34803fa75421c790dfe1de1834f280d7667b327f6c8cd7557e12ac3a0f \
+        93ec05c52e0493ef31a12d3d9260f79a289d6a379bc70c50841473d1a8cc81ec583e9645e07b8d9670655ba5bbcfecc6 \
+        dc3966380ad8fecb17b6ba02469a020a84e18e8f84252070c13e9f1f289be54fbc481457778f616015e1327a02b140f1 \
+        505eb309326d68378f8374595c849d84f4c333ec4423885143cb47bd71c5edae9be69a2ffeceb1bec9de244fbe15992b \
+        11b77c040f12bd8f6a975a44a0f90c29a9abc3d4d893927284c58754cce294529f8614dcd2aba991925fedc4ae74ffac \
+        6e333b93eb4aff0479da9a410e4450e0dd7ae4c6e2910900575da401fc07059f645e8b7e9bfdef33943054ff84011493 \
+        c27b3429eaedb4ed5376441a77ed43851ad77f16f541dfd269d50d6a5f14fb0aab1cbb4c1550be97f7ab4066193c4caa \
+        773dad38014bd2092fa755c824bb5e54c4f36ffda9fcea70b9c6e693e148c151";
+}
