@@ -7,7 +7,7 @@ use std::fmt;
 use anyhow::{Result, bail};
 
 use crate::config::Config;
-use crate::disk::{DiskSpec, Source};
+use crate::disk::DiskSpec;
 use crate::export::ExportSpec;
 use crate::queue::QueueSettings;
 use crate::same::{Data, check_data};
@@ -232,7 +232,7 @@ fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Res
         // Below a mapped disk, the configured size decides what is where.
         let is_below = below.contains_key(disk.name.as_str());
         let size = sizes.get(&disk.name).copied().filter(|_| !is_below);
-        let is_mapped = matches!(disk.source, Source::Mapped(_));
+        let is_mapped = disk.source.is_without_queue();
         match find(old, &disk.name) {
             Some(before) => check_same(before, size, disk)?,
             None if is_mapped => bail!(
@@ -244,7 +244,7 @@ fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Res
         }
     }
     let mut gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
-    match gone.find(|disk| matches!(disk.source, Source::Mapped(_))) {
+    match gone.find(|disk| disk.source.is_without_queue()) {
         Some(disk) => bail!(
             "disk {}: lies on other disks, and cannot be removed while the daemon runs; start one with the new configuration \
              that takes over (--take-over)",

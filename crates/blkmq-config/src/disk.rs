@@ -17,6 +17,7 @@ use blkmq_host::disk::{SERIAL_BYTES_MAX, default_serial};
 use blkmq_host::mapped::MapConfig;
 use blkmq_host::value;
 
+use crate::luks::LuksSource;
 use crate::mapped;
 use crate::name::check_name;
 use crate::paths::{self, PathRef};
@@ -59,6 +60,8 @@ pub enum Source {
     Multipath(MultipathSource),
     /// Other disks, concatenated or striped.
     Mapped(MapConfig),
+    /// One other disk, whose data are encrypted.
+    Luks(LuksSource),
 }
 
 /// A disk that is reached over others.
@@ -78,7 +81,13 @@ impl Source {
             Self::Driver(config) => config.describe(),
             Self::Multipath(_) => "disk over several paths",
             Self::Mapped(_) => "disk on other disks",
+            Self::Luks(_) => "encrypted disk",
         }
+    }
+
+    /// Returns whether the disk has no queue of its own, and bios for it go to disks below.
+    pub fn is_without_queue(&self) -> bool {
+        matches!(self, Self::Mapped(_) | Self::Luks(_))
     }
 
     /// The configuration by its driver, if it is a driver's disk.
@@ -100,6 +109,7 @@ impl DiskSpec {
                 paths.map(|path| path.name.as_str()).collect()
             }
             Source::Mapped(map) => map.members.iter().map(|member| &*member.disk).collect(),
+            Source::Luks(source) => vec![&source.below],
         }
     }
 
@@ -108,7 +118,7 @@ impl DiskSpec {
         let own = || match &self.source {
             Source::Driver(config) => !config.shares_device(),
             Source::Multipath(_) => true,
-            Source::Mapped(_) => false,
+            Source::Mapped(_) | Source::Luks(_) => false,
         };
         self.queue.as_deref().or_else(|| own().then_some(&*self.name))
     }
@@ -214,7 +224,7 @@ impl DiskSpec {
         let block_size = pairs.take("block_size")?;
         let source = source(pairs, drivers, read_only, block_size.as_deref())?;
         let block_size = block_size.as_deref().map(block).transpose()?;
-        if matches!(source, Source::Mapped(_)) {
+        if source.is_without_queue() {
             refuse_queue_keys(&queue, sched, polling)?;
         }
         if let Some(key) = pairs.first() {
@@ -294,6 +304,10 @@ fn source(
             pairs.set_all(|key, value| mapped::set(&mut map, key, value))?;
             Ok(Source::Mapped(map))
         }
+        ["luks"] => {
+            let below = pairs.take("luks")?.expect("it is given");
+            Ok(Source::Luks(LuksSource::parse(below, pairs)?))
+        }
         [name] => {
             let driver = drivers.get(name).expect("it is listed");
             let request = DiskRequest {
@@ -326,7 +340,9 @@ fn source(
 /// The keys that set what a disk lies on.
 fn names(drivers: &Registry) -> Vec<&'static str> {
     let drivers = drivers.iter().map(|driver| driver.name);
-    drivers.chain(["linear", "striped", "multipath"]).collect()
+    drivers
+        .chain(["linear", "striped", "multipath", "luks"])
+        .collect()
 }
 
 /// A disk on other disks has no queue, so keys for one are refused.
@@ -393,7 +409,7 @@ fn check_group(path: &str) -> Result<()> {
 /// The longest text of an NBD export, in bytes.
 const DESCRIPTION_MAX: usize = 4096;
 /// The forms of disks on other disks.
-const ON_DISKS: &str = "linear=DISKS, striped=DISKS, multipath=DISK+DISK";
+const ON_DISKS: &str = "linear=DISKS, striped=DISKS, multipath=DISK+DISK, luks=DISK";
 
 /// The longest name of an NBD export, in bytes, as the protocol has it.
 const EXPORT_BYTES_MAX: usize = 4096;

@@ -14,6 +14,7 @@
 //! | [`diff`] | the steps from one configuration to another |
 //! | `merge` | the reload of the file by a daemon that was changed since |
 //! | [`same`] | the test whether a disk in another configuration is the one that clients use |
+//! | [`luks`] | encrypted disks: their keys, and their opening |
 //! | [`live`] | adding disks to a running engine, and removing them |
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -26,6 +27,7 @@ pub mod export;
 mod file;
 pub mod group;
 pub mod live;
+pub mod luks;
 mod mapped;
 mod merge;
 mod name;

@@ -13,7 +13,7 @@ use blkmq_host::group_paths::{self, parent_of};
 use blkmq_host::{DiskEntry, Error};
 
 use crate::config::Config;
-use crate::disk::{DiskSpec, Source};
+use crate::disk::DiskSpec;
 use crate::group::{self, GroupSpec};
 use crate::plan::settings::{self, Wish};
 use crate::plan::{self, Member, multipath};
@@ -63,7 +63,7 @@ fn spec_of<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a DiskSpec> {
     let Some(spec) = config.disks.iter().find(|disk| disk.name == name) else {
         anyhow::bail!("disk {name}: there is no such disk in the configuration");
     };
-    if matches!(spec.source, Source::Mapped(_)) {
+    if spec.source.is_without_queue() {
         anyhow::bail!("disk {name}: lies on other disks, and cannot be added while the daemon runs");
     }
     Ok(spec)

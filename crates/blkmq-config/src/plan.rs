@@ -23,6 +23,7 @@ use self::multipath::Paths;
 use crate::config::Config;
 use crate::disk::{DiskSpec, Source};
 use crate::group::{self, GroupSpec};
+use crate::luks::PlannedLuks;
 use crate::queue::QueueSettings;
 
 /// What to start.
@@ -31,6 +32,8 @@ pub struct Plan {
     pub queues: Vec<QueueSpec>,
     /// The disks that lie on other disks.
     pub mapped: Vec<MappedSpec>,
+    /// The encrypted disks, to be opened when the engine runs.
+    pub luks: Vec<PlannedLuks>,
 }
 
 /// The groups of a queue.
@@ -99,15 +102,23 @@ fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Er
     let mut groups = vec!["/".to_owned()];
     let mut paths = Paths::take_from(&mut disks);
     let mut members: Vec<(String, Vec<Member>)> = Vec::new();
-    let mut mapped = Vec::new();
+    let (mut mapped, mut luks) = (Vec::new(), Vec::new());
     let below = config.below_mapped();
     let mut ahead = ahead::open(&disks, purpose);
     for spec in disks {
         group_paths::check_path(&spec.group)?;
         let group = group::number_of(&mut groups, &spec.group);
-        if matches!(spec.source, Source::Mapped(_)) {
-            mapped.push(mapped_disk(spec, group)?);
-            continue;
+        match &spec.source {
+            Source::Mapped(_) => {
+                mapped.push(mapped_disk(spec, group)?);
+                continue;
+            }
+            Source::Luks(source) => {
+                let source = source.clone();
+                luks.push(PlannedLuks { spec, source, group });
+                continue;
+            }
+            Source::Driver(_) | Source::Multipath(_) => {}
         }
         let kept = below.get(spec.name.as_str()).copied();
         let kept = kept.and_then(|user| Some((user, spec.source.driver()?.least_size()?)));
@@ -137,7 +148,8 @@ fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Er
         join(name, list, settings, requests)
     };
     let queues = members.into_iter().map(build).collect::<Result<_, Error>>()?;
-    Ok((Plan { queues, mapped }, groups))
+    let plan = Plan { queues, mapped, luks };
+    Ok((plan, groups))
 }
 
 /// Leaves out what a disk has more than its configured size, since `user` lies on it: what comes behind
@@ -176,6 +188,9 @@ impl Plan {
         }
         // A mapped disk's group has one number on the queues of all its members.
         for disk in &mut self.mapped {
+            disk.group = group::number_of(&mut common, &numbered[disk.group.index()]);
+        }
+        for disk in &mut self.luks {
             disk.group = group::number_of(&mut common, &numbered[disk.group.index()]);
         }
         for queue in &mut self.queues {
@@ -275,7 +290,7 @@ fn open_as(
             opened.map_err(|error| disk_error(&entry.name, error))?
         }
         Source::Multipath(source) => Box::new(multipath::open(&entry, source, paths, purpose)?),
-        Source::Mapped(_) => {
+        Source::Mapped(_) | Source::Luks(_) => {
             return Err(disk_error(
                 &entry.name,
                 "cannot be a path, since it lies on other disks: name a drive's disk",

@@ -84,7 +84,8 @@ impl Builder {
     pub fn start(&self) -> Result<Engine, Error> {
         let config = self.config().map_err(|error| Error::configuration(&error))?;
         let planned = plan_with_all_groups(&config);
-        let Plan { queues, mapped } = planned.map_err(|error| Error::configuration(&error))?;
+        let Plan { queues, mapped, luks } = planned.map_err(|error| Error::configuration(&error))?;
+        blkmq_config::luks::refuse(&luks).map_err(|error| Error::configuration(&error))?;
         let host = blkmq_host::Engine::start(EngineConfig {
             reactors: self.threads.max(1),
             attached_max: self.attached_max,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, plan_with_all_groups};
+use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, luks, plan_with_all_groups};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched;
 use blkmq_core::time::Nanos;
@@ -91,7 +91,8 @@ impl SharedEngine {
         // The drives are opened for their sizes, and again when the engine starts: only then are
         // all jobs known.
         let (config, names) = configuration(std::iter::once(&options))?;
-        let Plan { queues, mapped } = plan_with_all_groups(&config)?;
+        let Plan { queues, mapped, luks } = plan_with_all_groups(&config)?;
+        luks::refuse(&luks)?;
         let disks = Engine::check(EngineConfig {
             queues,
             mapped,
@@ -166,7 +167,12 @@ impl SharedEngine {
 
 fn start(jobs: &BTreeMap<usize, Registered>) -> Result<Open> {
     let (config, names) = configuration(jobs.values().map(|job| &job.options))?;
-    let Plan { mut queues, mapped } = plan_with_all_groups(&config)?;
+    let Plan {
+        mut queues,
+        mapped,
+        luks,
+    } = plan_with_all_groups(&config)?;
+    luks::refuse(&luks)?;
     for queue in &mut queues {
         queue.requests_per_reactor = queue.requests_per_reactor.max(REQUESTS_MIN);
     }

@@ -36,8 +36,10 @@ pub enum State {
     Failing,
     /// The latest request found no room on the drive.
     Full,
-    /// Somebody else has taken the lock that this process had: nothing is written any more.
+    /// An encrypted disk without its key.
     Locked,
+    /// Somebody else has taken the lock that this process had: nothing is written any more.
+    LockLost,
     /// The drive ends before the disk does: what is behind is lost until the disk is opened again.
     Truncated,
     /// The drive does not answer.
@@ -46,11 +48,12 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Ok,
         Self::Failing,
         Self::Full,
         Self::Locked,
+        Self::LockLost,
         Self::Truncated,
         Self::Gone,
     ];
@@ -62,6 +65,7 @@ impl State {
             Self::Failing => "failing",
             Self::Full => "full",
             Self::Locked => "locked",
+            Self::LockLost => "lock_lost",
             Self::Truncated => "truncated",
             Self::Gone => "gone",
         }

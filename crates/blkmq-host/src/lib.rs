@@ -3,7 +3,7 @@
 //!
 //! | folder | what it has |
 //! |---|---|
-//! | [`engine`] | set-up, changes and the end: it starts reactors, lets a library user's thread [`attach`], is changed and watched through [`control`], and puts disks on disks ([`mapped`]) |
+//! | [`engine`] | set-up, changes and the end: it starts reactors, lets a library user's thread [`attach`], is changed and watched through [`control`], and puts disks on disks ([`mapped`], [`encrypted`]) |
 //! | `reactor` | one thread with one place to wait: it runs the queues, calls doors ([`service`]), and [`sleep`]s or [`mod@wait`]s |
 //! | `uring` | a thread's io_uring, shared among drivers and doors ([`ring`]) |
 //!
@@ -28,7 +28,9 @@ pub mod value;
 pub use disk::{Disk, QueueId};
 pub use engine::attach::Attached;
 pub use engine::control::Control;
-pub use engine::{DiskEntry, Engine, EngineConfig, OnReactor, QueueSpec, attach, control, mapped};
+pub use engine::{
+    DiskEntry, Engine, EngineConfig, OnReactor, QueueSpec, attach, control, encrypted, mapped,
+};
 pub use error::Error;
 pub use log_budget::LogBudget;
 pub use reactor::{service, sleep, wait};

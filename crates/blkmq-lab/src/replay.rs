@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use blkmq_bench::replay;
-use blkmq_config::{Config, DiskSpec, Plan, plan};
+use blkmq_config::{Config, DiskSpec, Plan, luks, plan};
 use blkmq_host::EngineConfig;
 use clap::Args;
 
@@ -57,7 +57,8 @@ pub(crate) fn main(args: &ReplayCommand) -> Result<()> {
         "no disk to play on: give --disk, or a configuration with some, or --simulate"
     );
     let names: Vec<String> = config.disks.iter().map(|disk| disk.name.clone()).collect();
-    let Plan { queues, mapped } = plan(&config)?;
+    let Plan { queues, mapped, luks } = plan(&config)?;
+    luks::refuse(&luks)?;
     let engine = EngineConfig {
         reactors: 0,
         attached_max: 1,

@@ -93,6 +93,11 @@ const ON_DISKS: &str = "  linear=DISKS       other disks, one after the other
                      [default: off, they fail]
     check_interval   between probes of a failed path [default: 1s]
     check_timeout    how long a probe may take [default: 5s]
+  luks=DISK          another disk, encrypted as cryptsetup does; docs/mappers/luks.md
+    key              the file with the passphrase, or fd:NUMBER, cred:NAME
+                     [default: none, it is locked]
+    header           a file with a detached header
+    discard          on: discards pass [default: off]
 DISKS are names with + between, as in linear=a+b:1G:512M (of b, 512M from 1G on);
 see docs/mappers. A disk on which another one lies is served only where an export
 names it.

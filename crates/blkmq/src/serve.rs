@@ -5,6 +5,7 @@
 mod check;
 mod descriptors;
 mod dry_run;
+mod keys;
 mod last_sync;
 mod notify;
 mod placeholder;
@@ -22,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use blkmq_config::luks::Keyring;
 use blkmq_config::{Config, Document, ExportSpec, Kind, Plan, plan, read_text, typed};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{self, Common};
@@ -210,16 +212,22 @@ impl Daemon {
     /// An address, a tunable or a thread fails.
     pub fn start(document: Document, config: Config, plan: Plan, sandbox: Sandbox) -> Result<Self> {
         let handover = Arc::new(Handover::new(Phase::Serving));
-        Self::start_with((document, config), plan, sandbox, &handover)
+        Self::start_with((document, config), plan, sandbox, &handover, Keyring::default())
     }
 
     /// The same; if another daemon's clients are taken over, nobody is served yet.
+    /// `keyring` has the keys that it has handed over.
     fn start_with(
         (document, config): (Document, Config),
-        plan: Plan,
+        mut plan: Plan,
         sandbox: Sandbox,
         handover: &Arc<Handover>,
+        keyring: Keyring,
     ) -> Result<Self> {
+        let luks = std::mem::take(&mut plan.luks);
+        if !luks.is_empty() {
+            keys::leave_no_core()?;
+        }
         let files = Files::open(&config)?;
         let connections_max = descriptors::connections(&config, reactors(&config))?;
         let refused = refused(&config, handover.phase())?;
@@ -242,6 +250,7 @@ impl Daemon {
         of_engine.ring.is_restricted = sandbox.restricts_rings();
         of_engine.on_reactor = sandbox.on_reactor();
         let engine = Arc::new(Engine::start(of_engine)?);
+        keyring.open_all(&engine.control(), luks)?;
         let (mut addresses, mut exports) = (Vec::new(), Vec::new());
         let disks = engine.disks();
         for (all, spec) in opened {
@@ -263,7 +272,7 @@ impl Daemon {
             (document, config),
             files,
             (exports, refused),
-            sandbox,
+            (sandbox, keyring),
         );
         Ok(Self {
             engine,

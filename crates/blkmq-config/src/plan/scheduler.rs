@@ -9,7 +9,7 @@ use blkmq_core::sched::{self, ElevatorType};
 use blkmq_host::group_paths::parent_of;
 
 use crate::config::Config;
-use crate::disk::{DiskSpec, Source};
+use crate::disk::DiskSpec;
 use crate::group::GroupSpec;
 use crate::plan::{Groups, settings};
 
@@ -163,9 +163,7 @@ fn groups_of<'a>(config: &'a Config, disks: &[&'a DiskSpec]) -> BTreeSet<&'a str
 /// These disks, and the mapped ones that lie on them.
 fn with_mapped<'a>(config: &'a Config, disks: &[&'a DiskSpec]) -> Vec<&'a DiskSpec> {
     let mapped = config.disks.iter();
-    let mut left: Vec<&DiskSpec> = mapped
-        .filter(|disk| matches!(disk.source, Source::Mapped(_)))
-        .collect();
+    let mut left: Vec<&DiskSpec> = mapped.filter(|disk| disk.source.is_without_queue()).collect();
     let mut all = disks.to_vec();
     let mut at = 0;
     while let Some(below) = all.get(at) {

@@ -256,7 +256,7 @@ impl Image {
     pub(super) fn state(&self) -> State {
         match self.latest_errno.load(Ordering::Relaxed) {
             _ if self.is_silent() => State::Gone,
-            libc::ESHUTDOWN => State::Locked,
+            libc::ESHUTDOWN => State::LockLost,
             libc::ENOSPC | libc::EDQUOT => State::Full,
             _ if self.is_failing.load(Ordering::Relaxed) => State::Failing,
             _ => State::Ok,

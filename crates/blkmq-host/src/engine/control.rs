@@ -2,6 +2,7 @@
 //! operations never block; here the calling thread, which is no reactor, waits for them.
 
 mod devices;
+mod encrypted;
 mod groups;
 mod trace;
 

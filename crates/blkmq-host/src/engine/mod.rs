@@ -5,6 +5,7 @@ pub mod attach;
 mod build;
 mod config;
 pub mod control;
+pub mod encrypted;
 pub mod mapped;
 
 use std::io::Write;

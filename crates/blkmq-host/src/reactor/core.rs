@@ -23,7 +23,9 @@ use blkmq_sync::WakeFlag;
 use crate::clock::Clock;
 use crate::device::Device;
 use crate::disk::QueueId;
+use crate::engine::encrypted::Encrypted;
 use crate::error::Error;
+use crate::reactor::encrypt::{Below, Encrypter};
 use crate::reactor::moved::Moved;
 use crate::reactor::queues::{Queues, empty_queue};
 use crate::reactor::shared::{ReactorQueues, Shared};
@@ -38,6 +40,8 @@ pub(crate) struct ReactorCore {
     given_up: Vec<QueueHandle>,
     /// The bios of mapped disks.
     stack: Stack,
+    /// The bios of encrypted disks.
+    encrypter: Encrypter,
     fx: Effects,
     now: Instant,
     clock: Clock,
@@ -98,6 +102,7 @@ impl ReactorCore {
             queues: Queues::new(queues),
             given_up: Vec::new(),
             stack,
+            encrypter: Encrypter::default(),
             fx: Effects::with_capacity(ENDED_AT_ONCE),
             now: clock.now(),
             clock,
@@ -198,6 +203,7 @@ impl ReactorCore {
     pub(crate) fn read_clock(&mut self) -> Instant {
         self.now = self.clock.now();
         self.moved.clear();
+        self.encrypter.begin_turn();
         self.now
     }
 
@@ -213,6 +219,9 @@ impl ReactorCore {
         if let Some(queue) = self.queues.get_mut(queue.index()) {
             return queue.submit(bio, self.now, &mut self.fx);
         }
+        if self.encrypter.has(bio.disk) {
+            return self.submit_encrypted(bio);
+        }
         // The same as `Stack::submit`, but without a call and a copy of the bio.
         let Some((queue, to)) = self.stack.redirect(&bio) else {
             return self.stack.submit(bio, &mut self.queues, self.now, &mut self.fx);
@@ -222,9 +231,50 @@ impl ReactorCore {
         sent.map_err(|bio| self.stack.take_back(bio))
     }
 
+    #[inline(never)]
+    fn submit_encrypted(&mut self, bio: Bio) -> Result<(), Bio> {
+        let (encrypter, mut below) = self.encrypter();
+        encrypter.submit(bio, &mut below)
+    }
+
+    /// Takes one more encrypted disk.
+    pub(crate) fn add_encrypted(&mut self, disk: Arc<Encrypted>) {
+        self.encrypter.add_disk(disk);
+    }
+
+    /// Encrypts and decrypts what waits.
+    #[inline(never)]
+    fn encrypt(&mut self) {
+        let (encrypter, mut below) = self.encrypter();
+        encrypter.work(&mut below);
+        self.runs_again |= self.encrypter.has_work();
+    }
+
+    /// Takes the ends of bios of encrypted disks.
+    #[inline(never)]
+    fn take_encrypted(&mut self) {
+        let (encrypter, mut below) = self.encrypter();
+        encrypter.take_ends(&mut below);
+        self.runs_again |= self.encrypter.has_work();
+    }
+
+    /// The encrypter, and where its bios go.
+    fn encrypter(&mut self) -> (&mut Encrypter, Below<'_>) {
+        let below = Below {
+            queues: &mut self.queues,
+            stack: &mut self.stack,
+            now: self.now,
+            fx: &mut self.fx,
+        };
+        (&mut self.encrypter, below)
+    }
+
     /// Issues staged requests and wakes the reactors that must run.
     #[inline]
     pub(crate) fn unplug(&mut self) {
+        if self.encrypter.is_used() {
+            self.encrypt();
+        }
         self.queues.unplug(self.now, &mut self.fx);
         self.complete_parts();
         self.send_kicks();
@@ -265,6 +315,9 @@ impl ReactorCore {
         if self.stack.is_due(&self.fx) {
             // A submission that filled a plug may have ended bios since the queues were run.
             self.stack.restore_passed(&mut self.fx);
+        }
+        if self.encrypter.is_used() {
+            self.take_encrypted();
         }
         &mut self.fx.ended
     }

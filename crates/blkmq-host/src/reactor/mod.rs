@@ -8,6 +8,7 @@
 //! ```
 
 pub(crate) mod core;
+pub(crate) mod encrypt;
 mod moved;
 mod queues;
 pub mod service;

@@ -14,6 +14,7 @@ use blkmq_core::time::Nanos;
 use crate::clock::Clock;
 use crate::device::Device;
 use crate::disk::{Disk, QueueId};
+use crate::engine::encrypted::Encrypted;
 use crate::error::Error;
 use crate::group_paths::Paths;
 use crate::reactor::core::ReactorCore;
@@ -39,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) changes: Mutex<u32>,
     /// The tables of mapped disks.
     pub(crate) mapped: Arc<Table>,
+    /// The encrypted disks, in the order of their numbers.
+    encrypted: Mutex<Vec<Arc<Encrypted>>>,
     /// The tenants that have or had disks.
     pub(crate) tenants: Register,
     pub(crate) free_queues: Mutex<FreeQueues>,
@@ -148,6 +151,7 @@ impl Shared {
             changes: Mutex::new(parts.disks.len() as u32),
             disks: RwLock::new(parts.disks.into()),
             mapped: parts.mapped,
+            encrypted: Mutex::default(),
             tenants: parts.tenants,
             free_queues: Mutex::default(),
             services: AtomicU32::new(0),
@@ -195,6 +199,11 @@ impl Shared {
     /// Replaces the list of disks.
     pub(crate) fn set_disks(&self, disks: Arc<[Disk]>) {
         *self.disks.write().unwrap_or_else(PoisonError::into_inner) = disks;
+    }
+
+    /// The encrypted disks.
+    pub(crate) fn encrypted(&self) -> MutexGuard<'_, Vec<Arc<Encrypted>>> {
+        self.encrypted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs a job on each reactor's side of the queues, in a turn of that reactor, and waits for all answers, in

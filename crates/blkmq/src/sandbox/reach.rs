@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use blkmq_config::{Config, DiskSpec, ExportSpec};
+use blkmq_config::{Config, DiskSpec, ExportSpec, Source};
 use blkmq_export::common::{Address, Place};
 use blkmq_export::front_door::{self, Reach as DoorReach};
 
@@ -174,10 +174,15 @@ impl Reach {
     }
 
     fn add_disk(&mut self, disk: &DiskSpec) {
+        let who = format!("disk {}", disk.name);
+        if let Source::Luks(source) = &disk.source {
+            for path in source.reads() {
+                self.add_file(&who, &path, What::Read);
+            }
+        }
         let Some(driver) = disk.source.driver() else {
             return;
         };
-        let who = format!("disk {}", disk.name);
         if let Some(file) = driver.file() {
             let what = if disk.read_only { What::Read } else { What::Write };
             self.add_file(&who, file.path, what);

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
+use blkmq_config::luks::Keyring;
 use blkmq_config::{Config, Document, ExportSpec, live};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{Address, AddressLimits, Common, Place};
@@ -51,6 +52,12 @@ pub(crate) struct Running {
     /// The number of changes.
     changes: AtomicU64,
     sandbox: Sandbox,
+    /// The keys of encrypted disks.
+    #[expect(
+        dead_code,
+        reason = "kept for disks that are unlocked later, and for a successor"
+    )]
+    keyring: Keyring,
 }
 
 /// What a change has done.
@@ -92,7 +99,7 @@ impl Running {
         (document, config): (Document, Config),
         files: Files,
         (exports, refused): (Vec<OpenExport>, Vec<Refused>),
-        sandbox: Sandbox,
+        (sandbox, keyring): (Sandbox, Keyring),
     ) -> Self {
         let shown = Mutex::new(document.clone());
         let state = Mutex::new(State {
@@ -111,6 +118,7 @@ impl Running {
             shown,
             changes: AtomicU64::new(0),
             sandbox,
+            keyring,
         }
     }
 

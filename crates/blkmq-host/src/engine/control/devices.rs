@@ -431,7 +431,7 @@ impl Control {
         refreshed.into_iter().collect()
     }
 
-    fn check_name(&self, name: &str) -> Result<(), Error> {
+    pub(super) fn check_name(&self, name: &str) -> Result<(), Error> {
         match self.shared.disks().iter().any(|disk| disk.name == name) {
             true => Err(Error::Disk(format!(
                 "disk {name}: there is one of this name; choose another"
@@ -441,7 +441,7 @@ impl Control {
     }
 
     /// Begins a change, after all others have ended.
-    fn changing(&self) -> Result<MutexGuard<'_, u32>, Error> {
+    pub(super) fn changing(&self) -> Result<MutexGuard<'_, u32>, Error> {
         if self.shared.attached_max > 0 {
             return Err(Error::Disk(
                 "disks and queues can come and go only where no thread can be attached (attached_max = 0)"
@@ -465,7 +465,7 @@ impl Control {
     }
 }
 
-fn take_number(next: &mut u32) -> u32 {
+pub(super) fn take_number(next: &mut u32) -> u32 {
     let number = *next;
     *next += 1;
     number

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use blkmq_config::luks::Keyring;
 use blkmq_config::{Config, Document, plan};
 use blkmq_core::group::Debts;
 use blkmq_core::ids::ReactorId;
@@ -34,6 +35,7 @@ pub(crate) fn take_over(
 ) -> Result<Daemon> {
     let handover = Arc::new(Handover::new(Phase::Suspended));
     let mut channel = greet(address, &handover)?;
+    let keyring = Keyring::default();
     let predecessor = take_what_a_start_needs(&mut channel, &handover)?;
     let (our_document, our_config) = (document.clone(), config.clone());
     let ours = Ours {
@@ -44,7 +46,7 @@ pub(crate) fn take_over(
     let started = predecessor
         .check(&ours)
         .and_then(|()| plan(&config))
-        .and_then(|plan| Daemon::start_with((document, config), plan, sandbox, &handover));
+        .and_then(|plan| Daemon::start_with((document, config), plan, sandbox, &handover, keyring));
     let mut daemon = match started {
         Ok(daemon) => daemon,
         Err(error) => {

@@ -1,0 +1,391 @@
+//! Encrypted disks: the keys of `luks=DISK`, where the key comes from, and the opening of the disks of a
+//! running engine. `blkmq_luks` has the format and the cipher, `blkmq_host::encrypted` the way of bios.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, bail};
+use blkmq_core::ids::GroupId;
+use blkmq_drivers::keys::Pairs;
+use blkmq_host::Control;
+use blkmq_host::disk::Disk;
+use blkmq_host::encrypted::{EncryptedSpec, SectorCipher};
+use blkmq_host::value::{self, ConfigError};
+use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts};
+
+use crate::disk::{DiskSpec, Source};
+
+/// What an encrypted disk lies on, and how it is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LuksSource {
+    /// The name of the disk below.
+    pub below: String,
+    /// Where the passphrase is. Default: the disk is locked until somebody unlocks it.
+    pub key: Option<KeySource>,
+    /// A file that has the header, if the disk below does not.
+    pub header: Option<PathBuf>,
+    /// Whether discards pass.
+    pub discard: bool,
+}
+
+/// Where a passphrase is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// A file: each byte of it counts.
+    File(PathBuf),
+    /// A descriptor that the daemon inherits.
+    Descriptor(u32),
+    /// A credential of systemd's.
+    Credential(String),
+}
+
+/// An encrypted disk of a plan, to be added when the engine runs.
+#[derive(Clone, Debug)]
+pub struct PlannedLuks {
+    pub(crate) spec: DiskSpec,
+    pub(crate) source: LuksSource,
+    pub(crate) group: GroupId,
+}
+
+/// The keys of the disks that are open, in locked memory: another daemon that takes over needs them.
+#[derive(Debug, Default)]
+pub struct Keyring(Mutex<BTreeMap<String, VolumeKey>>);
+
+impl LuksSource {
+    /// Parses `luks=DISK` and the keys that belong to it.
+    pub(crate) fn parse(below: String, pairs: &mut Pairs) -> Result<Self> {
+        let mut source = Self {
+            below,
+            key: None,
+            header: None,
+            discard: false,
+        };
+        if source.below.is_empty() {
+            value::bad("luks", "", "the name of the disk below")?;
+        }
+        pairs.set_all(|key, text| source.set(key, text))?;
+        Ok(source)
+    }
+
+    /// The files that are read when it is opened.
+    pub fn reads(&self) -> Vec<PathBuf> {
+        let key = self.key.as_ref().and_then(KeySource::path);
+        self.header.iter().cloned().chain(key).collect()
+    }
+
+    fn set(&mut self, key: &str, text: &str) -> Result<(), ConfigError> {
+        match key {
+            "key" => self.key = Some(KeySource::parse(text)?),
+            "header" => self.header = Some(text.into()),
+            "discard" => self.discard = value::switch(key, text)?,
+            _ => {
+                return Err(ConfigError::UnknownKey {
+                    driver: "luks",
+                    key: key.to_owned(),
+                    known: "key, header, discard",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl KeySource {
+    fn parse(text: &str) -> Result<Self, ConfigError> {
+        let bad = || value::bad("key", text, "a file, fd:NUMBER, or cred:NAME");
+        match text.split_once(':') {
+            Some(("fd", number)) => number.parse().map(Self::Descriptor).or_else(|_| bad()),
+            Some(("cred", name)) if !name.is_empty() && !name.contains('/') => {
+                Ok(Self::Credential(name.to_owned()))
+            }
+            Some(("cred" | "cmd", _)) => bad(),
+            _ if text.is_empty() => bad(),
+            _ => Ok(Self::File(text.into())),
+        }
+    }
+
+    /// The file, or what is open by its number. `None` for a credential where there are none.
+    fn path(&self) -> Option<PathBuf> {
+        match self {
+            Self::File(path) => Some(path.clone()),
+            Self::Descriptor(number) => {
+                let link = PathBuf::from(format!("/proc/self/fd/{number}"));
+                // A file is opened again by its path; a pipe has none.
+                let path = std::fs::read_link(&link).ok().filter(|path| path.exists());
+                Some(path.unwrap_or(link))
+            }
+            Self::Credential(name) => {
+                let directory = std::env::var_os("CREDENTIALS_DIRECTORY")?;
+                Some(Path::new(&directory).join(name))
+            }
+        }
+    }
+
+    /// Reads the passphrase, each byte of it.
+    fn read(&self) -> Result<Secret> {
+        let path = self.path().context("there are no credentials of systemd's here")?;
+        Ok(Secret::read_from(File::open(path)?)?)
+    }
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Descriptor(number) => write!(f, "fd:{number}"),
+            Self::Credential(name) => write!(f, "cred:{name}"),
+        }
+    }
+}
+
+impl Keyring {
+    /// Puts a key in that another daemon has handed over.
+    pub fn insert(&self, disk: String, key: VolumeKey) {
+        self.lock().insert(disk, key);
+    }
+
+    /// The disks and their keys.
+    ///
+    /// # Errors
+    /// If there is no locked memory for copies.
+    pub fn keys(&self) -> Result<Vec<(String, VolumeKey)>, LuksError> {
+        let keys = self.lock();
+        let copies = keys.iter().map(|(disk, key)| Ok((disk.clone(), key.copy()?)));
+        copies.collect()
+    }
+
+    /// Adds the encrypted disks of a plan to an engine, in order. One whose key is missing or wrong is added
+    /// locked; the others serve. Blocks for as long as the drives and the key slots take.
+    ///
+    /// # Errors
+    /// A header that cannot be used, or a disk that cannot be added, with its name.
+    pub fn open_all(&self, control: &Control, planned: Vec<PlannedLuks>) -> Result<()> {
+        for one in planned {
+            let context = format!("disk {}", one.spec.name);
+            self.open(control, one).context(context)?;
+        }
+        Ok(())
+    }
+
+    fn open(&self, control: &Control, planned: PlannedLuks) -> Result<()> {
+        let PlannedLuks { spec, source, group } = planned;
+        let name = &spec.name;
+        let mut place = HeaderPlace::of(control, &source)?;
+        let header = Header::read(&mut place)?;
+        if let Some(warning) = &header.warning {
+            tracing::warn!("disk {name}: {warning}");
+        }
+        let cipher = match self.find_key(name, &source, &header, &mut place) {
+            Ok(Some(key)) => {
+                let cipher = cipher_of(&header, &key)?;
+                self.insert(name.clone(), key);
+                Some(cipher)
+            }
+            Ok(None) => {
+                tracing::info!(
+                    "disk {name}: is locked, since it has no key=; blkmq ctl unlock {name} opens it"
+                );
+                None
+            }
+            Err(error) => {
+                tracing::error!("disk {name}: stays locked: {error:#}; blkmq ctl unlock {name} opens it");
+                None
+            }
+        };
+        control.add_encrypted(EncryptedSpec {
+            name: spec.name,
+            description: spec.description,
+            serial: spec.serial,
+            export: spec.export,
+            below: source.below,
+            start: header.payload.offset,
+            size: header.payload.size,
+            sector: header.payload.sector,
+            read_only: spec.read_only,
+            block_size: spec.block_size,
+            discard: source.discard,
+            group,
+            group_path: spec.group,
+            cipher,
+        })?;
+        Ok(())
+    }
+
+    /// The volume key: handed over, or by the configured passphrase. `None` if nothing is configured.
+    fn find_key(
+        &self,
+        name: &str,
+        source: &LuksSource,
+        header: &Header,
+        place: &mut HeaderPlace<'_>,
+    ) -> Result<Option<VolumeKey>> {
+        let handed = self.lock().remove(name);
+        if let Some(key) = handed.filter(|key| header.check_key(key).is_ok()) {
+            return Ok(Some(key));
+        }
+        let Some(from) = &source.key else {
+            return Ok(None);
+        };
+        let passphrase = from.read().with_context(|| format!("key {from}"))?;
+        Ok(Some(header.unlock(&passphrase, place)?))
+    }
+
+    /// Unlocks a disk of a running engine with a passphrase. Blocks as [`Keyring::open_all`].
+    ///
+    /// # Errors
+    /// There is no such disk, it is not locked, or no slot opens.
+    pub fn unlock(&self, control: &Control, spec: &DiskSpec, passphrase: &Secret) -> Result<()> {
+        let name = &spec.name;
+        let Source::Luks(source) = &spec.source else {
+            bail!("disk {name}: is not encrypted by this daemon");
+        };
+        let opened = || -> Result<()> {
+            let mut place = HeaderPlace::of(control, source)?;
+            let header = Header::read(&mut place)?;
+            let key = header.unlock(passphrase, &mut place)?;
+            let cipher = cipher_of(&header, &key)?;
+            control.unlock(name, cipher)?;
+            self.insert(name.clone(), key);
+            Ok(())
+        };
+        opened().with_context(|| format!("disk {name}"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, VolumeKey>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where a header is.
+enum HeaderPlace<'a> {
+    File(File),
+    Disk(&'a Control, Box<Disk>),
+}
+
+impl<'a> HeaderPlace<'a> {
+    fn of(control: &'a Control, source: &LuksSource) -> Result<Self> {
+        if let Some(path) = &source.header {
+            let file = File::open(path).with_context(|| format!("header {}", path.display()))?;
+            return Ok(Self::File(file));
+        }
+        let disks = control.disks();
+        let below = disks.iter().find(|disk| disk.name == source.below);
+        let below = below.with_context(|| format!("there is no disk {} for it to lie on", source.below))?;
+        Ok(Self::Disk(control, Box::new(below.clone())))
+    }
+}
+
+impl ReadAt for HeaderPlace<'_> {
+    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.read_at(offset, bytes),
+            Self::Disk(control, disk) => control.read(disk, offset, bytes),
+        }
+    }
+}
+
+/// The cipher of a disk's sectors, by their places on the disk.
+struct LuksCipher {
+    xts: Xts,
+    first_sector: u64,
+}
+
+fn cipher_of(header: &Header, key: &VolumeKey) -> Result<Arc<dyn SectorCipher>, LuksError> {
+    Ok(Arc::new(LuksCipher {
+        xts: Xts::new(key.bytes(), header.payload.sector)?,
+        first_sector: header.payload.first_sector,
+    }))
+}
+
+impl SectorCipher for LuksCipher {
+    fn encrypt(&self, offset: u64, bytes: &mut [u8]) {
+        self.xts
+            .encrypt(self.first_sector.wrapping_add(offset / SECTOR), bytes);
+    }
+
+    fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
+        self.xts
+            .decrypt(self.first_sector.wrapping_add(offset / SECTOR), bytes);
+    }
+}
+
+/// Refuses encrypted disks where nobody opens them.
+///
+/// # Errors
+/// There is one.
+pub fn refuse(planned: &[PlannedLuks]) -> Result<()> {
+    match planned.first() {
+        None => Ok(()),
+        Some(one) => bail!(
+            "disk {}: encrypted disks are served by blkmq serve alone",
+            one.spec.name
+        ),
+    }
+}
+
+/// The unit of sector numbers, in bytes.
+const SECTOR: u64 = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(text: &str) -> LuksSource {
+        match DiskSpec::parse(text).unwrap().source {
+            Source::Luks(source) => source,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refusal(text: &str) -> String {
+        format!("{:#}", DiskSpec::parse(text).unwrap_err())
+    }
+
+    #[test]
+    fn keys_of_an_encrypted_disk_are_parsed() {
+        let plain = source("name=a,luks=b");
+        let wanted = LuksSource {
+            below: "b".to_owned(),
+            key: None,
+            header: None,
+            discard: false,
+        };
+        assert_eq!(plain, wanted);
+        let all = source("name=a,luks=b,key=/run/k,header=/h,discard=on");
+        let wanted = LuksSource {
+            key: Some(KeySource::File("/run/k".into())),
+            header: Some("/h".into()),
+            discard: true,
+            ..wanted
+        };
+        assert_eq!(all, wanted);
+        assert_eq!(
+            source("name=a,luks=b,key=fd:7").key,
+            Some(KeySource::Descriptor(7))
+        );
+        let credential = Some(KeySource::Credential("vm1".to_owned()));
+        assert_eq!(source("name=a,luks=b,key=cred:vm1").key, credential);
+    }
+
+    #[test]
+    fn wrong_keys_of_an_encrypted_disk_are_refused() {
+        for key in ["fd:x", "cred:", "cred:../x", "cmd:cat", ""] {
+            let refused = refusal(&format!("name=a,luks=b,key={key}"));
+            assert!(
+                refused.contains("must be a file, fd:NUMBER, or cred:NAME"),
+                "{refused}"
+            );
+        }
+        let refused = refusal("name=a,luks=b,size=1M");
+        assert!(refused.contains("it has key, header, discard"), "{refused}");
+        let refused = refusal("name=a,luks=b,sched=bfq");
+        assert!(
+            refused.contains("sched= rejected: a disk on other disks"),
+            "{refused}"
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! Encrypted disks: each lies on one other disk, mapped or not, from a first byte on. `control::encrypted` adds
+//! them to a running engine, since their headers are read through it; `reactor::encrypt` has their bios on
+//! each thread. What the cipher is, and where its key comes from, is its maker's affair.
+//!
+//! They are numbered behind the mapped disks of [`MAPPED`](crate::disk::MAPPED), from [`FIRST`] on: to everybody else they are
+//! mapped disks.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use blkmq_core::bio::{Bio, Flags, Op, Status};
+use blkmq_core::ids::{DiskId, GroupId};
+use blkmq_core::limits::Limits;
+
+use crate::device::{Allocation, Extent, Losses, State};
+use crate::disk::{Disk, QueueId};
+use crate::error::Error;
+
+/// The cipher of a disk's sectors.
+pub trait SectorCipher: Send + Sync {
+    /// Encrypts whole sectors in place; `offset` is the first one's on the disk, in bytes.
+    fn encrypt(&self, offset: u64, bytes: &mut [u8]);
+
+    /// Decrypts whole sectors in place.
+    fn decrypt(&self, offset: u64, bytes: &mut [u8]);
+}
+
+/// An encrypted disk that is to be added.
+pub struct EncryptedSpec {
+    /// Its name, unique in the engine.
+    pub name: String,
+    /// A description, for people. May be empty.
+    pub description: String,
+    /// As of [`crate::DiskEntry`].
+    pub serial: Option<String>,
+    /// As of [`crate::DiskEntry`].
+    pub export: Option<String>,
+    /// The name of the disk below.
+    pub below: String,
+    /// Where its data begins there, in bytes.
+    pub start: u64,
+    /// Bytes of its data; none for all that follow.
+    pub size: Option<u64>,
+    /// Bytes of a sector: the least block size.
+    pub sector: u32,
+    /// Whether writes are refused, though the disk below may allow them.
+    pub read_only: bool,
+    /// Smallest unit of its addresses and lengths, in bytes. Default: the larger of a sector and the block below.
+    pub block_size: Option<u32>,
+    /// Whether discards pass: they show where there is data.
+    pub discard: bool,
+    /// Its group: it has the same number on all queues.
+    pub group: GroupId,
+    /// The path of that group.
+    pub group_path: String,
+    /// Its cipher. Without one the disk is locked: its bios fail until [`Control::unlock`](crate::Control::unlock).
+    pub cipher: Option<Arc<dyn SectorCipher>>,
+}
+
+/// An encrypted disk, as all threads have it.
+pub(crate) struct Encrypted {
+    /// Queue and number of the disk below.
+    pub(crate) below: (QueueId, DiskId),
+    /// Where its data begins there.
+    pub(crate) start: u64,
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+    pub(crate) limits: Limits,
+    cipher: OnceLock<Arc<dyn SectorCipher>>,
+}
+
+impl Encrypted {
+    /// Gives it its cipher, for ever. Says whether it had none.
+    pub(crate) fn unlock(&self, cipher: Arc<dyn SectorCipher>) -> bool {
+        self.cipher.set(cipher).is_ok()
+    }
+
+    #[inline]
+    pub(crate) fn cipher(&self) -> Option<&dyn SectorCipher> {
+        self.cipher.get().map(|cipher| &**cipher)
+    }
+
+    /// Checks a submitter's bio.
+    ///
+    /// # Errors
+    /// The status with which it must end.
+    pub(crate) fn check(&self, bio: &Bio) -> Result<(), Status> {
+        self.limits.check_bio(bio, self.size, self.read_only)?;
+        if bio.op == Op::WriteZeroes && bio.flags.has(Flags::FAST_ONLY) {
+            return Err(Status::NotSupported);
+        }
+        match self.cipher() {
+            Some(_) => Ok(()),
+            None => Err(Status::Io),
+        }
+    }
+}
+
+/// Finds the disk below, and checks that the data lie in it.
+pub(super) fn make(spec: &EncryptedSpec, disks: &[Disk]) -> Result<(Disk, Arc<Encrypted>), Error> {
+    let refuse = |why: String| Err(Error::Disk(format!("disk {}: {why}", spec.name)));
+    let Some(below) = disks.iter().find(|disk| disk.name == spec.below) else {
+        return refuse(format!("there is no disk {} for it to lie on", spec.below));
+    };
+    if let Some(user) = &below.used_by {
+        return refuse(format!("disk {} is used by disk {user} already", below.name));
+    }
+    let block = spec
+        .sector
+        .max(below.block_size)
+        .max(spec.block_size.unwrap_or(0));
+    let left = below.size.saturating_sub(spec.start);
+    let size = spec.size.unwrap_or(left - left % u64::from(block));
+    if !spec.start.is_multiple_of(below.block_size.into()) {
+        return refuse(format!(
+            "its data begin at byte {} of disk {}, which is no multiple of that one's block size {}",
+            spec.start, below.name, below.block_size
+        ));
+    }
+    if size == 0 || size > left || !size.is_multiple_of(block.into()) {
+        return refuse(format!(
+            "its data, {size} bytes from byte {} on, must be whole blocks of {block} bytes within the {} bytes of disk {}",
+            spec.start, below.size, below.name
+        ));
+    }
+    let limits = &below.limits;
+    let discard_max = if spec.discard { limits.discard_max } else { 0 };
+    let encrypted = Encrypted {
+        below: (below.queue, below.id),
+        start: spec.start,
+        size,
+        read_only: spec.read_only || below.read_only,
+        limits: Limits {
+            logical_block: block,
+            any_alignment: false,
+            physical_block: limits.physical_block.max(block),
+            discard_max: discard_max - discard_max % u64::from(block),
+            // Zeroes are written, encrypted.
+            zeroes_max: ZEROES_MAX,
+            zeroes_are_written: true,
+            ..limits.clone()
+        },
+        cipher: OnceLock::new(),
+    };
+    if let Some(cipher) = &spec.cipher {
+        encrypted.unlock(Arc::clone(cipher));
+    }
+    Ok((below.clone(), Arc::new(encrypted)))
+}
+
+/// What is known of an encrypted disk beside its bios.
+pub(super) struct EncryptedAllocation {
+    pub(super) encrypted: Arc<Encrypted>,
+    pub(super) below: Disk,
+}
+
+impl Allocation for EncryptedAllocation {
+    /// Everything is data: even what nobody has written reads as something else than zeroes.
+    fn extents(&self, _: DiskId, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        let size = self.encrypted.size;
+        let end = offset.saturating_add(len).min(size);
+        if offset >= end || max == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        out.push(Extent::data(end - offset));
+        Ok(())
+    }
+
+    fn losses(&self, _: DiskId) -> Losses {
+        self.below.losses()
+    }
+
+    fn mark_losses_seen(&self, _: DiskId) {
+        self.below.mark_losses_seen();
+    }
+
+    fn state(&self, _: DiskId) -> State {
+        match self.encrypted.cipher() {
+            Some(_) => self.below.state(),
+            None => self.below.state().max(State::Locked),
+        }
+    }
+}
+
+/// The first number of an encrypted disk on [`MAPPED`](crate::disk::MAPPED).
+pub(crate) const FIRST: u32 = 1 << 31;
+/// Largest zeroing: it is written piece by piece.
+const ZEROES_MAX: u64 = 32 << 20;
