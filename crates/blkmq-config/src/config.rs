@@ -186,6 +186,37 @@ impl Config {
         Ok(())
     }
 
+    /// Encrypted disks are added when the others are there: they lie on those, and nothing lies on them.
+    fn check_encrypted(&self, names: &[&str]) -> Result<()> {
+        let encrypted = |disk: &&DiskSpec| matches!(disk.source, Source::Luks(_));
+        let is_encrypted = |name: &str| self.disks.iter().filter(encrypted).any(|disk| disk.name == name);
+        for disk in &self.disks {
+            for below in disk.below() {
+                if is_encrypted(below) {
+                    bail!(
+                        "disk {}: disk {below} is encrypted, and cannot be below another: encrypt the upper one, as in luks={}",
+                        disk.name,
+                        disk.name
+                    );
+                }
+                let users = self.disks.iter().filter(|other| other.below().contains(&below));
+                if encrypted(&disk) && users.count() > 1 {
+                    bail!(
+                        "disk {}: another disk lies on {below}, too: it needs one of its own",
+                        disk.name
+                    );
+                }
+                if encrypted(&disk) && names.binary_search(&below).is_err() {
+                    bail!(
+                        "disk {}: there is no disk {below} for it to lie on: add [disk.{below}]",
+                        disk.name
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Checks the parts against each other.
     ///
     /// # Errors
@@ -212,6 +243,7 @@ impl Config {
                 );
             }
         }
+        self.check_encrypted(&names)?;
         for export in &self.exports {
             for disk in export.disks.iter().flatten() {
                 if names.binary_search(&disk.as_str()).is_err() {

@@ -77,6 +77,11 @@ impl LuksSource {
         self.header.iter().cloned().chain(key).collect()
     }
 
+    /// Returns whether both are the same data, whoever keeps the key.
+    pub(crate) fn has_data_of(&self, other: &Self) -> bool {
+        (&self.below, &self.header) == (&other.below, &other.header)
+    }
+
     fn set(&mut self, key: &str, text: &str) -> Result<(), ConfigError> {
         match key {
             "key" => self.key = Some(KeySource::parse(text)?),

@@ -4,12 +4,16 @@
 mod stats;
 mod table;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use blkmq_config::typed;
+use blkmq_luks::Secret;
 use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Map, Value, json};
@@ -116,6 +120,15 @@ pub enum CtlCommand {
         /// The disks
         #[arg(required = true, add = ArgValueCompleter::new(Disks))]
         disks: Vec<String>,
+    },
+    /// Give an encrypted disk its passphrase, from a file or from standard input, each byte of it
+    Unlock {
+        /// The disk
+        #[arg(add = ArgValueCompleter::new(Disks))]
+        disk: String,
+        /// The file [default: standard input]
+        #[arg(long, value_name = "FILE")]
+        key_file: Option<PathBuf>,
     },
     /// Print the configuration of the daemon as it is now
     Dump,
@@ -398,6 +411,11 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             client.call("disk.reset", &json!({"disks": disks}))?;
             Ok(())
         }
+        CtlCommand::Unlock { disk, key_file } => {
+            let secret = passphrase(key_file.as_deref())?;
+            let params = json!({"disk": disk, "key": STANDARD.encode(secret.bytes())});
+            client.call("disk.unlock", &params).map(drop)
+        }
         CtlCommand::Dump => {
             let config = client.call("config.get", &json!({}))?;
             match args.json {
@@ -447,6 +465,21 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             print_json(&client.call(method, &params.context("the parameters are no JSON")?)?)
         }
     }
+}
+
+/// Reads a passphrase; each byte of it counts.
+fn passphrase(file: Option<&Path>) -> Result<Secret> {
+    let Some(path) = file else {
+        let input = std::io::stdin();
+        ensure!(
+            !input.is_terminal(),
+            "the passphrase would be shown here: give it by --key-file, or by a pipe"
+        );
+        return Secret::read_from(input.lock()).context("the passphrase on standard input");
+    };
+    let context = || format!("key file {}", path.display());
+    let file = File::open(path).with_context(context)?;
+    Secret::read_from(file).with_context(context)
 }
 
 /// Prints a list, and again whenever it differs; as JSON, each on a line.

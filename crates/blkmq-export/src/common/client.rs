@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use blkmq_core::bio::Bio;
 use blkmq_core::time::Instant;
+use blkmq_host::device::State;
 use blkmq_host::disk::{Disk, Hearing, QueueId, Use};
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service};
@@ -180,7 +181,7 @@ impl<P: Protocol> Client<P> {
     /// Makes it a user of a disk.
     ///
     /// # Errors
-    /// The disk is removed.
+    /// The disk is removed, or locked.
     pub(crate) fn use_disk(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<(), String> {
         if !self.life.is_at_rest() {
             self.told_size = disk.current_size();
@@ -190,7 +191,10 @@ impl<P: Protocol> Client<P> {
             None => disk.users.enter_as_part(cx.waker()),
         };
         if self.disk_use.is_none() {
-            return Err("the disk is removed".to_owned());
+            return Err(match disk.state() {
+                State::Locked => "the disk is locked: blkmq ctl unlock opens it".to_owned(),
+                _ => "the disk is removed".to_owned(),
+            });
         }
         self.note_hearing();
         self.member.iter().for_each(|member| member.select(&disk.name));

@@ -2,7 +2,7 @@
 //! them, with the descriptors that belong to some; the front door of a session defines the session's body.
 //!
 //! ```text
-//!  incoming: hello                     outgoing: welcome, sources, locks, sockets, paths, end
+//!  incoming: hello                     outgoing: welcome, sources, keys, locks, sockets, paths, end
 //!  incoming: disks, differences, take               outgoing: sessions, statistics, end    (it serves nobody meanwhile)
 //!  incoming: ready                     outgoing: go
 //!  incoming: taken                     outgoing: ends
@@ -24,11 +24,13 @@ use self::body::too_long;
 pub use self::body::{Reader, Writer};
 
 /// The newest version of the protocol.
-pub const VERSION: u32 = 4;
-/// The oldest one that can be spoken, too: it has neither sources and differences nor paths.
+pub const VERSION: u32 = 5;
+/// The oldest one that can be spoken, too: it has neither sources, differences and paths nor keys.
 pub const VERSION_MIN: u32 = 3;
 /// The first one in which disks are compared by their sources, and paths of sockets by their files.
 pub const VERSION_OF_SOURCES: u32 = 4;
+/// The first one in which keys of encrypted disks are handed over.
+pub const VERSION_OF_KEYS: u32 = 5;
 /// Bytes before the body of each message: its length and its kind.
 pub const HEADER_BYTES: usize = 6;
 /// The longest body: a session with all data that its client may have under way, in either
@@ -60,6 +62,11 @@ pub enum Message {
     },
     /// Where the data of one of the outgoing daemon's disks are.
     Source(Source),
+    /// One descriptor: sealed memory with the volume key of an encrypted disk.
+    Key {
+        /// The disk's name.
+        disk: String,
+    },
     /// One descriptor: it holds the lock of a disk's file.
     Lock,
     /// One descriptor: a socket that listens, or that of a mount.
@@ -229,7 +236,7 @@ impl Message {
     /// Returns how many descriptors come beside a message, at least and at most.
     pub fn fds(&self) -> (usize, usize) {
         match self {
-            Self::Lock | Self::Socket(_) => (1, 1),
+            Self::Lock | Self::Socket(_) | Self::Key { .. } => (1, 1),
             Self::Session(_) => (1, FDS_MAX),
             _ => (0, 0),
         }
@@ -243,7 +250,7 @@ impl Message {
         let [a, b, c, d, e, f] = bytes;
         let (length, kind) = (u32::from_le_bytes([a, b, c, d]), u16::from_le_bytes([e, f]));
         let max = match kind {
-            HELLO..=PATH => body_bytes_max(kind),
+            HELLO..=KEY => body_bytes_max(kind),
             _ => return Err(DecodeError::Kind(kind)),
         };
         let length = length as usize;
@@ -274,6 +281,9 @@ impl Message {
                 files: reader.files()?,
                 has_clients: reader.flag("a disk's mark of clients")?,
             }),
+            KEY => Self::Key {
+                disk: reader.text("a disk's name")?,
+            },
             LOCK => Self::Lock,
             SOCKET => Self::Socket(Socket {
                 door: reader.text("a front door")?,
@@ -366,6 +376,10 @@ impl Message {
                 writer.u8(source.has_clients.into());
                 SOURCE
             }
+            Self::Key { disk } => {
+                writer.text(disk);
+                KEY
+            }
             Self::Lock => LOCK,
             Self::Socket(socket) => {
                 writer.text(&socket.door);
@@ -453,6 +467,7 @@ const REFUSED: u16 = 13;
 const SOURCE: u16 = 14;
 const DIFFERS: u16 = 15;
 const PATH: u16 = 16;
+const KEY: u16 = 17;
 
 #[cfg(test)]
 #[path = "codec/tests.rs"]

@@ -5,11 +5,16 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use blkmq_config::{Document, Kind};
 use blkmq_drivers::multipath::MultipathDevice;
+use blkmq_luks::Secret;
+use blkmq_luks::secret::KEY_BYTES_MAX;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use zeroize::{Zeroize, Zeroizing};
 
 use super::API;
 use super::images;
@@ -227,6 +232,32 @@ pub(super) static METHODS: &[Method] = &[
     change("disk.snapshot", images::SNAPSHOT_HELP, images::snapshot),
     change("disk.reset", images::RESET_HELP, images::reset),
     change("disk.clone", images::CLONE_HELP, images::clone),
+    change(
+        "disk.unlock",
+        "give an encrypted disk its passphrase: {disk, key}; the key in base64",
+        |_, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                disk: String,
+                key: String,
+            }
+            let Params { disk, mut key } = of(params)?;
+            let decoded = STANDARD.decode(&key).map(Zeroizing::new);
+            key.zeroize();
+            let decoded = decoded
+                .ok()
+                .filter(|bytes| (1..=KEY_BYTES_MAX).contains(&bytes.len()));
+            let Some(mut bytes) = decoded else {
+                let what = format!("key: must be base64 of 1 to {KEY_BYTES_MAX} bytes");
+                return Err(Failure::new(BAD_PARAMS, what));
+            };
+            let secret = Secret::take(&mut bytes).map_err(anyhow::Error::from)?;
+            daemon.running.unlock(&disk, &secret)?;
+            tracing::info!("disk {disk}: unlocked");
+            Ok(json!({}))
+        },
+    ),
     ask(
         "queue.list",
         "the queues, with their elevators and tunables",

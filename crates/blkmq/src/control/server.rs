@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
+use zeroize::Zeroize;
 
 use super::methods::{self, Access, Session};
 use super::protocol::{self, Failure, NO_JSON, NO_METHOD};
@@ -256,6 +257,7 @@ impl Client {
                     return Ok(());
                 }
                 self.input.extend_from_slice(&piece[..len]);
+                piece[..len].zeroize();
                 let taken = self.take_lines(daemon, &mut session);
                 // After the answer, and also if nobody takes it.
                 if session.drains() {
@@ -333,6 +335,8 @@ impl Client {
             }
         }
         let taken = input.len() - rest.len();
+        // A line may have had a passphrase.
+        input[..taken].zeroize();
         input.drain(..taken);
         if input.len() > LINE_MAX {
             let failure = Failure::new(NO_JSON, format!("a line has at most {LINE_MAX} bytes"));

@@ -25,6 +25,7 @@ use blkmq_export::front_door::{Offer, Served};
 use blkmq_host::control::Control;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
+use blkmq_luks::Secret;
 
 use self::gate::Gate;
 pub(crate) use self::gate::Held;
@@ -53,10 +54,6 @@ pub(crate) struct Running {
     changes: AtomicU64,
     sandbox: Sandbox,
     /// The keys of encrypted disks.
-    #[expect(
-        dead_code,
-        reason = "kept for disks that are unlocked later, and for a successor"
-    )]
     keyring: Keyring,
 }
 
@@ -139,6 +136,22 @@ impl Running {
 
     pub(crate) fn common(&self) -> &Common {
         &self.common
+    }
+
+    /// The keys of encrypted disks.
+    pub(crate) fn keyring(&self) -> &Keyring {
+        &self.keyring
+    }
+
+    /// Unlocks an encrypted disk with a passphrase. Blocks for as long as the key slots take.
+    ///
+    /// # Errors
+    /// There is no such disk, it is not locked, or no slot opens.
+    pub(crate) fn unlock(&self, disk: &str, passphrase: &Secret) -> Result<()> {
+        let config = self.document().config()?;
+        let spec = config.disks.iter().find(|spec| spec.name == disk);
+        let spec = spec.with_context(|| format!("disk {disk}: there is no such disk"))?;
+        self.keyring.unlock(&self.control(), spec, passphrase)
     }
 
     /// The configuration of the control socket.

@@ -36,6 +36,7 @@ mod leaving_guests;
 mod libnbd;
 mod listening_front_ends;
 mod log;
+mod luks;
 mod manual;
 mod mapped;
 mod memory;

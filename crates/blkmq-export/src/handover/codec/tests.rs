@@ -24,6 +24,9 @@ fn one_of_each() -> Vec<Message> {
             }],
             has_clients: true,
         }),
+        Message::Key {
+            disk: "vm1".to_owned(),
+        },
         Message::Lock,
         Message::Socket(Socket {
             door: door.clone(),

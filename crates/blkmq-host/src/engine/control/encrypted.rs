@@ -12,7 +12,7 @@ use blkmq_core::ids::{DiskId, ReactorId};
 use super::Control;
 use super::devices::take_number;
 use crate::disk::{Disk, MAPPED, Users};
-use crate::engine::encrypted::{Encrypted, EncryptedAllocation, EncryptedSpec, FIRST, SectorCipher, make};
+use crate::engine::encrypted::{EncryptedAllocation, EncryptedSpec, FIRST, SectorCipher, make};
 use crate::error::Error;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::encrypt::Memory;
@@ -54,6 +54,10 @@ impl Control {
             number: take_number(&mut next_number),
             users: Users::default(),
         };
+        if encrypted.cipher().is_none() {
+            // Nobody can use it until it is unlocked.
+            disk.users.withdraw(true);
+        }
         self.shared.on_reactors(|_| {
             let encrypted = Arc::clone(&encrypted);
             move |core: &mut ReactorCore| core.add_encrypted(encrypted)
@@ -75,21 +79,18 @@ impl Control {
     /// # Errors
     /// If there is no such disk, it is not encrypted, or it has its cipher already.
     pub fn unlock(&self, name: &str, cipher: Arc<dyn SectorCipher>) -> Result<(), Error> {
-        let encrypted = self.encrypted(name)?;
-        match encrypted.unlock(cipher) {
-            true => Ok(()),
-            false => Err(Error::Disk(format!("disk {name}: is not locked"))),
-        }
-    }
-
-    fn encrypted(&self, name: &str) -> Result<Arc<Encrypted>, Error> {
-        let disks = self.shared.disks();
         let refuse = |why: &str| Error::Disk(format!("disk {name}: {why}"));
+        let disks = self.shared.disks();
         let disk = disks.iter().find(|disk| disk.name == name);
         let disk = disk.ok_or_else(|| refuse("there is no such disk"))?;
         let index = disk.id.0.checked_sub(FIRST).filter(|_| disk.queue == MAPPED);
         let index = index.ok_or_else(|| refuse("is not encrypted by this daemon"))?;
-        Ok(Arc::clone(&self.shared.encrypted()[index as usize]))
+        let encrypted = Arc::clone(&self.shared.encrypted()[index as usize]);
+        if !encrypted.unlock(cipher) {
+            return Err(refuse("is not locked"));
+        }
+        disk.users.withdraw(false);
+        Ok(())
     }
 }
 

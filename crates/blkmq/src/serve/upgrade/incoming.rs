@@ -21,7 +21,7 @@ use blkmq_host::control::Control;
 use super::sources::{Ours, Predecessor};
 use super::{ANSWER_MAX, Earlier};
 use crate::sandbox::Sandbox;
-use crate::serve::Daemon;
+use crate::serve::{Daemon, keys};
 
 /// Takes over from the daemon at this upgrade socket. Returns when its clients are served here.
 ///
@@ -36,7 +36,7 @@ pub(crate) fn take_over(
     let handover = Arc::new(Handover::new(Phase::Suspended));
     let mut channel = greet(address, &handover)?;
     let keyring = Keyring::default();
-    let predecessor = take_what_a_start_needs(&mut channel, &handover)?;
+    let predecessor = take_what_a_start_needs(&mut channel, &handover, &keyring)?;
     let (our_document, our_config) = (document.clone(), config.clone());
     let ours = Ours {
         document: &our_document,
@@ -109,18 +109,28 @@ fn greet(address: &str, handover: &Handover) -> Result<Channel> {
     }
 }
 
-fn take_what_a_start_needs(channel: &mut Channel, handover: &Handover) -> Result<Predecessor> {
+fn take_what_a_start_needs(
+    channel: &mut Channel,
+    handover: &Handover,
+    keyring: &Keyring,
+) -> Result<Predecessor> {
     let mut predecessor = Predecessor::default();
     let mut count = 0;
     loop {
         let (message, mut fds) = channel.receive(ANSWER_MAX)?;
         match (message, fds.pop()) {
             (Message::Source(source), None) => predecessor.add(source),
+            (Message::Key { disk }, Some(memory)) => {
+                // Before a key is in this process.
+                keys::leave_no_core()?;
+                let key = keys::unsealed(memory).with_context(|| format!("disk {disk}: its key"))?;
+                keyring.insert(disk, key);
+            }
             (Message::Lock, Some(lock)) => file::inherit_lock(lock),
             (Message::Socket(named), Some(socket)) => handover.inherit(named, socket),
             (Message::Path { address, file }, None) => handover.inherit_path(address, file),
             (Message::End { count: sent }, None) if sent == count => return Ok(predecessor),
-            _ => bail!("the running daemon says something else than sources, locks and sockets"),
+            _ => bail!("the running daemon says something else than sources, keys, locks and sockets"),
         }
         count += 1;
     }

@@ -17,7 +17,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use blkmq_core::group::Debts;
 use blkmq_export::common::{self, Common, Credentials, Socket};
 use blkmq_export::handover::channel::{Channel, ChannelError};
-use blkmq_export::handover::codec::{self, Message, Origin, VERSION, VERSION_MIN, VERSION_OF_SOURCES};
+use blkmq_export::handover::codec::{
+    self, Message, Origin, VERSION, VERSION_MIN, VERSION_OF_KEYS, VERSION_OF_SOURCES,
+};
 use blkmq_host::control::{Control, Uncapped};
 use blkmq_host::device::FileId;
 use blkmq_host::disk::{Disk, MAPPED};
@@ -26,6 +28,7 @@ use signal_hook::iterator::Handle;
 
 use super::flusher::Flusher;
 use super::{ANSWER_MAX, DOOR, Earlier, sources};
+use crate::serve::keys;
 use crate::serve::running::{Held, Running};
 
 /// The upgrade socket, and the thread that answers there.
@@ -249,6 +252,14 @@ impl Conductor {
             let document = self.running.document();
             for source in sources::of_running(&document, &self.control, &handover.disks())? {
                 channel.send(&Message::Source(source), &[], ANSWER_MAX)?;
+                count += 1;
+            }
+        }
+        if version >= VERSION_OF_KEYS {
+            for (disk, key) in self.running.keyring().keys()? {
+                let memory =
+                    keys::sealed(&key).context("the key of an encrypted disk cannot be handed over")?;
+                channel.send(&Message::Key { disk }, &[memory.as_fd()], ANSWER_MAX)?;
                 count += 1;
             }
         }

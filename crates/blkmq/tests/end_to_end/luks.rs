@@ -1,0 +1,263 @@
+//! Decides whether encrypted disks are what `cryptsetup` and QEMU say they are, and whether their keys
+//! stay where they belong. Images are formatted by `cryptsetup`, which needs no root for files.
+
+mod crypt;
+mod keys;
+
+use std::path::Path;
+
+use self::crypt::{Crypt, KEY, has_tools};
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::run;
+use crate::common::{Daemon, Scratch};
+use crate::qemu::qemu_io;
+
+/// The string of an encrypted disk and of the one below.
+fn disks(name: &str, image: &str, crypt: &Crypt<'_>) -> [String; 2] {
+    [
+        format!("name={name},luks={name}-raw,key={}", crypt.key_file()),
+        format!("name={name}-raw,file={image}"),
+    ]
+}
+
+fn serve(scratch: &Scratch, disks: &[String]) -> Daemon {
+    Daemon::serve(scratch, &disks.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn encrypted_disks_of_each_format_have_what_each_operation_left() {
+    if !has_tools(&["cryptsetup", "qemu-io"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let formats = [
+        ("one", "--type luks1"),
+        ("short", "--type luks1 --key-size 256"),
+        ("two", "--type luks2 --pbkdf pbkdf2 --sector-size 512"),
+        ("large", "--type luks2 --pbkdf argon2id --sector-size 4096"),
+    ];
+    let mut all = Vec::new();
+    for (name, options) in formats {
+        let image = crypt.format(name, 48 * MIB, options);
+        all.extend(disks(name, &image, &crypt));
+    }
+    all.push(format!(
+        "name=whole,luks=stripe,header={},key={}",
+        crypt.detached(),
+        crypt.key_file()
+    ));
+    all.push("name=stripe,striped=a+b,chunk=16K".to_owned());
+    all.extend(["name=a,ram=16M".to_owned(), "name=b,ram=16M".to_owned()]);
+    let daemon = serve(&scratch, &all);
+    for (name, _) in formats.into_iter().chain([("whole", "")]) {
+        qemu_io(&daemon.uri(name), OPERATIONS);
+    }
+    daemon.stop();
+}
+
+#[test]
+fn luks1_is_written_for_qemu_and_read_from_it() {
+    if !has_tools(&["cryptsetup", "qemu-io"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 16 * MIB, "--type luks1");
+    let by_qemu = |commands: &[&str]| {
+        let secret = format!("secret,id=key,file={}", crypt.key_file());
+        let options = format!("driver=luks,key-secret=key,file.filename={image}");
+        let mut words = vec!["--object", &secret, "--image-opts", &options];
+        commands.iter().for_each(|command| words.extend(["-c", *command]));
+        let said = run("qemu-io", &words);
+        assert!(!said.stdout.contains("failed"), "{}", said.stdout);
+    };
+    let daemon = serve(&scratch, &disks("vm1", &image, &crypt));
+    qemu_io(
+        &daemon.uri("vm1"),
+        &["write -P 0x41 1M 3M", "write -z 2M 64k", "flush"],
+    );
+    daemon.stop();
+    by_qemu(&[
+        "read -P 0x41 1M 1M",
+        "read -P 0 2M 64k",
+        "read -P 0x41 3M 1M",
+        "write -P 0x77 5M 1M",
+    ]);
+    let daemon = serve(&scratch, &disks("vm1", &image, &crypt));
+    qemu_io(&daemon.uri("vm1"), &["read -P 0x77 5M 1M", "read -P 0x41 3M 1M"]);
+    daemon.stop();
+}
+
+#[test]
+fn luks2_is_read_from_cryptsetup_and_written_for_it() {
+    if !has_tools(&["cryptsetup", "qemu-io"]) {
+        return;
+    }
+    for sector in ["512", "4096"] {
+        let scratch = Scratch::new();
+        let crypt = Crypt::new(&scratch);
+        let plain: Vec<u8> = (0..16).flat_map(|number| block(number, 1)).collect();
+        let image = crypt.encrypt("two", &plain, 8 * MIB, sector);
+        let daemon = serve(&scratch, &disks("vm1", &image, &crypt));
+        let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+        let found = client.read(0, plain.len()).expect("a read");
+        assert!(found == plain, "sectors of {sector}");
+        for number in 8..24 {
+            client
+                .write(number * BLOCK as u64, &block(number, 2))
+                .expect("a write");
+        }
+        client.flush().expect("a flush");
+        drop(client);
+        daemon.stop();
+        let decrypted = crypt.decrypt(&image);
+        let found = std::fs::read(Path::new(&decrypted)).expect("it is a file");
+        for number in 0..24 {
+            let generation = if number < 8 { 1 } else { 2 };
+            let at = number as usize * BLOCK;
+            let is_there = found[at..at + BLOCK] == block(number, generation);
+            assert!(is_there, "sectors of {sector}, block {number}");
+        }
+    }
+}
+
+#[test]
+fn zeroing_is_written_discards_are_refused_and_block_status_says_data() {
+    if !has_tools(&["cryptsetup", "qemu-io"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    let daemon = serve(&scratch, &disks("vm1", &image, &crypt));
+    let uri = daemon.uri("vm1");
+    qemu_io(&uri, &["write -z -u 0 4M", "read -P 0 0 4M"]);
+    let map = run("qemu-img", &["map", "--output=json", "-f", "raw", &uri]).stdout;
+    assert!(
+        map.contains("\"data\": true") && !map.contains("\"data\": false"),
+        "{map}"
+    );
+    daemon.stop();
+    let stored = std::fs::read(&image).expect("the image");
+    let zeroes = stored[16 << 20..20 << 20]
+        .chunks(512)
+        .filter(|sector| sector.iter().all(|byte| *byte == 0));
+    assert_eq!(zeroes.count(), 0, "zeroes are stored as they are");
+}
+
+#[test]
+fn weights_and_state_of_an_encrypted_disk_are_those_of_the_queue_below() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    let all = disks("vm1", &image, &crypt);
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let words = [
+        "--nbd",
+        &nbd,
+        "--control",
+        &control,
+        "--disk",
+        &all[0],
+        "--disk",
+        &all[1],
+        "--group",
+        "/vm1,weight=300",
+    ];
+    let daemon = Daemon::start(&words);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    client.write(0, &block(1, 1)).expect("a write");
+    assert!(client.read(0, BLOCK).expect("a read") == block(1, 1));
+    let said = keys::ctl(&scratch, &["list", "groups"]);
+    assert!(
+        said.stdout.contains("/vm1") && said.stdout.contains("300"),
+        "{}",
+        said.stdout
+    );
+    let said = keys::ctl(&scratch, &["stats", "--json"]);
+    assert!(said.stdout.contains("/vm1"), "{}", said.stdout);
+    daemon.stop();
+}
+
+#[test]
+fn what_cannot_be_opened_is_refused_in_clear_words() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let cbc = crypt.format(
+        "cbc",
+        32 * MIB,
+        "--type luks2 --pbkdf pbkdf2 --cipher aes-cbc-essiv:sha256",
+    );
+    let plain = scratch.image("plain", 32 * MIB);
+    let broken = crypt.format("broken", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    crypt.break_header(&broken);
+    let of = |image: &str| disks("vm1", image, &crypt).to_vec();
+    let over = |disk: &str| {
+        let mut disks = of(&plain);
+        disks.push(disk.to_owned());
+        disks
+    };
+    for (disks, wanted) in [
+        (
+            of(&cbc),
+            "disk vm1: its LUKS header asks for the cipher \"aes-cbc-essiv:sha256\", which is not supported",
+        ),
+        (
+            of(&plain),
+            "disk vm1: there is no LUKS header: format it by cryptsetup luksFormat",
+        ),
+        (of(&broken), "disk vm1: its LUKS header is damaged: both copies"),
+        (
+            over("name=all,linear=vm1"),
+            "disk all: disk vm1 is encrypted, and cannot be below another",
+        ),
+        (over("name=vm2,luks=vm1-raw"), "another disk lies on vm1-raw, too"),
+        (
+            vec!["name=vm1,luks=gone".to_owned()],
+            "disk vm1: there is no disk gone for it to lie on",
+        ),
+    ] {
+        let said = crypt.refusal(&scratch, &disks);
+        assert!(said.contains(wanted), "{wanted}\n{said}");
+        assert!(!said.contains(KEY), "{said}");
+    }
+}
+
+/// Writes of all sizes that overlap, zeroing and forced ones, and the end of the disk.
+const OPERATIONS: &[&str] = &[
+    "write -P 0x11 0 12M",
+    "write -P 0x22 4k 132k",
+    "read -P 0x11 0 4k",
+    "read -P 0x22 4k 132k",
+    "read -P 0x11 136k 1M",
+    "write -f -P 0x44 7M 3M",
+    "flush",
+    "read -P 0x44 7M 3M",
+    "write -z 1M 3M",
+    "read -P 0 1M 3M",
+    "write -z -u 7M 1M",
+    "read -P 0 7M 1M",
+    "read -P 0x44 8M 2M",
+    "aio_write -P 0x66 8M 1M",
+    "aio_write -P 0x77 9M 1M",
+    "aio_write -z 10M 1M",
+    "aio_write -P 0x78 11M 4k",
+    "aio_flush",
+    "read -P 0x66 8M 1M",
+    "read -P 0x77 9M 1M",
+    "read -P 0 10M 1M",
+    "read -P 0x78 11M 4k",
+    // Larger than what is encrypted at once.
+    "write -P 0x79 3M 11M",
+    "read -P 0x79 3M 11M",
+];
+const MIB: u64 = 1 << 20;

@@ -1,0 +1,250 @@
+//! Keys: a disk without one is locked alone, they come over `ctl`, they are in no log, dump or core, and a
+//! successor gets them.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use blkmq::control::client::Client as Control;
+use serde_json::json;
+
+use super::crypt::{Crypt, KEY, has_tools};
+use super::{MIB, disks};
+use crate::common::daemon::program;
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{Said, output_within};
+use crate::common::{Daemon, Scratch};
+use crate::upgrade::load::Load;
+
+/// Runs `blkmq ctl` against the daemon of a test.
+pub(super) fn ctl(scratch: &Scratch, words: &[&str]) -> Said {
+    let socket = format!("unix:{}", scratch.word("control.sock"));
+    let mut command = std::process::Command::new(program());
+    command.args(["ctl", "--socket", &socket]).args(words);
+    let output = output_within(&mut command, Duration::from_secs(60));
+    Said {
+        success: output.status.success(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+fn start(scratch: &Scratch, disks: &[String], more: &[&str]) -> Daemon {
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let mut words = vec!["--nbd", &nbd, "--control", &control];
+    disks.iter().for_each(|disk| words.extend(["--disk", disk]));
+    words.extend(more);
+    Daemon::start(&words)
+}
+
+fn state(scratch: &Scratch, name: &str) -> String {
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    let disks = control.call("disk.list", &json!({})).expect("an answer");
+    let all = disks.as_array().expect("a list");
+    let disk = all.iter().find(|disk| disk["name"] == name).expect("the disk");
+    disk["state"].as_str().expect("a text").to_owned()
+}
+
+#[test]
+fn disk_without_its_key_is_locked_alone_until_it_is_unlocked() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    std::fs::write(scratch.path("wrong"), "another passphrase").expect("a file");
+    let wrong = scratch.word("wrong");
+    for key in ["", ",key=/no/such/file", &format!(",key={wrong}")] {
+        let all = [
+            format!("name=vm1,luks=vm1-raw{key}"),
+            format!("name=vm1-raw,file={image}"),
+            "name=other,ram=4M".to_owned(),
+        ];
+        let daemon = start(&scratch, &all, &[]);
+        let socket = scratch.path("nbd.sock");
+        assert_eq!(state(&scratch, "vm1"), "locked");
+        let mut other = Client::connect(&socket, "other").expect("the others serve");
+        other.write(0, &block(1, 1)).expect("a write");
+        assert!(
+            Client::connect(&socket, "vm1").is_err(),
+            "a locked disk has a client"
+        );
+        let refused = ctl(&scratch, &["unlock", "vm1", "--key-file", &wrong]);
+        assert!(
+            !refused.success
+                && refused
+                    .stderr
+                    .contains("disk vm1: no key slot opens with this key"),
+            "{}",
+            refused.stderr
+        );
+        let done = ctl(&scratch, &["unlock", "vm1", "--key-file", &crypt.key_file()]);
+        assert!(done.success, "{}", done.stderr);
+        assert_eq!(state(&scratch, "vm1"), "ok");
+        let mut client = Client::connect(&socket, "vm1").expect("it serves");
+        client.write(0, &block(1, 1)).expect("a write");
+        assert!(client.read(0, BLOCK).expect("a read") == block(1, 1));
+        let again = ctl(&scratch, &["unlock", "vm1", "--key-file", &crypt.key_file()]);
+        assert!(
+            !again.success && again.stderr.contains("disk vm1: is not locked"),
+            "{}",
+            again.stderr
+        );
+        drop((client, other));
+        daemon.stop();
+    }
+}
+
+#[test]
+fn keys_are_in_no_log_no_dump_and_no_core() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let one = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf argon2id");
+    let two = crypt.format("two", 32 * MIB, "--type luks1");
+    // While nobody has the lock of the image.
+    let secrets = [
+        // No secret, but in the daemon's memory.
+        scratch.word("nbd.sock").into_bytes(),
+        KEY.as_bytes().to_vec(),
+        crypt.volume_key(&one),
+        crypt.volume_key(&two),
+    ];
+    let mut all = disks("vm1", &one, &crypt).to_vec();
+    all.extend([
+        "name=vm2,luks=vm2-raw".to_owned(),
+        format!("name=vm2-raw,file={two}"),
+    ]);
+    let daemon = start(&scratch, &all, &[]);
+    assert!(ctl(&scratch, &["unlock", "vm2", "--key-file", &crypt.key_file()]).success);
+    for disk in ["vm1", "vm2"] {
+        let mut client = Client::connect(&scratch.path("nbd.sock"), disk).expect("it is served");
+        for number in 0..64 {
+            client
+                .write(number * BLOCK as u64, &block(number, 1))
+                .expect("a write");
+            client.read(number * BLOCK as u64, BLOCK).expect("a read");
+        }
+    }
+    for words in [
+        &["dump"][..],
+        &["dump", "--json"],
+        &["list", "disks", "--json"],
+        &["stats", "--json"],
+    ] {
+        let said = ctl(&scratch, words);
+        assert!(
+            said.success && !said.stdout.contains(KEY.trim_end()),
+            "{words:?}: {}",
+            said.stdout
+        );
+    }
+    assert!(!daemon.said().contains(KEY.trim_end()), "{}", daemon.said());
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our child's");
+    assert!(status.contains("CoreDumping:\t0"), "{status}");
+    match dumped_memory(daemon.id(), &secrets) {
+        Ok(found) => {
+            assert!(
+                found.iter().any(|(which, _)| *which == 0),
+                "the search finds nothing"
+            );
+            assert!(found.iter().all(|(which, _)| *which == 0), "{found:?}");
+        }
+        Err(error) => blkmq_skip::skip(&format!(
+            "the memory of a process that is not dumpable needs root: {error}"
+        )),
+    }
+    daemon.stop();
+}
+
+#[test]
+fn clients_of_an_encrypted_disk_go_on_over_upgrades_without_its_key_file() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    let all = disks("vm1", &image, &crypt);
+    let upgrade = format!("unix:{}", scratch.word("up.sock"));
+    let mut daemon = start(&scratch, &all, &["--upgrade-socket", &upgrade]);
+    std::fs::remove_file(scratch.path("key")).expect("the key's file");
+    let load = Load::start(&scratch.path("nbd.sock"), "vm1", 3);
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(50));
+        let next = start(&scratch, &all, &["--take-over", &upgrade]);
+        let status = daemon.ended_within(Duration::from_secs(20));
+        assert!(status.success(), "{}", daemon.said());
+        daemon = next;
+    }
+    assert!(load.stop() > 0);
+    assert_eq!(state(&scratch, "vm1"), "ok");
+    daemon.stop();
+}
+
+/// Looks for secrets in all memory of a process that a core would have. Returns which are there, and where.
+fn dumped_memory(process: u32, secrets: &[Vec<u8>]) -> std::io::Result<Vec<(usize, String)>> {
+    let maps = BufReader::new(std::fs::File::open(format!("/proc/{process}/smaps"))?);
+    let memory = std::fs::File::open(format!("/proc/{process}/mem"))?;
+    let (mut found, mut range) = (Vec::new(), String::new());
+    for line in maps.lines() {
+        let line = line?;
+        let first = line.split_whitespace().next().unwrap_or_default();
+        if first.contains('-') {
+            range = line;
+            continue;
+        }
+        let Some(flags) = line.strip_prefix("VmFlags:") else {
+            continue;
+        };
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        if !flags.contains(&"rd") || flags.contains(&"dd") || flags.contains(&"io") {
+            continue;
+        }
+        let ends = range.split(' ').next().and_then(|range| range.split_once('-'));
+        let ends = ends.map(|(start, end)| [start, end].map(|end| u64::from_str_radix(end, 16)));
+        let Some([Ok(start), Ok(end)]) = ends else {
+            panic!("{range}")
+        };
+        for which in used_pages(&memory, start, end)
+            .iter()
+            .flat_map(|bytes| secrets_in(bytes, secrets))
+        {
+            found.push((which, range.clone()));
+        }
+    }
+    Ok(found)
+}
+
+/// The runs of pages that are not zero.
+fn used_pages(memory: &std::fs::File, start: u64, end: u64) -> Vec<Vec<u8>> {
+    let (mut runs, mut run, mut page) = (Vec::new(), Vec::new(), [0; 4096]);
+    for at in (start..end).step_by(page.len()) {
+        // Some are not readable, as [vvar].
+        let is_used = memory.read_exact_at(&mut page, at).is_ok() && page != [0; 4096];
+        match is_used {
+            true => run.extend_from_slice(&page),
+            false if !run.is_empty() => runs.push(std::mem::take(&mut run)),
+            false => {}
+        }
+    }
+    runs.push(run);
+    runs
+}
+
+fn secrets_in(bytes: &[u8], secrets: &[Vec<u8>]) -> Vec<usize> {
+    let is_there = |secret: &[u8]| {
+        // The first half of a volume key is the key of the data.
+        let part = &secret[..secret.len().min(24)];
+        let mut places = bytes.iter().enumerate().filter(|(_, byte)| **byte == part[0]);
+        places.any(|(at, _)| bytes[at..].starts_with(part))
+    };
+    (0..secrets.len())
+        .filter(|which| is_there(&secrets[*which]))
+        .collect()
+}
