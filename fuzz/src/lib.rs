@@ -7,6 +7,7 @@ pub mod blktrace_records;
 pub mod configuration;
 pub mod fuse_requests;
 pub mod handover_messages;
+pub mod luks_headers;
 pub mod nbd_client_bytes;
 pub mod nbd_reply_bytes;
 pub mod nbd_server_bytes;
@@ -28,6 +29,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("configuration", configuration::run),
     ("fuse_requests", fuse_requests::run),
     ("handover_messages", handover_messages::run),
+    ("luks_headers", luks_headers::run),
     ("nbd_client_bytes", nbd_client_bytes::run),
     ("nbd_reply_bytes", nbd_reply_bytes::run),
     ("nbd_server_bytes", nbd_server_bytes::run),
