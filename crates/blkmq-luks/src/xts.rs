@@ -4,10 +4,9 @@
 
 use aes::cipher::consts::U16;
 use aes::cipher::inout::InOut;
-use aes::cipher::typenum::Unsigned;
 use aes::cipher::{
     Array, BlockCipherDecBackend, BlockCipherDecClosure, BlockCipherDecrypt, BlockCipherEncBackend,
-    BlockCipherEncClosure, BlockCipherEncrypt, BlockSizeUser, KeyInit, ParBlocks,
+    BlockCipherEncClosure, BlockCipherEncrypt, BlockSizeUser, KeyInit,
 };
 use aes::{Aes128, Aes256};
 
@@ -133,7 +132,7 @@ impl Xts {
     }
 }
 
-/// Sectors that are encrypted or decrypted at once, with the tweak of each one's first block.
+/// Sectors that are encrypted or decrypted together, with the tweak of each one's first block.
 struct Batch<'a> {
     blocks: &'a mut [Block],
     tweaks: &'a [Block],
@@ -141,28 +140,27 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Adds the tweaks before and after the block cipher, which takes `many` blocks at once, or one.
-    /// It is compiled into the cipher's code for the processor.
+    /// Adds each block's tweak before and after the block cipher. It is compiled into the cipher's code for the
+    /// processor.
+    ///
+    /// One block at a time: the processor overlaps the rounds of several, and finds room beside them for the
+    /// tweaks, which are computed some blocks ahead. In passes over many blocks, as the cipher offers too,
+    /// the tweaks' time is added to the rounds', which is slower by half where AES instructions are the limit.
     #[inline(always)]
-    fn apply(self, many: usize, mut on_many: impl FnMut(&mut [Block]), mut on_one: impl FnMut(&mut Block)) {
-        let mut tweaks = [[0; 2]; BATCH_BYTES / size_of::<Block>()];
-        let of_sectors = tweaks.chunks_exact_mut(self.blocks_of_sector);
-        of_sectors
-            .zip(self.tweaks)
-            .for_each(|(of_sector, first)| spread(first, of_sector));
-        let whole = self.blocks.len() - self.blocks.len() % many;
-        let (blocks, rest) = self.blocks.split_at_mut(whole);
-        let (of_blocks, of_rest) = tweaks.split_at(whole);
-        for (blocks, tweaks) in blocks.chunks_exact_mut(many).zip(of_blocks.chunks_exact(many)) {
-            add(blocks, tweaks);
-            on_many(blocks);
-            add(blocks, tweaks);
-        }
-        for (block, tweak) in rest.iter_mut().zip(of_rest) {
-            let (block, tweak) = (std::slice::from_mut(block), std::slice::from_ref(tweak));
-            add(block, tweak);
-            on_one(&mut block[0]);
-            add(block, tweak);
+    fn apply(self, mut cipher: impl FnMut(&mut Block)) {
+        let mut ahead = [Block::default(); AHEAD];
+        let mut tweaks = Tweaks {
+            firsts: self.tweaks.iter(),
+            blocks_of_sector: self.blocks_of_sector,
+            at: 0,
+            next: 0,
+        };
+        ahead.iter_mut().for_each(|tweak| *tweak = tweaks.next());
+        for (at, block) in self.blocks.iter_mut().enumerate() {
+            let tweak = std::mem::replace(&mut ahead[at % AHEAD], tweaks.next());
+            add(block, &tweak);
+            cipher(block);
+            add(block, &tweak);
         }
     }
 }
@@ -174,55 +172,45 @@ impl BlockSizeUser for Batch<'_> {
 impl BlockCipherEncClosure for Batch<'_> {
     #[inline(always)]
     fn call<B: BlockCipherEncBackend<BlockSize = U16>>(self, backend: &B) {
-        let many = |blocks: &mut [Block]| {
-            let blocks: &mut ParBlocks<B> = blocks.try_into().expect("as many as it takes");
-            backend.encrypt_par_blocks(InOut::from(blocks));
-        };
-        self.apply(B::ParBlocksSize::USIZE, many, |block| {
-            backend.encrypt_block(InOut::from(block));
-        });
+        self.apply(|block| backend.encrypt_block(InOut::from(block)));
     }
 }
 
 impl BlockCipherDecClosure for Batch<'_> {
     #[inline(always)]
     fn call<B: BlockCipherDecBackend<BlockSize = U16>>(self, backend: &B) {
-        let many = |blocks: &mut [Block]| {
-            let blocks: &mut ParBlocks<B> = blocks.try_into().expect("as many as it takes");
-            backend.decrypt_par_blocks(InOut::from(blocks));
-        };
-        self.apply(B::ParBlocksSize::USIZE, many, |block| {
-            backend.decrypt_block(InOut::from(block));
-        });
+        self.apply(|block| backend.decrypt_block(InOut::from(block)));
     }
 }
 
 #[inline(always)]
-fn add(blocks: &mut [Block], tweaks: &[[u64; 2]]) {
-    for (block, tweak) in blocks.iter_mut().zip(tweaks) {
-        for (word, tweak) in block.0.as_chunks_mut::<8>().0.iter_mut().zip(tweak) {
-            *word = (u64::from_le_bytes(*word) ^ tweak).to_le_bytes();
-        }
-    }
+fn add(block: &mut Block, tweak: &Block) {
+    let bytes = block.0.iter_mut().zip(&tweak.0);
+    bytes.for_each(|(byte, other)| *byte ^= other);
 }
 
-/// The tweaks of a sector's blocks: each is the one before times x, in the field of 2^128 elements with
-/// x^128 = x^7 + x^2 + x + 1. Some are computed side by side, each times x^8 from row to row.
-#[inline(always)]
-fn spread(first: &Block, tweaks: &mut [[u64; 2]]) {
-    let mut one = u128::from_le_bytes(first.0);
-    let (mut low, mut high) = ([0_u64; LANES], [0_u64; LANES]);
-    for (low, high) in low.iter_mut().zip(&mut high) {
-        (*low, *high) = (one as u64, (one >> 64) as u64);
-        one = (one << 1) ^ ((one >> 127) * 0x87);
-    }
-    for row in tweaks.chunks_exact_mut(LANES) {
-        for ((tweak, low), high) in row.iter_mut().zip(&mut low).zip(&mut high) {
-            *tweak = [*low, *high];
-            let over = *high >> 56;
-            *high = *high << 8 | *low >> 56;
-            *low = *low << 8 ^ over ^ over << 1 ^ over << 2 ^ over << 7;
+/// The tweaks of blocks, one after the other: within a sector, each is the one before times x, in the field of
+/// 2^128 elements with x^128 = x^7 + x^2 + x + 1. Behind the last sector there are some that nobody uses.
+struct Tweaks<'a> {
+    firsts: std::slice::Iter<'a, Block>,
+    blocks_of_sector: usize,
+    at: usize,
+    next: u128,
+}
+
+impl Tweaks<'_> {
+    #[inline(always)]
+    fn next(&mut self) -> Block {
+        // A sector has a power of two of blocks.
+        if self.at & (self.blocks_of_sector - 1) == 0
+            && let Some(first) = self.firsts.next()
+        {
+            self.next = u128::from_le_bytes(first.0);
         }
+        self.at += 1;
+        let tweak = self.next;
+        self.next = (tweak << 1) ^ ((tweak >> 127) * 0x87);
+        Array(tweak.to_le_bytes())
     }
 }
 
@@ -230,7 +218,8 @@ fn spread(first: &Block, tweaks: &mut [[u64; 2]]) {
 const UNIT: usize = 512;
 const BATCH_BYTES: usize = 4096;
 const BATCH_SECTORS: usize = BATCH_BYTES / UNIT;
-const LANES: usize = 8;
+/// Blocks between the computation of a tweak and its use.
+const AHEAD: usize = 8;
 
 #[cfg(test)]
 mod tests {
