@@ -153,6 +153,9 @@ pub(crate) struct Crashes {
     /// Have direct I/O take whole blocks of 4096 bytes only, so that small writes change them
     #[arg(long, conflicts_with_all = ["mutants", "filesystems"])]
     blocks: bool,
+    /// Have the disks encrypted; needs cryptsetup
+    #[arg(long, conflicts_with_all = ["mutants", "filesystems", "blocks"])]
+    encrypted: bool,
     /// Use builds that lose data, each of which must be caught
     #[arg(long)]
     mutants: bool,
@@ -270,6 +273,8 @@ impl Crashes {
             crashes::run_filesystems(steps, crashes(crashes::CRASHES_OF_FILESYSTEMS), self.seed)
         } else if self.blocks {
             crashes::run_blocks(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
+        } else if self.encrypted {
+            crashes::run_encrypted(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
         } else {
             crashes::run(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
         }

@@ -27,6 +27,15 @@ pub(crate) fn run_blocks(steps: &mut Steps, crashes: u64, seed: u64) -> Result<(
     run_as(steps, &name, BLOCKS, crashes, seed)
 }
 
+/// The same with encrypted disks.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_encrypted(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
+    let name = format!("{crashes} crashes of encrypted disks");
+    run_as(steps, &name, &["--encrypted"], crashes, seed)
+}
+
 /// The same with disks that have ext4 or XFS on them, on loop devices.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use blkmq_host::Control;
 use blkmq_host::disk::Disk;
 use blkmq_host::encrypted::{EncryptedSpec, SectorCipher};
 use blkmq_host::value::{self, ConfigError};
-use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts};
+use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts, secret};
 
 use crate::disk::{DiskSpec, Source};
 
@@ -315,6 +315,10 @@ impl SectorCipher for LuksCipher {
     fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
         self.xts
             .decrypt(self.first_sector.wrapping_add(offset / SECTOR), bytes);
+    }
+
+    fn wipe_stack(&self) {
+        secret::wipe_stack_of_sectors();
     }
 }
 

@@ -14,6 +14,7 @@ use anyhow::{Context, Result};
 
 use crate::chance::Chance;
 use crate::daemon::{Daemon, EXPORT};
+use crate::encryption::{self, Encryption};
 use crate::history::{History, Wrong};
 use crate::load::{Allowed, Load, Trouble, read_all};
 use crate::medium::SECTOR_BYTES;
@@ -34,6 +35,8 @@ pub struct Plan {
     pub only: Option<u64>,
     /// Whether direct I/O takes whole blocks only, and every round uses it.
     pub has_blocks: bool,
+    /// Whether the disk is encrypted: `cryptsetup` formats it.
+    pub is_encrypted: bool,
 }
 
 /// What was seen.
@@ -91,10 +94,11 @@ pub fn run(plan: &Plan) -> Result<Report, Failure> {
         let result = world.crash(plan, &round, &mut report);
         result.map_err(|trouble| {
             let place = format!(
-                "crash {} of {}, {round}\nagain: cargo xtask crashes {}--crashes {} --seed {}\nthe daemon said:\n{}",
+                "crash {} of {}, {round}\nagain: cargo xtask crashes {}{}--crashes {} --seed {}\nthe daemon said:\n{}",
                 number + 1,
                 plan.crashes,
                 if plan.has_blocks { "--blocks " } else { "" },
+                if plan.is_encrypted { "--encrypted " } else { "" },
                 number + 1,
                 plan.seed,
                 world.last_words()
@@ -115,6 +119,7 @@ struct World {
     dir: PathBuf,
     history: History,
     is_direct: bool,
+    encryption: Option<Encryption>,
     /// Dropped first: it holds the file.
     daemon: Option<Daemon>,
     mount: Mount,
@@ -133,20 +138,28 @@ impl World {
         if is_direct && plan.has_blocks {
             mount.set_block(BLOCK_BYTES);
         }
+        let encryption = plan.is_encrypted.then(|| Encryption::make(&dir));
+        let encryption = encryption.transpose().map_err(Failure::Other)?;
         let mut world = Self {
             dir,
+            encryption,
             history: History::new(DISK_BYTES / SECTOR_BYTES),
             is_direct,
             daemon: None,
             mount,
         };
         world.start(plan).map_err(Failure::Other)?;
+        if let (Some(daemon), true) = (&world.daemon, plan.is_encrypted) {
+            encryption::zero(daemon.socket(), DISK_BYTES).map_err(Failure::Other)?;
+        }
         Ok(world)
     }
 
     fn start(&mut self, plan: &Plan) -> Result<()> {
         let image = self.mount.image();
-        self.daemon = Some(Daemon::start(&plan.program, &image, self.is_direct, &self.dir)?);
+        let encryption = self.encryption.as_ref();
+        let daemon = Daemon::start_over(&plan.program, &image, self.is_direct, &self.dir, encryption)?;
+        self.daemon = Some(daemon);
         Ok(())
     }
 
@@ -157,7 +170,11 @@ impl World {
     /// Loads the daemon, kills it, forgets, starts it again and checks the disk.
     fn crash(&mut self, plan: &Plan, round: &Round, report: &mut Report) -> Result<(), Trouble> {
         let daemon = self.daemon.as_mut().expect("started");
-        let mut load = Load::connect(daemon.socket(), EXPORT, round.connections, round.seed)?;
+        let connect = match plan.is_encrypted {
+            true => Load::connect_without_trims,
+            false => Load::connect,
+        };
+        let mut load = connect(daemon.socket(), EXPORT, round.connections, round.seed)?;
         self.mount.set_faults(round.faults(self.mount.allocated_bytes()));
         let allowed = round.allowed();
         if round.trouble == What::FullAndFlushed {

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::encryption::Encryption;
+
 /// A running `blkmq serve`; dropping it kills it.
 #[derive(Debug)]
 pub struct Daemon {
@@ -23,6 +25,17 @@ impl Daemon {
     /// # Errors
     /// If it ends instead, with what it said.
     pub fn start(program: &Path, image: &Path, is_direct: bool, dir: &Path) -> Result<Self> {
+        Self::start_over(program, image, is_direct, dir, None)
+    }
+
+    /// The same; with an encryption, the image is below an encrypted disk of that name.
+    pub(crate) fn start_over(
+        program: &Path,
+        image: &Path,
+        is_direct: bool,
+        dir: &Path,
+        encryption: Option<&Encryption>,
+    ) -> Result<Self> {
         let socket = dir.join("nbd.sock");
         let log_path = dir.join("daemon.log");
         // The words of one that was killed stay.
@@ -32,12 +45,16 @@ impl Daemon {
             .open(&log_path)
             .context("making the daemon's log")?;
         let direct = if is_direct { "on" } else { "off" };
+        let name = encryption.map_or(EXPORT, |_| BELOW);
         let disk = format!(
-            "name={EXPORT},file={},direct={direct},block_size=512",
+            "name={name},file={},direct={direct},block_size=512",
             image.display()
         );
         let mut command = Command::new(program);
         command.args(["serve", "--disk", &disk]);
+        if let Some(encryption) = encryption {
+            command.args(["--disk", &encryption.disk(BELOW)]);
+        }
         command.args(["--nbd", &format!("unix:{}", socket.display())]);
         command.stderr(log);
         Self::spawn(command, &socket, File::open(log_path)?)
@@ -139,4 +156,6 @@ impl Drop for Daemon {
 
 /// The disk's name.
 pub const EXPORT: &str = "vm1";
+/// The name of the disk below an encrypted one.
+const BELOW: &str = "below";
 const LINES_MAX: usize = 40;

@@ -7,6 +7,7 @@ pub mod chance;
 pub mod connection;
 pub mod crashes;
 pub mod daemon;
+mod encryption;
 pub mod filesystems;
 pub mod guest;
 pub mod history;

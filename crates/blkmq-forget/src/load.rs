@@ -27,6 +27,8 @@ pub struct Load {
     latencies: Vec<Duration>,
     /// So many of a hundred requests are flushes.
     flush_percent: u64,
+    /// Some are discards.
+    trims: bool,
 }
 
 /// How many requests ended.
@@ -111,6 +113,28 @@ impl Load {
     /// # Errors
     /// If the server refuses, or does not have all that the load uses.
     pub fn connect(socket: &Path, export: &str, connections: usize, seed: u64) -> Result<Self> {
+        let mut load = Self::connect_without_trims(socket, export, connections, seed)?;
+        for connection in &load.connections {
+            let flags = connection.agreed().flags;
+            ensure!(
+                flags.contains(TransmissionFlags::SEND_TRIM),
+                "the server has {flags:?}, and no SEND_TRIM"
+            );
+        }
+        load.trims = true;
+        Ok(load)
+    }
+
+    /// The same on an encrypted disk, which takes no discards.
+    ///
+    /// # Errors
+    /// As for [`Self::connect`].
+    pub(crate) fn connect_without_trims(
+        socket: &Path,
+        export: &str,
+        connections: usize,
+        seed: u64,
+    ) -> Result<Self> {
         let connect = |_| {
             let connection = Connection::open(socket, export)?;
             let flags = connection.agreed().flags;
@@ -123,6 +147,7 @@ impl Load {
             counts: Counts::default(),
             latencies: Vec::new(),
             flush_percent: FLUSH_PERCENT,
+            trims: false,
         })
     }
 
@@ -276,7 +301,7 @@ impl Load {
         let is_forced = self.chance.below(5) == 0;
         let flags = CommandFlags::NONE.with_if(is_forced, CommandFlags::FUA);
         let (command, flags, kind) = match self.chance.below(10) {
-            0 => (Command::TRIM, flags, Kind::Discard),
+            0 if self.trims => (Command::TRIM, flags, Kind::Discard),
             1 => (Command::WRITE_ZEROES, flags, Kind::Zero),
             2 => (
                 Command::WRITE_ZEROES,
@@ -433,7 +458,6 @@ pub fn read_all(socket: &Path, export: &str, bytes: usize) -> Result<Vec<u8>> {
 /// What the load needs of a server.
 const USED: TransmissionFlags = TransmissionFlags::SEND_FLUSH
     .with(TransmissionFlags::SEND_FUA)
-    .with(TransmissionFlags::SEND_TRIM)
     .with(TransmissionFlags::SEND_WRITE_ZEROES)
     .with(TransmissionFlags::CAN_MULTI_CONN);
 /// Requests under way on each connection.

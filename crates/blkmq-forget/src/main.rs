@@ -34,6 +34,9 @@ struct Args {
     /// crash is one of direct I/O then
     #[arg(long, conflicts_with = "filesystems")]
     blocks: bool,
+    /// Have the disk encrypted, by a key of cryptsetup's
+    #[arg(long, conflicts_with = "filesystems")]
+    encrypted: bool,
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         seed: args.seed,
         only: args.only,
         has_blocks: args.blocks,
+        is_encrypted: args.encrypted,
     };
     let proved = if args.filesystems {
         filesystems::run(&plan).map(|report| report.to_string())

@@ -1,6 +1,6 @@
 //! Counts the allocations in the daemon's request path: two connections in groups of their own,
 //! reads, writes, flushes and zeroing through the NBD front door and through FUSE, every elevator,
-//! disks in memory, on a file and mapped. It is a binary of its own, since the allocator counts for
+//! disks in memory, on a file, mapped and encrypted. It is a binary of its own, since the allocator counts for
 //! the whole process; the clients here allocate nothing themselves.
 
 #[path = "../../../blkmq-host/tests/no_allocation/sys.rs"]
@@ -20,6 +20,7 @@ use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, OwnedPath, Socket};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
+use blkmq_host::encrypted::{EncryptedSpec, SectorCipher};
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_nbd::codec::request::{Command, RequestHeader};
@@ -39,7 +40,7 @@ fn main() {
     let dir = std::env::temp_dir().join(format!("blkmq-no-allocation-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     for elevator in sched::BUILT_IN {
-        for source in ["ram", "file", "striped"] {
+        for source in ["ram", "file", "striped", "encrypted"] {
             let count = count(source, elevator, &dir);
             let requests = 2 * ROUNDS * DEPTH;
             println!("{source}, {elevator}: {count} allocations in {requests} requests over NBD");
@@ -137,6 +138,7 @@ fn engine(source: &str, elevator: &'static ElevatorType, dir: &Path) -> Engine {
         let on_queue = format!("queue=q,sched={elevator}");
         match source {
             "ram" => disks.push(format!("name={name},ram={DISK},group=/{name},{on_queue}")),
+            "encrypted" => disks.push(format!("name={name}0,ram={DISK},group=/{name},{on_queue}")),
             "file" => {
                 let path = file(name).display().to_string();
                 disks.push(format!("name={name},file={path},group=/{name},{on_queue}"));
@@ -161,7 +163,46 @@ fn engine(source: &str, elevator: &'static ElevatorType, dir: &Path) -> Engine {
         mapped: plan.mapped,
         ..EngineConfig::default()
     };
-    Engine::start(config).expect("io_uring is available")
+    let engine = Engine::start(config).expect("io_uring is available");
+    if source == "encrypted" {
+        ["a", "b"].into_iter().for_each(|name| encrypt(&engine, name));
+    }
+    engine
+}
+
+/// Adds an encrypted disk over another one.
+fn encrypt(engine: &Engine, name: &str) {
+    let below = engine.disk(&format!("{name}0")).expect("the disk below");
+    let spec = EncryptedSpec {
+        name: name.to_owned(),
+        description: String::new(),
+        serial: None,
+        export: None,
+        below: below.name,
+        start: 0,
+        size: None,
+        sector: 512,
+        read_only: false,
+        block_size: None,
+        discard: false,
+        group: below.group,
+        group_path: format!("/{name}"),
+        cipher: Some(Arc::new(Inverse)),
+    };
+    engine.control().add_encrypted(spec).expect("it is added");
+}
+
+/// A cipher that takes no time.
+struct Inverse;
+
+impl SectorCipher for Inverse {
+    fn encrypt(&self, _: u64, bytes: &mut [u8]) {
+        bytes.iter_mut().for_each(|byte| *byte = !*byte);
+    }
+
+    fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
+        self.encrypt(offset, bytes);
+    }
 }
 
 /// One connection, whose messages are all made before the test.

@@ -23,6 +23,10 @@ pub trait SectorCipher: Send + Sync {
 
     /// Decrypts whole sectors in place.
     fn decrypt(&self, offset: u64, bytes: &mut [u8]);
+
+    /// Wipes what this thread's calls have left on its stack, since they may have put parts of a key there. Called
+    /// before the thread sleeps.
+    fn wipe_stack(&self) {}
 }
 
 /// An encrypted disk that is to be added.
@@ -134,6 +138,8 @@ pub(super) fn make(spec: &EncryptedSpec, disks: &[Disk]) -> Result<(Disk, Arc<En
             logical_block: block,
             any_alignment: false,
             physical_block: limits.physical_block.max(block),
+            // The bios below are split there.
+            boundary: 0,
             discard_max: discard_max - discard_max % u64::from(block),
             // Zeroes are written, encrypted.
             zeroes_max: ZEROES_MAX,

@@ -52,6 +52,8 @@ pub(crate) struct Encrypter {
     scratch: Vec<u8>,
     /// Bios that have ended; kept for its memory.
     ended: Vec<Bio>,
+    /// The disk whose cipher was used since the stack was wiped.
+    dirty: Option<u32>,
 }
 
 /// A bio under way.
@@ -126,6 +128,17 @@ impl Encrypter {
     #[inline]
     pub(crate) fn is_used(&self) -> bool {
         self.free.len() < self.slots.len()
+    }
+
+    /// Wipes what ciphers have left on this thread's stack. Call it before the thread sleeps, from a frame above
+    /// those that encrypt.
+    #[inline]
+    pub(crate) fn wipe_stack(&mut self) {
+        if let Some(disk) = self.dirty.take()
+            && let Some(cipher) = self.disks[disk as usize].cipher()
+        {
+            cipher.wipe_stack();
+        }
     }
 
     /// Submits a bio of an encrypted disk, with the same promises as a queue.
@@ -283,6 +296,7 @@ impl Encrypter {
             }
             _ => decrypt(cipher, &slot.bio, at, &mut self.scratch[..len as usize]),
         }
+        self.dirty = Some(slot.disk);
         slot.converted += len;
         self.left = self.left.saturating_sub(len.max(LEAST_BYTES));
         slot.converted == slot.piece

@@ -6,24 +6,33 @@ use blkmq_forget::crashes::{self, Failure, Plan};
 use blkmq_forget::filesystems;
 
 use crate::common::daemon::program;
+use crate::common::tools::installed;
 
 #[test]
 fn what_was_acknowledged_as_durable_survives_crashes_that_forget_the_rest() {
-    survives_crashes(false);
+    survives_crashes(10, false, false);
 }
 
 #[test]
 fn small_writes_of_blocks_survive_crashes_that_forget_and_tear_none() {
-    survives_crashes(true);
+    survives_crashes(10, true, false);
 }
 
-fn survives_crashes(has_blocks: bool) {
+#[test]
+fn encrypted_disk_has_what_was_acknowledged_as_durable_after_crashes_that_forget_the_rest() {
+    if installed(&["cryptsetup"]) {
+        survives_crashes(6, false, true);
+    }
+}
+
+fn survives_crashes(crashes: u64, has_blocks: bool, is_encrypted: bool) {
     let plan = Plan {
         program: program(),
-        crashes: 10,
+        crashes,
         seed: 1,
         only: None,
         has_blocks,
+        is_encrypted,
     };
     match crashes::run(&plan) {
         Ok(report) => {
@@ -52,6 +61,7 @@ fn ext4_and_xfs_on_a_disk_survive_crashes_that_forget_and_have_what_was_synced()
             seed,
             only: None,
             has_blocks: false,
+            is_encrypted: false,
         };
         match filesystems::run(&plan) {
             Ok(report) => {
