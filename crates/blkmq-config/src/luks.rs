@@ -132,7 +132,9 @@ impl KeySource {
 
     /// Reads the passphrase, each byte of it.
     fn read(&self) -> Result<Secret> {
-        let path = self.path().context("there are no credentials of systemd's here")?;
+        let path = self
+            .path()
+            .context("there are no credentials of systemd's here")?;
         Ok(Secret::read_from(File::open(path)?)?)
     }
 }

@@ -28,9 +28,7 @@ pub mod value;
 pub use disk::{Disk, QueueId};
 pub use engine::attach::Attached;
 pub use engine::control::Control;
-pub use engine::{
-    DiskEntry, Engine, EngineConfig, OnReactor, QueueSpec, attach, control, encrypted, mapped,
-};
+pub use engine::{DiskEntry, Engine, EngineConfig, OnReactor, QueueSpec, attach, control, encrypted, mapped};
 pub use error::Error;
 pub use log_budget::LogBudget;
 pub use reactor::{service, sleep, wait};
