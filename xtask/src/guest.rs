@@ -9,6 +9,7 @@ mod hosts;
 mod initrd;
 mod load;
 mod machine;
+mod nbd_client;
 mod packages;
 mod ublk;
 mod virtual_disk;
@@ -58,6 +59,12 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     if is_wanted(DBENCH) {
         let program = built_program(steps, &place, "blkmq-lab")?;
         steps.time("dbench on ublk in a guest", || dbench::run(&place, &program))?;
+    }
+    if is_wanted(NBD_CLIENT) {
+        let program = built_command(steps, &place)?;
+        steps.time("the kernel's NBD client in a guest", || {
+            nbd_client::run(&place, &program)
+        })?;
     }
     // Two tests do the same; without a name, the longer one runs.
     let devices = UBLK_TESTS
@@ -357,12 +364,13 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// The tests that `cargo xtask guest NAME` runs.
-const TESTS: [&str; 10] = [
+const TESTS: [&str; 11] = [
     POLLED,
     hosts::NAME,
     VIRTUAL_DISK,
     WEIGHTS,
     DBENCH,
+    NBD_CLIENT,
     UBLK,
     UBLK_KILLS,
     UBLK_FAILURES,
@@ -374,6 +382,7 @@ const VIRTUAL_DISK: &str = "vhost-user";
 const WEIGHTS: &str = "weights";
 const VISITS: u32 = 3;
 const DBENCH: &str = "dbench";
+const NBD_CLIENT: &str = "nbd-client";
 const UBLK: &str = "ublk";
 const UBLK_KILLS: &str = "ublk-kills";
 const UBLK_FAILURES: &str = "ublk-failures";
