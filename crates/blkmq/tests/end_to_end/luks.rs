@@ -1,5 +1,5 @@
-//! Decides whether encrypted disks are what `cryptsetup` and QEMU say they are, and whether their keys
-//! stay where they belong. Images are formatted by `cryptsetup`, which needs no root for files.
+//! Encrypted disks are what `cryptsetup` and QEMU say they are, and their keys stay where they belong.
+//! Images are formatted by `cryptsetup`, which needs no root for files.
 
 mod crypt;
 mod keys;
