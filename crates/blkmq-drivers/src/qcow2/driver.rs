@@ -6,7 +6,9 @@ use blkmq_host::value::ConfigError;
 
 use super::config::Qcow2Config;
 use super::disk::ImageDisk;
-use crate::driver::{Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError};
+use crate::driver::{
+    Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, Needs, OpenDisk, OpenError,
+};
 use crate::keys::Pairs;
 
 /// The driver, for the registry.
@@ -104,6 +106,14 @@ impl DriverConfig for Qcow2Config {
             size: None,
             is_locked: !self.unlocked,
         })
+    }
+
+    /// The directories of its bases, which are only read.
+    fn needs(&self) -> Needs {
+        Needs {
+            read: self.directories.clone(),
+            ..Needs::default()
+        }
     }
 
     fn check_path(&self) -> Result<(), &'static str> {

@@ -10,6 +10,9 @@ use blkmq_config::{Config, plan};
 use blkmq_host::{Engine, EngineConfig};
 
 use crate::common::daemon::program;
+use crate::common::nbd::Client;
+use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
 
 /// Runs as a process of its own, which stays confined.
@@ -195,6 +198,26 @@ fn sandbox_is_refused_where_fuse_mounts_and_is_left_out_or_reported_on_request()
         assert!(daemon.said().contains(line), "{}", daemon.said());
         daemon.stop();
     }
+}
+
+#[test]
+fn sandbox_lets_an_image_read_its_base_in_a_directory_that_the_disk_names() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let (scratch, bases) = (Scratch::new(), Scratch::new());
+    let (base, image) = (bases.image("base.raw", 1 << 20), scratch.word("vm1.qcow2"));
+    run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &image],
+    );
+    let dirs = format!("{}:{}", bases.word(""), scratch.word(""));
+    let disk = format!("name=vm1,qcow2={image},dirs={dirs}");
+    let daemon = Daemon::serve(&scratch, &[&disk]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    client.write(0, &block(0, 1)).expect("a write");
+    assert!(client.read(4096, BLOCK).expect("a read of the base") == vec![0; BLOCK]);
+    daemon.stop();
 }
 
 /// Set in the process that is confined.
