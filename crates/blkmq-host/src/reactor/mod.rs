@@ -219,6 +219,10 @@ impl Reactor {
     }
 
     fn drain(&mut self) {
+        // Services that were ordered before have work, too, that is finished.
+        while let Some(factory) = self.arriving.pop_front() {
+            self.add(factory);
+        }
         self.is_draining = true;
         for index in 0..self.slots.len() as u32 {
             self.call(index, |service, cx| service.drain(cx));
