@@ -361,6 +361,13 @@ impl FileDisk {
         }
     }
 
+    /// Has all syncs wait for one that overlaps them, until the result is called.
+    #[cfg(all(test, feature = "qcow2"))]
+    pub(crate) fn hold_syncs(&self) -> impl FnOnce() + use<'_> {
+        let begun = self.syncs.begin();
+        move || drop(self.syncs.end(begun))
+    }
+
     /// Returns what the file is.
     pub fn device(&self) -> Backing {
         self.device

@@ -54,8 +54,10 @@ pub(crate) struct Image {
     /// The library's image, from the first need on: until then, another daemon may still write.
     library: Mutex<Option<Library>>,
     gate: RwLock<()>,
-    /// The tables in memory are not those of the file.
-    is_dirty: AtomicBool,
+    /// How often the tables in memory have changed.
+    changes: AtomicU64,
+    /// How many changes of the tables are in the file, for sure.
+    flushed: AtomicU64,
     /// It is about to be replaced.
     is_closing: AtomicBool,
     flushing: Mutex<()>,
@@ -108,7 +110,8 @@ impl Image {
             map: Map::new(config.map_cache, granule_bits),
             library: Mutex::default(),
             gate: RwLock::default(),
-            is_dirty: AtomicBool::new(false),
+            changes: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
             flushing: Mutex::default(),
             lane: Lane::default(),
@@ -149,7 +152,7 @@ impl Image {
     /// Returns whether the tables in memory are those of the file. Acquire: who has found a place in the map sees that
     /// it was not in the file then.
     pub(super) fn is_clean(&self) -> bool {
-        !self.is_dirty.load(Ordering::SeqCst) && !self.is_closing.load(Ordering::SeqCst)
+        !self.is_dirty() && !self.is_closing.load(Ordering::SeqCst)
     }
 
     /// From now on, or not any more, flushes go by the threads: the image is about to be replaced.
@@ -499,20 +502,31 @@ impl Image {
 
     /// Notes that the tables in memory have changed.
     pub(super) fn note_change(&self) {
-        self.is_dirty.store(true, Ordering::SeqCst);
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Returns whether a change is not in the file, for all that is known: also while a flush is under way.
+    fn is_dirty(&self) -> bool {
+        // `flushed` first: it never is more than `changes`.
+        self.flushed.load(Ordering::SeqCst) != self.changes.load(Ordering::SeqCst)
     }
 
     /// Makes data durable, and then the tables. Blocks.
     pub(super) fn flush(&self) -> io::Result<()> {
         let library = self.library()?;
         let _one = lock(&self.flushing);
-        let was_dirty = self.is_dirty.swap(false, Ordering::SeqCst);
-        let flushed = library.order.sync().and_then(|()| match was_dirty {
-            true => library.image.flush(),
-            false => Ok(()),
-        });
-        if flushed.is_err() {
-            self.is_dirty.store(true, Ordering::SeqCst);
+        let changes = self.changes.load(Ordering::SeqCst);
+        let flushed =
+            library
+                .order
+                .sync()
+                .and_then(|()| match changes == self.flushed.load(Ordering::SeqCst) {
+                    true => Ok(()),
+                    false => library.image.flush(),
+                });
+        if flushed.is_ok() {
+            // Now, and not before: others ask meanwhile whether a flush of the data is enough.
+            self.flushed.store(changes, Ordering::SeqCst);
         }
         flushed
     }
@@ -520,7 +534,7 @@ impl Image {
     /// Writes what is only in this process. Blocks.
     pub(crate) fn close(&self) {
         let library = lock(&self.library).clone();
-        let is_dirty = self.is_dirty.load(Ordering::SeqCst);
+        let is_dirty = self.is_dirty();
         let closed = match library {
             _ if is_dirty => self.flush(),
             Some(library) if !self.read_only => library.order.sync(),
@@ -643,7 +657,7 @@ impl Image {
 impl Drop for Image {
     /// Who stops using an image has closed it; this is for those that failed.
     fn drop(&mut self) {
-        if self.is_dirty.load(Ordering::SeqCst) {
+        if self.is_dirty() {
             self.close();
         }
     }

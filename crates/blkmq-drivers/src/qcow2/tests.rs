@@ -759,3 +759,26 @@ fn is_not_corrupt(scratch: &Scratch, what: &str) {
         "{what}: {said}"
     );
 }
+
+/// While the tables are being written, a flush of the data alone does not make a new cluster durable.
+#[test]
+fn image_is_not_clean_before_a_flush_of_its_tables_has_ended() {
+    let scratch = Scratch::new("clean");
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 image 1M").is_none() {
+        return;
+    }
+    let disk = ImageDisk::open(&config(&scratch.path("image"))).unwrap();
+    assert!(disk.image.is_clean());
+    disk.write(0, &[1; 4096]).unwrap();
+    assert!(!disk.image.is_clean());
+    std::thread::scope(|scope| {
+        let go_on = disk.image.files()[0].hold_syncs();
+        let flush = scope.spawn(|| disk.flush());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let was_clean = disk.image.is_clean();
+        go_on();
+        flush.join().unwrap().unwrap();
+        assert!(!was_clean, "clean while the flush is under way");
+    });
+    assert!(disk.image.is_clean());
+}
