@@ -6,7 +6,7 @@ use blkmq_core::bio::{self, Flags, Op, Prio};
 use crate::buffer::Buffer;
 use crate::sys::Loan;
 
-/// One I/O. Offsets and lengths are bytes, multiples of the disk's [block size](Disk::block_size).
+/// One I/O. Offsets and lengths are bytes, multiples of the disk's [block size](crate::Disk::block_size).
 #[derive(Debug)]
 #[must_use = "a bio does nothing until it is submitted"]
 pub struct Bio {
