@@ -176,7 +176,20 @@ fn disk_whose_filesystem_was_mounted_again_goes_on_with_the_file_that_is_there()
     let socket = format!("unix:{}", scratch.word("control.sock"));
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
     let disk = format!("name=vm,file={at}/vm.raw");
-    let daemon = Daemon::start(&["--disk", &disk, "--nbd", &nbd, "--control", &socket]);
+    let config = scratch.path("blkmq.toml");
+    let above = format!("[daemon]\npaths = [{:?}]\n", scratch.path(""));
+    std::fs::write(&config, above).expect("a configuration");
+    let args = [
+        "--config",
+        config.to_str().expect("a name"),
+        "--disk",
+        &disk,
+        "--nbd",
+        &nbd,
+        "--control",
+        &socket,
+    ];
+    let daemon = Daemon::start(&args);
     let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
     let connect = || Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
     let (mut client, mut reader) = (connect(), connect());

@@ -121,7 +121,7 @@ fn lengths_kinds_and_values_out_of_their_range_have_an_error_each() {
         Message::parse_header([a, b, c, d, e, f])
     };
     assert_eq!(header(0, 0), Err(DecodeError::Kind(0)));
-    assert_eq!(header(0, PATH + 1), Err(DecodeError::Kind(PATH + 1)));
+    assert_eq!(header(0, KEY + 1), Err(DecodeError::Kind(KEY + 1)));
     assert!(matches!(
         header(u32::MAX, SESSION),
         Err(DecodeError::TooLong { .. })

@@ -40,7 +40,16 @@ fn start(scratch: &Scratch, disks: &[String], more: &[&str]) -> Daemon {
 }
 
 fn state(scratch: &Scratch, name: &str) -> String {
-    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    let path = scratch.path("control.sock");
+    // A successor has its socket a moment after it has taken over.
+    let until = std::time::Instant::now() + Duration::from_secs(10);
+    let mut control = loop {
+        match Control::connect(&path) {
+            Ok(control) => break control,
+            Err(error) if std::time::Instant::now() > until => panic!("it is served: {error:?}"),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
     let disks = control.call("disk.list", &json!({})).expect("an answer");
     let all = disks.as_array().expect("a list");
     let disk = all.iter().find(|disk| disk["name"] == name).expect("the disk");

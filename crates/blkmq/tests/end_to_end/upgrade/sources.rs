@@ -119,13 +119,16 @@ fn take_over_from_a_daemon_of_an_older_version_is_tried_in_that_version() {
     let mut newcomer = command.spawn().expect("the command runs");
     let accept = || Channel::new(listener.accept().expect("it connects").0).expect("our own user");
     let mut channel = accept();
-    let (hello, _) = channel.receive(LIMIT).expect("a hello");
-    assert_eq!(hello, Message::Hello { version: VERSION });
-    let reason = "it speaks version 4 of the hand-over, this daemon 3".to_owned();
-    channel
-        .send(&Message::Refused { reason }, &[], LIMIT)
-        .expect("it reads");
-    let mut channel = accept();
+    // It tries the versions one after the other, newest first.
+    for version in (VERSION_MIN + 1..=VERSION).rev() {
+        let (hello, _) = channel.receive(LIMIT).expect("a hello");
+        assert_eq!(hello, Message::Hello { version });
+        let reason = format!("it speaks version {version} of the hand-over, this daemon {VERSION_MIN}");
+        channel
+            .send(&Message::Refused { reason }, &[], LIMIT)
+            .expect("it reads");
+        channel = accept();
+    }
     let (hello, _) = channel.receive(LIMIT).expect("a hello");
     assert_eq!(hello, Message::Hello { version: VERSION_MIN });
     let welcome = Message::Welcome {
