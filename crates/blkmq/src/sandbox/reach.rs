@@ -257,10 +257,6 @@ impl Reach {
 /// directory is one of the system. None if there is not even a directory.
 fn area(path: &Path) -> Option<PathBuf> {
     let Ok(real) = path.canonicalize() else {
-        if path.exists() {
-            // A descriptor in /proc whose file has no name any more.
-            return Some(path.to_owned());
-        }
         let directory = directory_of(path).canonicalize().ok()?;
         return (!is_of_the_system(&directory)).then_some(directory);
     };

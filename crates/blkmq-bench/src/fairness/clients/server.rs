@@ -72,6 +72,12 @@ impl Server {
         processes::play(scene, plan, process, usage).with_context(|| ours.last_words())
     }
 
+    /// Says whether it knows the sandbox: it may be an older build.
+    fn has_sandbox(&self) -> bool {
+        let help = Command::new(&self.program).args(["serve", "--help"]).output();
+        help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--sandbox"))
+    }
+
     /// Starts it with this configuration, to which only the address is added.
     fn start(&self, config: &str) -> Result<Running> {
         let dir = Scratch::make()?;
@@ -83,6 +89,10 @@ impl Server {
         fs::write(&file, config).with_context(|| format!("writing {}", file.display()))?;
         let mut command = Command::new(&self.program);
         command.args(["serve", "-c"]).arg(&file);
+        if self.has_sandbox() {
+            // Who is in one may not open the descriptors of another process, which the images are.
+            command.args(["--sandbox", "off"]);
+        }
         Running::start(command, dir, socket)
     }
 }
