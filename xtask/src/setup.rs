@@ -71,7 +71,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 26] = [
+const TOOLS: [(&str, &str); 28] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
     ("dbench", "dbench"),
@@ -98,4 +98,6 @@ const TOOLS: [(&str, &str); 26] = [
     ("kill", "procps"),
     ("tmux", "tmux"),
     ("xz", "xz-utils"),
+    ("cryptsetup", "cryptsetup-bin"),
+    ("openssl", "openssl"),
 ];

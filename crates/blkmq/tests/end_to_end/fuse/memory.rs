@@ -113,7 +113,7 @@ fn reactor_touches_no_page_for_the_first_time_while_it_serves() {
     }
     if !stage
         .daemon()
-        .wait_for(LOG_TIME, |line| line.contains("they may wait for each other"))
+        .wait_for(LOG_TIME, |line| line.contains("may wait for each other"))
     {
         blkmq_skip::skip("the kernel does not wait for write-back here");
         return;
