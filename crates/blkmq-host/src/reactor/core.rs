@@ -4,8 +4,10 @@
 //! The thread announces sleep in the wake flag before its last check for work, so that a thread that
 //! publishes work after that check wakes it; see `blkmq_sync::wake_flag`.
 
+mod encrypted;
+mod waiting;
+
 use std::cell::RefCell;
-use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,24 +16,23 @@ use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack::{Queues as _, Stack};
-use blkmq_core::poll::{Verdict, Wait, Waited, WakeLatency};
+use blkmq_core::poll::{Wait, WakeLatency};
 use blkmq_core::queue::{Effects, QueueHandle};
-use blkmq_core::time::{Instant, Nanos};
+use blkmq_core::time::Instant;
 use blkmq_core::trace;
 use blkmq_sync::WakeFlag;
 
 use crate::clock::Clock;
 use crate::device::Device;
 use crate::disk::QueueId;
-use crate::engine::encrypted::Encrypted;
 use crate::error::Error;
-use crate::reactor::encrypt::{Below, Encrypter};
+use crate::reactor::encrypt::Encrypter;
 use crate::reactor::moved::Moved;
 use crate::reactor::queues::{Queues, empty_queue};
 use crate::reactor::shared::{ReactorQueues, Shared};
 use crate::reactor::sleep;
-use crate::reactor::wait::{Expected, WaitPolicy};
-use crate::uring::ring::{Completion, HEARTBEAT, RingClient, RingHandle};
+use crate::reactor::wait::WaitPolicy;
+use crate::uring::ring::{Completion, RingClient, RingHandle};
 
 /// One thread's side of the engine.
 pub(crate) struct ReactorCore {
@@ -231,44 +232,6 @@ impl ReactorCore {
         sent.map_err(|bio| self.stack.take_back(bio))
     }
 
-    #[inline(never)]
-    fn submit_encrypted(&mut self, bio: Bio) -> Result<(), Bio> {
-        let (encrypter, mut below) = self.encrypter();
-        encrypter.submit(bio, &mut below)
-    }
-
-    /// Takes one more encrypted disk.
-    pub(crate) fn add_encrypted(&mut self, disk: Arc<Encrypted>) {
-        self.encrypter.add_disk(disk);
-    }
-
-    /// Encrypts and decrypts what waits.
-    #[inline(never)]
-    fn encrypt(&mut self) {
-        let (encrypter, mut below) = self.encrypter();
-        encrypter.work(&mut below);
-        self.runs_again |= self.encrypter.has_work();
-    }
-
-    /// Takes the ends of bios of encrypted disks.
-    #[inline(never)]
-    fn take_encrypted(&mut self) {
-        let (encrypter, mut below) = self.encrypter();
-        encrypter.take_ends(&mut below);
-        self.runs_again |= self.encrypter.has_work();
-    }
-
-    /// The encrypter, and where its bios go.
-    fn encrypter(&mut self) -> (&mut Encrypter, Below<'_>) {
-        let below = Below {
-            queues: &mut self.queues,
-            stack: &mut self.stack,
-            now: self.now,
-            fx: &mut self.fx,
-        };
-        (&mut self.encrypter, below)
-    }
-
     /// Issues staged requests and wakes the reactors that must run.
     #[inline]
     pub(crate) fn unplug(&mut self) {
@@ -367,172 +330,6 @@ impl ReactorCore {
         is_expected
     }
 
-    /// Waits until an event or `alarm`, whichever is first, in the way that the policy decides.
-    /// `others` knows events outside of the core.
-    pub(crate) fn wait(&mut self, expected: Expected, alarm: Option<Instant>, mut others: impl News) {
-        let alarm = self.earliest_alarm(alarm);
-        let start = self.clock.now();
-        if alarm.is_some_and(|at| at <= start) {
-            return;
-        }
-        let verdict = self.verdict(expected, start);
-        let spin = match verdict {
-            Verdict::SleepUntil(wake) if alarm.is_none_or(|at| wake <= at) => {
-                return self.doze(wake, &mut others);
-            }
-            Verdict::SleepUntil(_) => Nanos::ZERO,
-            // Only a run of the queues finds completions: the next turn does this.
-            Verdict::Spin if self.is_polled() => return self.ring.submit(),
-            Verdict::Spin => self.policy.spin_for_drive(),
-            Verdict::Block => self.policy.spin_for(expected, start, alarm),
-        };
-        if spin > Nanos::ZERO {
-            self.ring.submit();
-            if self.has_news() || others.is_there() {
-                // The submission itself completed entries: this says nothing about how long waits take.
-                return;
-            }
-            let end = alarm.map_or(start + spin, |at| at.min(start + spin));
-            let found = self.look(end, &others);
-            let is_alarm = alarm == Some(end);
-            if expected != Expected::Nothing && (found || !is_alarm) {
-                self.policy.looked(found);
-            }
-            if found || is_alarm || verdict == Verdict::Spin {
-                self.waited(Waited::Looking, self.clock.now());
-                return;
-            }
-        }
-        self.block(alarm, &mut others);
-    }
-
-    /// Decides how to wait for all requests in flight.
-    fn verdict(&mut self, expected: Expected, now: Instant) -> Verdict {
-        if expected != Expected::Nothing && self.mode == Wait::Poll {
-            return Verdict::Spin;
-        }
-        let Self {
-            queues, host, mode, ..
-        } = self;
-        let mut verdict = Verdict::Block;
-        queues.for_each(|queue| verdict = verdict.and(queue.verdict(*mode, host, now)));
-        verdict
-    }
-
-    /// Sleeps until `wake`, unless it is woken before.
-    fn doze(&mut self, wake: Instant, others: &mut impl News) {
-        let left = wake.since(self.clock.now());
-        self.sleep(Some(left), others);
-        self.awoke(Some(wake), true);
-    }
-
-    /// Measures a sleep that should have ended at `until`: before a predicted completion (`ahead`), or at a known
-    /// one, since a drive that knows when a request ends in effect wakes the thread.
-    fn awoke(&mut self, until: Option<Instant>, ahead: bool) {
-        let now = self.clock.now();
-        let late = until.filter(|until| now >= *until).map(|until| now.since(until));
-        late.into_iter().for_each(|late| self.host.observe(late));
-        let how = match late {
-            Some(_) if ahead => Waited::Asleep,
-            late => Waited::Woken(late.unwrap_or(self.host.typical())),
-        };
-        self.waited(how, now);
-    }
-
-    /// Tells the queues how the time until now was spent.
-    fn waited(&mut self, how: Waited, now: Instant) {
-        self.queues.for_each(|queue| queue.waited(how, now));
-    }
-
-    /// Says whether requests are in flight whose completion only a run of the queues finds.
-    fn is_polled(&self) -> bool {
-        self.queues.iter().any(LocalQueue::must_poll)
-    }
-
-    /// Says whether there is work before waiting, not counting bios that have ended.
-    pub(crate) fn has_news(&self) -> bool {
-        self.runs_again || self.ring.has_completed() || self.has_mail()
-    }
-
-    fn earliest_alarm(&self, alarm: Option<Instant>) -> Option<Instant> {
-        let queues = self.queues.iter().filter_map(LocalQueue::next_wakeup);
-        queues.chain(alarm).min()
-    }
-
-    /// Polls for news until `end`. Says whether there is any.
-    fn look(&self, end: Instant, others: &impl News) -> bool {
-        loop {
-            for _ in 0..LOOKS_PER_CLOCK_READ {
-                if self.has_news() || others.is_there() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            if self.clock.now() >= end {
-                return false;
-            }
-        }
-    }
-
-    /// Blocks until an event or `alarm`.
-    fn block(&mut self, alarm: Option<Instant>, others: &mut impl News) {
-        let mut timeout = alarm.map(|at| at.since(self.clock.now()));
-        if timeout.is_some_and(|timeout| timeout >= HEARTBEAT) && self.is_for_io() {
-            // For example a request's time limit. A timer for each wait would cost as much as the wait's I/O.
-            self.beat();
-            timeout = None;
-        }
-        self.sleep(timeout, others);
-        self.awoke(alarm.filter(|_| timeout.is_some()), false);
-    }
-
-    /// Submits pushed entries and sleeps, in one system call, for at most `timeout`.
-    fn sleep(&mut self, timeout: Option<Nanos>, others: &mut impl News) {
-        self.encrypter.wipe_stack();
-        self.is_told |= self.wakeup().prepare_to_sleep();
-        if !self.runs_again && !self.has_mail() && !others.before_sleep() {
-            if self.is_for_io() {
-                self.ring.wait(timeout);
-            } else {
-                self.ring.sleep(timeout);
-            }
-        }
-        self.is_told |= self.wakeup().cancel_sleep();
-    }
-
-    /// Submits pushed entries and announces that this thread is about to wait for its ring by other means. Returns
-    /// for how long it may at most: not at all (zero) if there is work; none for no limit.
-    pub(crate) fn prepare_to_wait(&mut self) -> Option<Nanos> {
-        self.ring.submit();
-        self.is_told |= self.wakeup().prepare_to_sleep();
-        if self.has_news() || !self.ended().is_empty() || self.is_polled() {
-            return Some(Nanos::ZERO);
-        }
-        self.earliest_alarm(None).map(|at| at.since(self.clock.now()))
-    }
-
-    /// The event by which other threads wake this one.
-    pub(crate) fn wake_event(&self) -> BorrowedFd<'_> {
-        self.shared.wakeups[self.id.index()].as_fd()
-    }
-
-    /// Announces that the wait of [`Self::prepare_to_wait`] is over.
-    pub(crate) fn end_wait(&mut self) {
-        self.is_told |= self.wakeup().cancel_sleep();
-    }
-
-    fn is_for_io(&self) -> bool {
-        self.queues.iter().any(|queue| queue.hctx_in_flight() > 0)
-    }
-
-    /// Makes sure that the ring completes an entry within about a [`HEARTBEAT`], so that a distant alarm is checked again.
-    fn beat(&mut self) {
-        if !self.has_heartbeat {
-            self.has_heartbeat = true;
-            self.wake.push_heartbeat(HEARTBEAT_PASSED);
-        }
-    }
-
     fn has_mail(&self) -> bool {
         let has_news = !self.queues.are_few() && (self.is_told || self.wakeup().has_news());
         has_news || self.queues.iter().any(LocalQueue::has_mail)
@@ -623,6 +420,5 @@ const HEARTBEAT_PASSED: u64 = 1;
 const ENDED_AT_ONCE: usize = 1024;
 /// Most bios of mapped disks that are under way in parts.
 const DIVIDED_MAX: u32 = 1024;
-const LOOKS_PER_CLOCK_READ: u32 = 8;
 /// How often one turn reaps completions. Linux posts 20 at a time (6.13 and later).
 const REAPS_MAX: usize = 3;

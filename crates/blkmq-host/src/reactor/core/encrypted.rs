@@ -1,0 +1,49 @@
+//! The bios of encrypted disks on their way through a thread's queues: `encrypt` has what is done to them.
+
+use std::sync::Arc;
+
+use blkmq_core::bio::Bio;
+
+use super::ReactorCore;
+use crate::engine::encrypted::Encrypted;
+use crate::reactor::encrypt::{Below, Encrypter};
+
+impl ReactorCore {
+    #[inline(never)]
+    pub(super) fn submit_encrypted(&mut self, bio: Bio) -> Result<(), Bio> {
+        let (encrypter, mut below) = self.encrypter();
+        encrypter.submit(bio, &mut below)
+    }
+
+    /// Takes one more encrypted disk.
+    pub(crate) fn add_encrypted(&mut self, disk: Arc<Encrypted>) {
+        self.encrypter.add_disk(disk);
+    }
+
+    /// Encrypts and decrypts what waits.
+    #[inline(never)]
+    pub(super) fn encrypt(&mut self) {
+        let (encrypter, mut below) = self.encrypter();
+        encrypter.work(&mut below);
+        self.runs_again |= self.encrypter.has_work();
+    }
+
+    /// Takes the ends of bios of encrypted disks.
+    #[inline(never)]
+    pub(super) fn take_encrypted(&mut self) {
+        let (encrypter, mut below) = self.encrypter();
+        encrypter.take_ends(&mut below);
+        self.runs_again |= self.encrypter.has_work();
+    }
+
+    /// The encrypter, and where its bios go.
+    fn encrypter(&mut self) -> (&mut Encrypter, Below<'_>) {
+        let below = Below {
+            queues: &mut self.queues,
+            stack: &mut self.stack,
+            now: self.now,
+            fx: &mut self.fx,
+        };
+        (&mut self.encrypter, below)
+    }
+}
