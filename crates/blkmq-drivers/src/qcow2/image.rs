@@ -1,5 +1,6 @@
 //! One image that is served: its files, its cached map, and what the threads of `pool` do for it with the
-//! library. `hctx` has the way of data that the map knows; `disk` makes one of a file's name.
+//! library. `hctx` has the way of data that the map knows; `disk` makes one of a file's name; `lookup` finds
+//! where data is.
 //!
 //! Changes of the tables and the map, and who may make them at the same time:
 //!
@@ -10,17 +11,18 @@
 //!  enter into the map                     under its writer's lock, if nothing was allocated since the look-up
 //! ```
 
+mod files;
+mod lookup;
+
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::ids::DiskId;
 use blkmq_core::time::Instant;
-use blkmq_host::device::Extent;
 use imago::io_buffers::IoBuffer;
 use imago::qcow2::Qcow2;
 use imago::{FormatAccess, Mapping, StorageExt};
@@ -28,7 +30,6 @@ use imago::{FormatAccess, Mapping, StorageExt};
 use super::chain::{self, Base, Layer};
 use super::config::Qcow2Config;
 use super::counts::Layout;
-use super::create::BaseFormat;
 use super::guests::Guests;
 use super::header::Header;
 use super::map::{Entry, Map};
@@ -36,7 +37,7 @@ use super::order::Order;
 use super::pool::{Job, Lane, Outcome};
 use super::sys::{self, LibraryFile, Role};
 use super::zero;
-use crate::file::{FileDisk, FileError};
+use crate::file::FileDisk;
 
 /// An image that is served.
 pub(crate) struct Image {
@@ -301,96 +302,6 @@ impl Image {
         Ok(Library { image, order })
     }
 
-    /// Finds out where a range is, and what is around it, and enters that into the map.
-    fn look_up(&self, library: &Library, offset: u64, len: u64) -> io::Result<()> {
-        let _gate = self.enter()?;
-        let span = self.map.page_span();
-        let start = offset - offset % span;
-        let end = (offset + len).next_multiple_of(span).min(self.size());
-        self.look_up_within(library, start..end)
-    }
-
-    fn look_up_within(&self, library: &Library, range: Range<u64>) -> io::Result<()> {
-        let mut found = Vec::new();
-        for _ in 0..LOOKS_MAX {
-            let version = self.map.writer().version;
-            found.clear();
-            self.find(library, range.clone(), &mut found)?;
-            let mut writer = self.map.writer();
-            if writer.version == version {
-                for (granule, entry) in found {
-                    self.map.set_entry(&mut writer, granule, entry);
-                }
-                return Ok(());
-            }
-        }
-        // Others allocate all the time: the request is done without the map.
-        Ok(())
-    }
-
-    /// Appends where the granules of a range are.
-    fn find(&self, library: &Library, range: Range<u64>, found: &mut Vec<(u64, Entry)>) -> io::Result<()> {
-        let bits = self.map.granule_bits();
-        let mut at = range.start;
-        while at < range.end {
-            let (mapping, len) = library.image.get_mapping(at, range.end - at)?;
-            let (granule, entry) = (at >> bits, self.entry(&mapping));
-            // The end of the disk may be inside the last granule.
-            let whole = match at + len == range.end {
-                true => (range.end.div_ceil(1 << bits)) - granule,
-                false => len >> bits,
-            };
-            if whole == 0 {
-                // Its parts lie apart.
-                found.push((granule, Entry::Special));
-                at = ((granule + 1) << bits).min(range.end);
-                continue;
-            }
-            let entry_at = |number: u64| match entry {
-                Entry::Data {
-                    file,
-                    host,
-                    is_writable,
-                } => Entry::Data {
-                    file,
-                    host: host + (number << bits),
-                    is_writable,
-                },
-                other => other,
-            };
-            found.extend((0..whole).map(|number| (granule + number, entry_at(number))));
-            at = ((granule + whole) << bits).min(range.end);
-        }
-        Ok(())
-    }
-
-    fn entry(&self, mapping: &Mapping<'_, LibraryFile>) -> Entry {
-        match mapping {
-            Mapping::Raw {
-                storage,
-                offset,
-                writable,
-                ..
-            } => {
-                let number = self
-                    .files
-                    .iter()
-                    .position(|file| Arc::ptr_eq(file, storage.disk()));
-                let is_known = number.filter(|number| *number <= usize::from(super::map::FILE_MAX));
-                match is_known {
-                    Some(number) if offset.is_multiple_of(512) => Entry::Data {
-                        file: number as u8,
-                        host: *offset,
-                        is_writable: *writable && !self.read_only,
-                    },
-                    _ => Entry::Special,
-                }
-            }
-            Mapping::Zero { .. } | Mapping::Eof { .. } => Entry::Zero,
-            _ => Entry::Special,
-        }
-    }
-
     /// Reads, whatever the map knows.
     pub(super) fn read(&self, library: &Library, offset: u64, len: u64) -> io::Result<IoBuffer> {
         let _gate = self.enter()?;
@@ -548,36 +459,6 @@ impl Image {
         }
     }
 
-    /// Appends what is where; see [`blkmq_host::device::Allocation`].
-    pub(crate) fn extents(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
-        let end = offset.saturating_add(len).min(self.size());
-        if offset >= end || max == 0 {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        if let Some(next) = self.next.get() {
-            return next.extents(offset, len, max, out);
-        }
-        let library = self.library()?;
-        let _gate = self.enter()?;
-        let (mut at, first) = (offset, out.len());
-        while at < end {
-            let (mapping, len) = library.image.get_mapping(at, end - at)?;
-            let len = len.clamp(1, end - at);
-            let extent = match mapping {
-                Mapping::Zero { .. } | Mapping::Eof { .. } => Extent::hole(len),
-                _ => Extent::data(len),
-            };
-            let is_full = out.len() - first == max;
-            match out[first..].last_mut() {
-                Some(last) if (last.hole, last.zero) == (extent.hole, extent.zero) => last.len += len,
-                _ if is_full => break,
-                _ => out.push(extent),
-            }
-            at += len;
-        }
-        Ok(())
-    }
-
     /// Returns its size, after it has grown to `wanted` bytes if that is more. Blocks.
     pub(crate) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
         let size = self.size();
@@ -608,50 +489,6 @@ impl Image {
             Ok(wanted)
         })
     }
-
-    /// Returns whether a discard gives space back: zero clusters are there since version 3.
-    pub(super) fn has_zero_clusters(&self) -> bool {
-        self.header.version >= 3
-    }
-
-    /// The file below it, and its format.
-    pub(super) fn base_file(&self) -> Option<(PathBuf, BaseFormat)> {
-        let base = self.base.as_ref()?;
-        let format = if base.header.is_some() {
-            BaseFormat::Qcow2
-        } else {
-            BaseFormat::Raw
-        };
-        Some((base.disk.path().to_owned(), format))
-    }
-
-    /// Images of its chain, itself among them.
-    pub(super) fn chain_len(&self) -> usize {
-        1 + self.base.iter().flat_map(Base::all).count()
-    }
-
-    /// Returns whether its data is in a file of its own.
-    pub(super) fn has_beside(&self) -> bool {
-        self.has_beside
-    }
-
-    /// The files that it writes, which others may read from now on.
-    pub(super) fn share_locks(&self) -> Result<(), FileError> {
-        self.own_files().try_for_each(|file| file.share_lock())
-    }
-
-    /// They may not any more.
-    pub(super) fn take_locks_back(&self) -> Result<(), FileError> {
-        self.own_files().try_for_each(|file| file.take_lock_back())
-    }
-
-    fn own_files(&self) -> impl Iterator<Item = &Arc<FileDisk>> {
-        self.files.iter().take(1 + usize::from(self.has_beside))
-    }
-
-    pub(super) fn has_base(&self) -> bool {
-        self.base.is_some()
-    }
 }
 
 impl Drop for Image {
@@ -674,6 +511,3 @@ impl std::fmt::Debug for Image {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// How often a look-up begins again because others allocate.
-const LOOKS_MAX: u32 = 4;

@@ -1,0 +1,173 @@
+//! Tests of disks whose image is replaced while they are served: snapshots and resets.
+
+use super::*;
+
+/// Replaces the image below the disk of a rig, as the engine does.
+fn replace(rig: &mut Rig, wanted: Replacement) -> std::io::Result<()> {
+    let device = rig.device.clone();
+    let hctx = std::cell::RefCell::new(&mut rig.hctx);
+    device.replace(&[(DiskId(0), wanted)], &|| {
+        hctx.borrow_mut().refresh_disks().map_err(std::io::Error::other)
+    })
+}
+
+#[test]
+fn snapshot_keeps_what_was_there_and_the_disk_goes_on_above_it() {
+    let scratch = Scratch::new("snapshot");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 -b base -F raw image 2M").is_none() {
+        return;
+    }
+    let path = scratch.path("image");
+    let mut rig = Rig::at(&path);
+    assert_eq!(rig.write(Flags::NONE, 65536, &[4; 4096]), Status::Ok);
+    replace(&mut rig, Replacement::Snapshot(scratch.path("first"))).unwrap();
+    assert_eq!(rig.write(Flags::NONE, 65536, &[5; 512]), Status::Ok);
+    replace(&mut rig, Replacement::Snapshot(scratch.path("second"))).unwrap();
+    assert_eq!(rig.write(Flags::NONE, 0, &[6; 512]), Status::Ok);
+    let there = replace(&mut rig, Replacement::Snapshot(scratch.path("second"))).unwrap_err();
+    assert!(there.to_string().contains("cannot be made"), "{there}");
+    let elsewhere = replace(&mut rig, Replacement::Snapshot("/proc/x".into())).unwrap_err();
+    assert!(elsewhere.to_string().contains("is not below"), "{elsewhere}");
+    rig.flush();
+    assert_eq!(
+        (
+            rig.read(0, 513)[510..].to_vec(),
+            rig.read(65536, 513)[510..].to_vec()
+        ),
+        (vec![6, 6, 3], vec![5, 5, 4])
+    );
+    drop(rig);
+    for (name, wanted) in [("first", [3, 4]), ("second", [3, 5]), ("image", [6, 5])] {
+        check(&scratch, &scratch.path(name));
+        let content = raw_content(&scratch, &scratch.path(name));
+        assert_eq!([content[0], content[65536]], wanted, "{name}");
+        assert!(
+            content[66048..69632].iter().all(|byte| *byte == 4) && content[70000] == 3,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn reset_shows_the_base_again_and_gives_the_space_back() {
+    let scratch = Scratch::new("reset");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    if qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -b base -F raw -o cluster_size=4096 image 64M",
+    )
+    .is_none()
+    {
+        return;
+    }
+    let path = scratch.path("image");
+    let mut rig = Rig::at(&path);
+    for round in 0..3 {
+        // As a daemon that was killed leaves it.
+        std::fs::hard_link(&path, scratch.path("image.blkmq-old")).unwrap();
+        assert_eq!(rig.write(Flags::NONE, 512, &[4; 1 << 20]), Status::Ok);
+        replace(&mut rig, Replacement::Reset).unwrap();
+        assert!(
+            rig.read(0, 1 << 20).iter().all(|byte| *byte == 3),
+            "round {round}"
+        );
+        assert!(rig.read(1 << 20, 4096).iter().all(|byte| *byte == 0));
+    }
+    assert!(std::fs::metadata(&path).unwrap().len() < 1 << 20);
+    drop(rig);
+    check(&scratch, &path);
+    let left = std::fs::read_dir(&scratch.0).unwrap().count();
+    assert_eq!(left, 2, "files are left behind");
+}
+
+#[test]
+fn requests_under_way_go_on_above_snapshots_and_none_is_lost() {
+    let scratch = Scratch::new("under-way");
+    if qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -o cluster_size=16384 image 8M",
+    )
+    .is_none()
+    {
+        return;
+    }
+    let path = scratch.path("image");
+    let mut rig = Rig::at(&path);
+    let mut generation = vec![0u8; 2048];
+    let mut chance = Chance::new(7, 7);
+    let (ask, asked) = std::sync::mpsc::channel::<()>();
+    let (answer, answered) = std::sync::mpsc::channel::<()>();
+    let device = rig.device.clone();
+    std::thread::scope(|scope| {
+        let scratch = &scratch;
+        let snapshots = scope.spawn(move || {
+            for number in 0..8 {
+                std::thread::sleep(std::time::Duration::from_millis(30));
+                let wanted = Replacement::Snapshot(scratch.path(&format!("s{number}")));
+                let refresh = || {
+                    ask.send(()).unwrap();
+                    answered.recv().map_err(std::io::Error::other)
+                };
+                device.replace(&[(DiskId(0), wanted)], &refresh).unwrap();
+            }
+        });
+        let mut memory: Vec<Mapping> = (0..DEPTH).map(|_| Mapping::new(4096).unwrap()).collect();
+        let mut left = vec![None; DEPTH as usize];
+        let mut done = Vec::new();
+        while !snapshots.is_finished() || left.iter().any(Option::is_some) {
+            for tag in 0..DEPTH as usize {
+                if left[tag].is_some() || snapshots.is_finished() {
+                    continue;
+                }
+                let block = chance.bits() as usize % generation.len();
+                if left.iter().flatten().any(|(other, _)| *other == block) {
+                    continue;
+                }
+                let is_write = !chance.bits().is_multiple_of(3);
+                if is_write {
+                    generation[block] = generation[block].wrapping_add(1).max(1);
+                    memory[tag].bytes_mut().fill(generation[block]);
+                }
+                let op = if is_write { Op::Write } else { Op::Read };
+                let rq = request_with(
+                    op,
+                    Flags::NONE,
+                    0,
+                    block as u64 * 4096,
+                    &[lend(memory[tag].bytes_mut())],
+                );
+                match rig.hctx.issue(&rq, cookie(tag as u32), true, Instant(0)) {
+                    Issued::Queued => left[tag] = Some((block, is_write)),
+                    Issued::Done(status) => assert_eq!(status, Status::Ok),
+                    _ => panic!("there is room"),
+                }
+            }
+            if asked.try_recv().is_ok() {
+                rig.hctx.refresh_disks().unwrap();
+                answer.send(()).unwrap();
+            }
+            rig.reap(&mut done);
+            for end in done.drain(..) {
+                assert_eq!(end.status, Status::Ok);
+                let tag = end.cookie.tag().index();
+                let (block, is_write) = left[tag].take().unwrap();
+                let found = &*memory[tag].bytes_mut();
+                assert!(
+                    found.iter().all(|byte| *byte == generation[block]),
+                    "block {block}: write {is_write}"
+                );
+            }
+        }
+    });
+    rig.flush();
+    let found: Vec<u8> = (0..2048).map(|block| rig.read(block * 4096, 4096)[0]).collect();
+    assert_eq!(found, generation);
+    drop(rig);
+    let content = raw_content(&scratch, &path);
+    let found: Vec<u8> = content.chunks(4096).map(|block| block[0]).collect();
+    assert_eq!(found, generation);
+    check(&scratch, &path);
+}
