@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::{Control, Guest, Stage, add, capacity, names, remove};
+use super::sizes::capacity;
+use super::{Control, Guest, Stage, add, names, remove};
 use crate::common::nbd::Client;
 use crate::common::{Daemon, Scratch};
 
