@@ -19,7 +19,8 @@
 //! requests take no less time at a lower limit, the drive itself has become slower, and that time is the least
 //! one from now on; if they take less than the least time, it has become faster.
 //! *Low* is one window at half of the limit, to measure the least times again.
-//! *Trial* compares the throughput with that of twice the limit, in short windows. On a drive whose throughput still grows where
+//! *Trial* compares the throughput with that of twice the limit, in short windows, of those whose I/O depends on the
+//! limit: what tenants send who pause arrives by itself, and its chance would hide the gain of the others. On a drive whose throughput still grows where
 //! requests already wait, such as one behind a busy processor, a trial finds a gain, and the slack grows; it
 //! shrinks again where there is none.
 //!
@@ -89,7 +90,9 @@ struct Window {
     /// How often time has passed between completions.
     moments: u32,
     completions: u32,
-    bytes: u64,
+    /// In a trial, the completions and bytes of those whose I/O depends on the limit.
+    elastic: u32,
+    elastic_bytes: u64,
     /// The sum of their times in the drive; and by kind, in which a late request counts for little.
     time: Nanos,
     sums: Sums,
@@ -160,7 +163,8 @@ impl DepthLaw {
         self.open(in_flight, now);
     }
 
-    /// Counts the end of a request that the drive had for `time`; `in_flight` requests remain.
+    /// Counts the end of a request that the drive had for `time`; `in_flight` requests remain. `is_elastic` says whether
+    /// its sender would send more at a higher limit; only trials ask.
     #[inline]
     pub(super) fn completed(
         &mut self,
@@ -169,6 +173,7 @@ impl DepthLaw {
         time: Nanos,
         in_flight: u32,
         now: Instant,
+        is_elastic: impl FnOnce() -> bool,
     ) {
         if !self.contended {
             return;
@@ -191,7 +196,10 @@ impl DepthLaw {
         } else if now > window.since {
             let kind = Kind::of(direction, bytes);
             window.sums.add(kind, self.least.counted(kind, time));
-            window.bytes += bytes;
+            if matches!(self.phase, Phase::Trial { .. }) && is_elastic() {
+                window.elastic += 1;
+                window.elastic_bytes += bytes;
+            }
             window.time += time.min(now.since(window.since));
             window.completions += 1;
         }
@@ -346,6 +354,11 @@ impl DepthLaw {
         let Phase::Trial { base, raises } = self.phase else {
             return;
         };
+        if self.window.elastic * INELASTIC_TIMES < self.window.completions {
+            // What most of them send does not depend on the limit, so a trial would find chance alone.
+            self.begin_rest(Nanos(self.rest.0 * 2).min(REST_MAX), now);
+            return;
+        }
         let Some(verdict) = self.trial.add(self.window.rates(now)) else {
             return;
         };
@@ -413,12 +426,14 @@ impl DepthLaw {
 impl Window {
     fn is_full(&self, phase: Phase) -> bool {
         let lasts = self.last.since(self.since);
-        let least = if matches!(phase, Phase::Trial { .. }) {
-            COMPLETIONS_TRIAL
-        } else {
-            COMPLETIONS_MIN
+        let is_counted = match phase {
+            Phase::Trial { .. } => {
+                let enough = self.limit.max(COMPLETIONS_TRIAL);
+                self.elastic >= enough || self.completions >= enough * INELASTIC_TIMES
+            }
+            _ => self.completions >= self.limit.max(COMPLETIONS_MIN),
         };
-        self.completions >= self.limit.max(least) && lasts >= WINDOW_MIN
+        is_counted && lasts >= WINDOW_MIN
     }
 
     /// How many requests were in the drive on average (Little's law), rounded.
@@ -444,8 +459,8 @@ impl Window {
         let elapsed = u128::from(end.since(self.since).0.max(1));
         let per_second = |count: u64| (u128::from(count) * 1_000_000_000 / elapsed) as u64;
         Rates {
-            requests: per_second(u64::from(self.completions) * 1000),
-            bytes: per_second(self.bytes),
+            requests: per_second(u64::from(self.elastic) * 1000),
+            bytes: per_second(self.elastic_bytes),
         }
     }
 }
@@ -481,6 +496,8 @@ const WINDOW_MIN: Nanos = Nanos::from_millis(1);
 const COMPLETIONS_MIN: u32 = 8;
 /// The same for a window of a trial.
 const COMPLETIONS_TRIAL: u32 = 16;
+/// A trial says nothing if all completions are so many times those that depend on the limit.
+const INELASTIC_TIMES: u32 = 8;
 /// The limit binds a window if requests waited for it once in so many times the limit's completions.
 const BINDS_PART: u64 = 2;
 /// A gap this many times longer than the mean gap, taken over at least so many gaps, interrupts a window.

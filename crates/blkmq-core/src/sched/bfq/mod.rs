@@ -342,8 +342,15 @@ impl Elevator for Bfq {
         let leaf = self.wf2q.leaf(id);
         self.probing.ended(&self.wf2q, leaf, time, self.now);
         self.look_at_probe();
-        self.depth
-            .completed(note.direction, note.bytes, time, self.in_flight, self.now);
+        let is_elastic = || !self.wf2q.is_within_modest(leaf);
+        self.depth.completed(
+            note.direction,
+            note.bytes,
+            time,
+            self.in_flight,
+            self.now,
+            is_elastic,
+        );
         let cost = bytes + u64::from(self.tunables.request_cost);
         if self.rate.completed(cost, self.now) {
             self.wf2q.set_reach(self.reach());

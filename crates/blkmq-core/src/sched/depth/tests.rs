@@ -1,5 +1,7 @@
 //! The law against drives of known shape, in a closed loop: as many requests as it allows are always in flight.
 
+mod beside_light;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -91,8 +93,14 @@ impl Loop {
             count += 1;
             let time = Nanos(end - issued);
             let in_flight = self.ends.len() as u32;
-            self.law
-                .completed(self.kind.0, self.kind.1, time, in_flight, Instant(self.now));
+            self.law.completed(
+                self.kind.0,
+                self.kind.1,
+                time,
+                in_flight,
+                Instant(self.now),
+                || true,
+            );
         }
         let elapsed = self.now - start;
         (count * 1_000_000_000 / elapsed, occupied / count.max(1))

@@ -116,6 +116,19 @@ impl Wf2q {
         self.entities[id.index()].presence.is_modest()
     }
 
+    /// Says whether a member, or a group above it, is modest.
+    pub(in super::super) fn is_within_modest(&self, id: EntityId) -> bool {
+        let mut at = id.0;
+        while at != ROOT {
+            let entity = &self.entities[at as usize];
+            if entity.presence.is_modest() {
+                return true;
+            }
+            at = entity.parent;
+        }
+        false
+    }
+
     /// Handles the end of a leaf's last request. `left` is called for the leaf and its groups without requests now.
     #[inline]
     pub(in super::super) fn end(&mut self, id: EntityId, mut left: impl FnMut(EntityId)) {
