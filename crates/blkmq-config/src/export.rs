@@ -11,6 +11,7 @@ use blkmq_export::keys::{Key, Keys, NO_KEYS, Value};
 use toml::Table;
 
 use crate::document::Kind;
+use crate::line::at;
 
 /// One address at which disks are served.
 #[derive(Clone, Debug)]
@@ -62,24 +63,29 @@ pub type Tables = BTreeMap<&'static str, Keys>;
 pub(crate) fn tables(tables: &Table) -> Result<(Tables, DaemonLimits)> {
     let (mut all, mut limits) = (Tables::new(), DaemonLimits::default());
     for (head, value) in tables {
-        let Some(door) = front_door::find(head) else {
-            let doors = FRONT_DOORS.iter().map(|door| door.name());
-            let known: Vec<&str> = Kind::heads().chain(doors).collect();
-            bail!("[{head}] rejected: must be one of {}", known.join(", "));
-        };
-        let context = || format!("[{head}]");
-        let Some(table) = value.as_table() else {
-            bail!("{head} = {value} rejected: must be a table, [{head}]");
-        };
-        let keys = keys(table).with_context(context)?;
-        let known = door.table_keys().iter().map(|key| key.name);
-        keys.check(known).with_context(context)?;
-        door.parse_table(&keys, &mut limits).with_context(context)?;
-        if all.insert(door.name(), keys).is_some() {
+        let (door, keys) = at(head, "", one_table(head, value, &mut limits))?;
+        if all.insert(door, keys).is_some() {
             bail!("[{head}] rejected: it is there twice, with - and with _: keep one");
         }
     }
     Ok((all, limits))
+}
+
+fn one_table(head: &str, value: &toml::Value, limits: &mut DaemonLimits) -> Result<(&'static str, Keys)> {
+    let Some(door) = front_door::find(head) else {
+        let doors = FRONT_DOORS.iter().map(|door| door.name());
+        let known: Vec<&str> = Kind::heads().chain(doors).collect();
+        bail!("[{head}] rejected: must be one of {}", known.join(", "));
+    };
+    let context = || format!("[{head}]");
+    let Some(table) = value.as_table() else {
+        bail!("{head} = {value} rejected: must be a table, [{head}]");
+    };
+    let keys = keys(table).with_context(context)?;
+    let known = door.table_keys().iter().map(|key| key.name);
+    keys.check(known).with_context(context)?;
+    door.parse_table(&keys, limits).with_context(context)?;
+    Ok((door.name(), keys))
 }
 
 /// Parses a table `[[export]]`.

@@ -20,6 +20,7 @@ use crate::disk::DiskSpec;
 use crate::document::Kind;
 use crate::export;
 use crate::group::{self, GroupSpec};
+use crate::line::{at, with_line};
 use crate::name::check_name;
 use crate::queue::{Polling, QueueSettings, elevator, poll_delay};
 use crate::registries::Registries;
@@ -104,7 +105,8 @@ impl Config {
 
 /// Parses a configuration file's text.
 pub(crate) fn parse(text: &str, registries: &Registries) -> Result<Config> {
-    read(toml::from_str(text)?, text.parse()?, registries)
+    let parsed = read(toml::from_str(text)?, text.parse()?, registries);
+    parsed.map_err(|error| with_line(text, error))
 }
 
 /// Parses a configuration file's tables.
@@ -114,59 +116,67 @@ pub(crate) fn parse_table(table: toml::Table) -> Result<Config> {
 }
 
 fn read(file: File, mut all: toml::Table, registries: &Registries) -> Result<Config> {
-    let default = Config::default();
-    let shutdown_limit = match &file.daemon.shutdown_limit {
-        Some(text) => duration("shutdown_limit", text).context("[daemon]")?,
-        None => default.shutdown_limit,
-    };
-    Kind::heads().for_each(|head| drop(all.remove(head)));
-    let (doors, limits) = export::tables(&all)?;
+    let mut config = Config::default();
     let may_hand_over = file.daemon.upgrade_socket.is_some();
-    let export = |table: toml::Table| export::parse(&table, &doors, may_hand_over);
-    let exports = file.export.into_iter().map(export).collect::<Result<_>>()?;
-    let sandbox = file.daemon.sandbox.as_deref().map(sandbox);
-    let sandbox = sandbox.transpose().context("[daemon]")?;
-    let sched = file.daemon.sched.as_deref();
-    let sched = sched
-        .map(|name| elevator(name, &registries.elevators))
-        .transpose();
-    let sched = sched.context("[daemon]")?;
-    if let Some(0) = file.daemon.reactors {
-        bail!(
-            "[daemon]: reactors=0 rejected: must be from 1 to {REACTORS_MAX}, or left out for one for each processor"
-        );
+    at(
+        "daemon",
+        "",
+        file.daemon.add_to(&mut config, registries).context("[daemon]"),
+    )?;
+    Kind::heads().for_each(|head| drop(all.remove(head)));
+    (config.doors, config.limits) = export::tables(&all)?;
+    for (number, table) in file.export.into_iter().enumerate() {
+        let export = export::parse(&table, &config.doors, may_hand_over);
+        config.exports.push(at("export", number, export)?);
     }
-    let wait = file.daemon.wait.as_deref().map_or(Ok(default.wait), str::parse);
-    let wait = wait.map_err(anyhow::Error::msg).context("[daemon]")?;
-    let queue = |(name, queue): (String, Queue)| -> Result<_> {
-        let context = format!("[queue.{name}]");
-        check_name("queue", &name)?;
-        Ok((name, queue.settings(&registries.elevators).context(context)?))
+    for (name, queue) in file.queue {
+        let settings = check_name("queue", &name).and_then(|()| {
+            queue
+                .settings(&registries.elevators)
+                .context(format!("[queue.{name}]"))
+        });
+        config.queues.insert(name.clone(), at("queue", name, settings)?);
+    }
+    config.metrics = file.metrics.address;
+    config.metrics_allow_insecure = file.metrics.allow_insecure;
+    config.control = config::Control {
+        socket: file.control.socket,
+        readers: file.control.readers,
     };
-    Ok(Config {
-        reactors: file.daemon.reactors,
-        wait,
-        sched,
-        shutdown_limit,
-        doors,
-        limits,
-        upgrade_socket: file.daemon.upgrade_socket,
-        sandbox,
-        paths: absolute(file.daemon.paths).context("[daemon]")?,
-        metrics: file.metrics.address,
-        metrics_allow_insecure: file.metrics.allow_insecure,
-        control: config::Control {
-            socket: file.control.socket,
-            readers: file.control.readers,
-        },
-        disks: tables(file.disk)?
-            .into_iter()
-            .map(|named| disk(named, registries))
-            .collect::<Result<_>>()?,
-        groups: file.group.into_iter().map(one_group).collect::<Result<_>>()?,
-        queues: file.queue.into_iter().map(queue).collect::<Result<_>>()?,
-        exports,
-    })
+    for (name, table) in tables(file.disk)? {
+        let disk = disk((name.clone(), table), registries);
+        config.disks.push(at("disk", name, disk)?);
+    }
+    for (path, table) in file.group {
+        let group = one_group((path.clone(), table));
+        config.groups.push(at("group", path, group)?);
+    }
+    Ok(config)
+}
+
+impl Daemon {
+    fn add_to(self, config: &mut Config, registries: &Registries) -> Result<()> {
+        if let Some(0) = self.reactors {
+            bail!(
+                "reactors=0 rejected: must be from 1 to {REACTORS_MAX}, or left out for one for each processor"
+            );
+        }
+        config.reactors = self.reactors;
+        if let Some(text) = &self.shutdown_limit {
+            config.shutdown_limit = duration("shutdown_limit", text)?;
+        }
+        if let Some(text) = &self.wait {
+            config.wait = text.parse().map_err(anyhow::Error::msg)?;
+        }
+        let sched = self.sched.as_deref();
+        config.sched = sched
+            .map(|name| elevator(name, &registries.elevators))
+            .transpose()?;
+        config.upgrade_socket = self.upgrade_socket;
+        config.sandbox = self.sandbox.as_deref().map(sandbox).transpose()?;
+        config.paths = absolute(self.paths)?;
+        Ok(())
+    }
 }
 
 impl Queue {

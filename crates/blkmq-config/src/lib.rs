@@ -9,6 +9,7 @@
 //! | [`group`] | the weight, caps and latency target of a group |
 //! | [`export`] | the addresses at which clients connect |
 //! | `file` | the configuration file |
+//! | `line` | where in the file a fault is |
 //! | [`Document`] | a configuration as it is written, to be changed by key and saved |
 //! | [`mod@plan`] | the queues: which disks share one; it opens the disks |
 //! | [`diff`] | the steps from one configuration to another |
@@ -26,6 +27,7 @@ mod document;
 pub mod export;
 mod file;
 pub mod group;
+mod line;
 pub mod live;
 pub mod luks;
 mod mapped;
