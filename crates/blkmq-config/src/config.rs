@@ -11,6 +11,7 @@ use blkmq_core::poll::Wait;
 use blkmq_core::sched::ElevatorType;
 use blkmq_export::front_door::DaemonLimits;
 
+use crate::control::Control;
 use crate::disk::{DiskSpec, Source};
 use crate::export::{self, ExportSpec};
 use crate::group::GroupSpec;
@@ -39,7 +40,7 @@ pub struct Config {
     pub wait: Wait,
     /// The elevator of queues for which neither their settings nor their disks name one. Default none.
     pub sched: Option<&'static ElevatorType>,
-    /// The address of the control socket, or `none`. Default: see [`Control`].
+    /// Where it is queried and changed, and by whom.
     pub control: Control,
     /// The address where metrics are read. Default: none.
     pub metrics: Option<String>,
@@ -62,16 +63,6 @@ pub enum Sandbox {
     Warn,
     /// It is confined, or does not start.
     On,
-}
-
-/// Where a running daemon is queried and changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Control {
-    /// The address of the socket, or `none`. Default: in the directory for such sockets, if there
-    /// is one.
-    pub socket: Option<String>,
-    /// The system group whose members may read there. Default: only the daemon's user may.
-    pub readers: Option<String>,
 }
 
 impl Default for Config {

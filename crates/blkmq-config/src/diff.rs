@@ -7,6 +7,7 @@ use std::fmt;
 use anyhow::{Result, bail};
 
 use crate::config::Config;
+use crate::control::Account;
 use crate::disk::DiskSpec;
 use crate::export::ExportSpec;
 use crate::queue::QueueSettings;
@@ -201,7 +202,8 @@ fn fixed(config: &Config) -> BTreeMap<String, String> {
         ("[daemon] sandbox", shown(&config.sandbox)),
         ("[daemon] paths", format!("{:?}", config.paths)),
         ("[control] socket", shown(&config.control.socket)),
-        ("[control] readers", shown(&config.control.readers)),
+        ("[control] readers", listed(&config.control.readers)),
+        ("[control] tenants", tenants(&config.control.tenants)),
         ("[metrics] address", shown(&config.metrics)),
         (
             "[metrics] allow_insecure",
@@ -214,6 +216,25 @@ fn fixed(config: &Config) -> BTreeMap<String, String> {
         keys.names().filter_map(shown)
     });
     own.chain(of_doors).collect()
+}
+
+/// Users and groups, for people.
+fn listed(accounts: &[Account]) -> String {
+    match accounts {
+        [] => "nobody".to_owned(),
+        all => all.iter().map(Account::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+fn tenants(tenants: &BTreeMap<String, Vec<Account>>) -> String {
+    match tenants.is_empty() {
+        true => "none".to_owned(),
+        false => {
+            let all = tenants.iter();
+            let all = all.map(|(path, accounts)| format!("{path}: {}", listed(accounts)));
+            all.collect::<Vec<_>>().join("; ")
+        }
+    }
 }
 
 /// A value of a key, for people.
@@ -473,7 +494,12 @@ mod tests {
                 "",
                 "[control] socket: cannot be changed while the daemon runs (\"unix:/c\" -> default)",
             ),
-            ("", "[control]\nreaders = \"disk\"", "[control] readers: cannot"),
+            ("", "[control]\nreaders = \"@disk\"", "[control] readers: cannot"),
+            (
+                "",
+                "[control]\ntenants = { \"/a\" = \"7\" }",
+                "[control] tenants: cannot be changed while the daemon runs (none -> /a: 7)",
+            ),
             (
                 "[metrics]\naddress = \"unix:/m\"",
                 "[metrics]\naddress = \"unix:/n\"",

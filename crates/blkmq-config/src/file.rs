@@ -15,7 +15,8 @@ use blkmq_host::value;
 use serde::Deserialize;
 use toml::Value;
 
-use crate::config::{self, Config, Sandbox};
+use crate::config::{Config, Sandbox};
+use crate::control;
 use crate::disk::DiskSpec;
 use crate::document::Kind;
 use crate::export;
@@ -31,7 +32,7 @@ struct File {
     #[serde(default)]
     daemon: Daemon,
     #[serde(default)]
-    control: Control,
+    control: control::Table,
     #[serde(default)]
     metrics: Metrics,
     #[serde(default)]
@@ -63,13 +64,6 @@ struct Metrics {
     address: Option<String>,
     #[serde(default)]
     allow_insecure: bool,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Control {
-    socket: Option<String>,
-    readers: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -139,10 +133,7 @@ fn read(file: File, mut all: toml::Table, registries: &Registries) -> Result<Con
     }
     config.metrics = file.metrics.address;
     config.metrics_allow_insecure = file.metrics.allow_insecure;
-    config.control = config::Control {
-        socket: file.control.socket,
-        readers: file.control.readers,
-    };
+    config.control = at("control", "", file.control.parse())?;
     for (name, table) in tables(file.disk)? {
         let disk = disk((name.clone(), table), registries);
         config.disks.push(at("disk", name, disk)?);

@@ -8,6 +8,7 @@
 //! | [`queue`] | the settings of a queue |
 //! | [`group`] | the weight, caps and latency target of a group |
 //! | [`export`] | the addresses at which clients connect |
+//! | `control` | the control socket, and who may do what there |
 //! | `file` | the configuration file |
 //! | `line` | where in the file a fault is |
 //! | [`Document`] | a configuration as it is written, to be changed by key and saved |
@@ -21,6 +22,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 mod config;
+mod control;
 pub mod diff;
 pub mod disk;
 mod document;
@@ -40,7 +42,8 @@ mod registries;
 pub mod same;
 mod told;
 
-pub use config::{Config, Control, Sandbox};
+pub use config::{Config, Sandbox};
+pub use control::{Account, Control};
 pub use disk::{DiskSpec, Source};
 pub use document::{Document, Kind, read_text, typed};
 pub use export::ExportSpec;

@@ -116,6 +116,10 @@ mod tests {
                 "[disk.a]\nram = \"1M\"\n[demon]\nx = 1\n",
                 "line 3: [demon] rejected",
             ),
+            (
+                "[control]\nsocket = \"none\"\nreaders = \"no-such-user\"\n",
+                "line 3: [control]: readers",
+            ),
         ] {
             let error = format!("{:#}", Config::from_toml(text).unwrap_err());
             assert!(error.starts_with(line), "{text}{error}");

@@ -297,9 +297,9 @@ impl Daemon {
             return Ok(None);
         };
         if args.take_over.is_some() {
-            return control::Server::start_later(&path, config.readers, daemon).map(Some);
+            return control::Server::start_later(&path, &config, daemon).map(Some);
         }
-        match control::Server::start(&path, config.readers.as_deref(), daemon) {
+        match control::Server::start(&path, &config, daemon) {
             Err(error) if !is_asked_for => {
                 tracing::info!("there is no control socket: {error:#}");
                 Ok(None)

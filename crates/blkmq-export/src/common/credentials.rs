@@ -34,7 +34,7 @@ impl Credentials {
     ///
     /// # Errors
     /// The system's error.
-    pub(crate) fn groups_of_peer(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    pub fn groups_of_peer(socket: impl AsFd) -> io::Result<Vec<u32>> {
         sys::peer_groups(socket.as_fd())
     }
 

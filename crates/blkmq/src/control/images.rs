@@ -9,7 +9,7 @@ use blkmq_host::device::Replacement;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::methods::{Session, edit, of, values};
+use super::methods::{Session, of, values};
 use super::protocol::Failure;
 use super::server::Daemon;
 
@@ -51,7 +51,7 @@ fn replace(daemon: &Daemon, wanted: &[(String, Replacement)]) -> Result<Value, F
 }
 
 /// `disk.clone`.
-pub(super) fn clone(_: &mut Session, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
+pub(super) fn clone(session: &mut Session, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
     #[derive(Deserialize)]
     #[serde(deny_unknown_fields)]
     struct Params {
@@ -80,7 +80,7 @@ pub(super) fn clone(_: &mut Session, params: Value, daemon: &Daemon) -> Result<V
         base: Some((base, format)),
     };
     new.create().map_err(anyhow::Error::from)?;
-    let added = edit(daemon, false, |document| {
+    let added = session.edit(daemon, false, |document| {
         let given = values(keys.clone())?.into_iter();
         let given = given.filter_map(|(key, value)| Some((key, value?)));
         let image = ("qcow2".to_owned(), toml::Value::try_from(&path)?);

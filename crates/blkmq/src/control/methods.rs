@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use blkmq_config::diff::Change;
 use blkmq_config::{Document, Kind};
 use blkmq_drivers::multipath::MultipathDevice;
 use blkmq_luks::Secret;
@@ -19,28 +20,20 @@ use zeroize::{Zeroize, Zeroizing};
 use super::API;
 use super::images;
 use super::names;
-use super::protocol::{BAD_PARAMS, Failure, NOT_ALLOWED};
+use super::protocol::{BAD_PARAMS, Failure};
 use super::report;
+use super::roles::{Admitted, Needs};
 use super::server::Daemon;
 use super::statistics::Statistics;
 use super::subscription::Subscription;
 use crate::serve::running::Changed;
 use crate::trace::recording::Recording;
 
-/// What somebody may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Access {
-    /// Ask.
-    Read,
-    /// Ask and change.
-    All,
-}
-
 /// A method.
 pub(super) struct Method {
     pub(super) name: &'static str,
     pub(super) help: &'static str,
-    needs: Access,
+    needs: Needs,
     call: fn(&mut Session, Value, &Daemon) -> Result<Value, Failure>,
 }
 
@@ -65,7 +58,7 @@ pub(super) static METHODS: &[Method] = &[
             Ok(json!({"version": env!("CARGO_PKG_VERSION"), "api": API, "pid": std::process::id()}))
         },
     ),
-    ask(
+    ask_all(
         "daemon.status",
         "numbers of disks, queues, connections, and used memory",
         |_, params, daemon| {
@@ -82,7 +75,7 @@ pub(super) static METHODS: &[Method] = &[
             Ok(json!({}))
         },
     ),
-    ask(
+    ask_all(
         "config.get",
         "the configuration of the daemon as it is now: {toml, tables}",
         |_, params, daemon| {
@@ -95,7 +88,7 @@ pub(super) static METHODS: &[Method] = &[
     change(
         "config.apply",
         "change the daemon to what a whole configuration says: {toml, remove, dry_run}; with remove false, refuse to remove",
-        |_, params, daemon| {
+        |session, params, daemon| {
             #[derive(Deserialize)]
             #[serde(deny_unknown_fields)]
             struct Params {
@@ -122,37 +115,41 @@ pub(super) static METHODS: &[Method] = &[
                 *document = new;
                 Ok(())
             };
-            edit(daemon, dry_run, replace)
+            session.edit(daemon, dry_run, replace)
         },
     ),
-    change(
-        "config.set",
-        "set keys of a table, null for the default: {kind, name, keys, dry_run}",
-        |_, params, daemon| {
-            let Edit {
-                kind,
-                name,
-                keys,
-                dry_run,
-            } = of(params)?;
-            edit(daemon, dry_run, |document| {
+    Method {
+        needs: Needs::Set,
+        ..ask(
+            "config.set",
+            "set keys of a table, null for the default: {kind, name, keys, dry_run}",
+            |session, params, daemon| {
+                let Edit {
+                    kind,
+                    name,
+                    keys,
+                    dry_run,
+                } = of(params)?;
                 let kind = Kind::by_name(&kind)?;
-                let name = names::configured(document, kind, &name);
-                document.set(kind, &name, values(keys.clone())?)
-            })
-        },
-    ),
+                session.client.check_set(kind, &name, &keys)?;
+                session.edit(daemon, dry_run, |document| {
+                    let name = names::configured(document, kind, &name);
+                    document.set(kind, &name, values(keys.clone())?)
+                })
+            },
+        )
+    },
     change(
         "config.add",
         "add a table: {kind, name, keys, dry_run}",
-        |_, params, daemon| {
+        |session, params, daemon| {
             let Edit {
                 kind,
                 name,
                 keys,
                 dry_run,
             } = of(params)?;
-            edit(daemon, dry_run, |document| {
+            session.edit(daemon, dry_run, |document| {
                 let given = values(keys.clone())?
                     .into_iter()
                     .filter_map(|(key, value)| Some((key, value?)));
@@ -165,11 +162,11 @@ pub(super) static METHODS: &[Method] = &[
     change(
         "config.remove",
         "remove a table: {kind, name, dry_run}",
-        |_, params, daemon| {
+        |session, params, daemon| {
             let Edit {
                 kind, name, dry_run, ..
             } = of(params)?;
-            edit(daemon, dry_run, |document| {
+            session.edit(daemon, dry_run, |document| {
                 let kind = Kind::by_name(&kind)?;
                 document.remove(kind, &names::configured(document, kind, &name))
             })
@@ -188,9 +185,12 @@ pub(super) static METHODS: &[Method] = &[
             }
         },
     ),
-    ask("disk.list", "the disks", |_, params, daemon| {
+    ask("disk.list", "the disks", |session, params, daemon| {
         none(params)?;
-        Ok(report::disks(&daemon.running.control()))
+        Ok(session
+            .client
+            .role
+            .shown(report::disks(&daemon.running.control()), "group"))
     }),
     change(
         "disk.resize",
@@ -258,7 +258,7 @@ pub(super) static METHODS: &[Method] = &[
             Ok(json!({}))
         },
     ),
-    ask(
+    ask_all(
         "queue.list",
         "the queues, with their elevators and tunables",
         |_, params, daemon| {
@@ -269,13 +269,14 @@ pub(super) static METHODS: &[Method] = &[
     ask(
         "group.list",
         "the groups of each queue, and groups without disks, with weights, caps and targets",
-        |_, params, daemon| {
+        |session, params, daemon| {
             none(params)?;
             let configured = daemon.running.document().config()?.groups;
-            Ok(report::groups(&daemon.running.control(), &configured))
+            let all = report::groups(&daemon.running.control(), &configured);
+            Ok(session.client.role.shown(all, "path"))
         },
     ),
-    ask(
+    ask_all(
         "export.list",
         "the addresses, with their connections",
         |_, params, daemon| {
@@ -286,9 +287,10 @@ pub(super) static METHODS: &[Method] = &[
     ask(
         "statistics.get",
         "what queues and groups have done since the start",
-        |_, params, daemon| {
+        |session, params, daemon| {
             none(params)?;
-            to_value(&report::statistics(daemon, &daemon.readings.take(daemon)))
+            let all = report::statistics(daemon, &daemon.readings.take(daemon));
+            to_value(&session.client.role.shown_statistics(all))
         },
     ),
     ask(
@@ -310,6 +312,8 @@ pub(super) static METHODS: &[Method] = &[
                 return Err(Failure::new(BAD_PARAMS, what));
             }
             let interval = Duration::from_millis(interval_ms);
+            // What a tenant is shown of a queue comes and goes with its groups.
+            let changed = changed && !session.client.role.is_only_tenant();
             session.subscription = Some(Subscription::new(interval, changed));
             Ok(json!({}))
         },
@@ -391,8 +395,20 @@ const fn ask(
     Method {
         name,
         help,
-        needs: Access::Read,
+        needs: Needs::Ask,
         call,
+    }
+}
+
+/// A method whose answer is for those who see everything.
+const fn ask_all(
+    name: &'static str,
+    help: &'static str,
+    call: fn(&mut Session, Value, &Daemon) -> Result<Value, Failure>,
+) -> Method {
+    Method {
+        needs: Needs::AskAll,
+        ..ask(name, help, call)
     }
 }
 
@@ -402,7 +418,7 @@ const fn change(
     call: fn(&mut Session, Value, &Daemon) -> Result<Value, Failure>,
 ) -> Method {
     Method {
-        needs: Access::All,
+        needs: Needs::Own,
         ..ask(name, help, call)
     }
 }
@@ -414,7 +430,7 @@ pub(super) fn find(name: &str) -> Option<&'static Method> {
 
 /// What is kept of one client.
 pub(super) struct Session {
-    access: Access,
+    client: Admitted,
     subscription: Option<Subscription>,
     /// The client's running trace.
     recording: Option<Recording>,
@@ -425,9 +441,9 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(access: Access) -> Self {
+    pub(super) fn new(client: Admitted) -> Self {
         Self {
-            access,
+            client,
             subscription: None,
             recording: None,
             sends_memory: false,
@@ -436,13 +452,8 @@ impl Session {
     }
 
     pub(super) fn call(&mut self, method: &Method, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
-        if self.access < method.needs {
-            let what = format!(
-                "{} is for the daemon's user and for root; readers may ask",
-                method.name
-            );
-            return Err(Failure::new(NOT_ALLOWED, what));
-        }
+        self.client.pace();
+        self.client.check(method.name, method.needs)?;
         (method.call)(self, params, daemon)
     }
 
@@ -464,7 +475,23 @@ impl Session {
 
     /// What it is to be told now, if it is time.
     pub(super) fn tick(&mut self, daemon: &Daemon) -> Option<Statistics> {
-        self.subscription.as_mut()?.tick(daemon)
+        let told = self.subscription.as_mut()?.tick(daemon)?;
+        Some(self.client.role.shown_statistics(told))
+    }
+
+    /// Changes the configuration, as far as the client may.
+    pub(super) fn edit(
+        &self,
+        daemon: &Daemon,
+        dry_run: bool,
+        edit: impl Fn(&mut Document) -> Result<()>,
+    ) -> Result<Value, Failure> {
+        let may = |steps: &[Change]| self.client.check_steps(steps);
+        let Changed { steps, notes } = daemon.running.change_if(edit, may, dry_run)?;
+        if !dry_run {
+            steps.iter().for_each(|step| self.client.note_change(step));
+        }
+        Ok(json!({"steps": steps, "notes": notes}))
     }
 }
 
@@ -479,18 +506,6 @@ struct Edit {
     keys: Map<String, Value>,
     #[serde(default)]
     dry_run: bool,
-}
-
-pub(super) fn edit(
-    daemon: &Daemon,
-    dry_run: bool,
-    edit: impl Fn(&mut Document) -> Result<()>,
-) -> Result<Value, Failure> {
-    let Changed { steps, notes } = daemon.running.change(edit, dry_run)?;
-    if !dry_run {
-        steps.iter().for_each(|step| tracing::info!("change: {step}"));
-    }
-    Ok(json!({"steps": steps, "notes": notes}))
 }
 
 /// Keys with their values as a configuration has them; null is none.

@@ -4,7 +4,8 @@
 //! | part | decides |
 //! |---|---|
 //! | `protocol` | the form of a line |
-//! | `server` | who may connect, and how long a client may take; a thread for each client, never a reactor |
+//! | `server` | how long a client may take; a thread for each client, never a reactor |
+//! | `roles` | who may do what |
 //! | `methods` | what can be queried and changed |
 //! | `images` | what becomes of disks in images |
 //! | `readings` | what queues have counted, for all who ask |
@@ -20,6 +21,7 @@ mod names;
 mod protocol;
 mod readings;
 mod report;
+mod roles;
 mod server;
 pub mod statistics;
 mod subscription;

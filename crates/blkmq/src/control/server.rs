@@ -9,13 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use blkmq_export::common::{Credentials, OwnedPath, accounts};
+use blkmq_config::Control;
+use blkmq_export::common::OwnedPath;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
@@ -23,9 +24,10 @@ use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
 use zeroize::Zeroize;
 
-use super::methods::{self, Access, Session};
+use super::methods::{self, Session};
 use super::protocol::{self, Failure, NO_JSON, NO_METHOD};
 use super::readings::Readings;
+use super::roles::{Admitted, Roles};
 use crate::listen;
 use crate::log::Log;
 use crate::serve::running::Running;
@@ -77,29 +79,32 @@ impl Daemon {
 }
 
 impl Server {
-    /// Listens at `path`, and serves whoever may connect. `readers` is a group of the system whose members may read.
+    /// Listens at `path`, and serves those who have a role in the configuration.
     ///
     /// # Errors
     /// If there can be no such socket, or another daemon has it.
-    pub(crate) fn start(path: &Path, readers: Option<&str>, daemon: Arc<Daemon>) -> Result<Self> {
+    pub(crate) fn start(path: &Path, config: &Control, daemon: Arc<Daemon>) -> Result<Self> {
+        let roles = Arc::new(Roles::new(config));
         let (listener, owned) =
-            listen_for(path, readers).with_context(|| format!("control socket {}", path.display()))?;
-        Self::spawn(Some(owned), move |state| accept(&listener, &daemon, state))
+            listen_for(path, &roles).with_context(|| format!("control socket {}", path.display()))?;
+        Self::spawn(Some(owned), move |state| {
+            accept(&listener, &roles, &daemon, state)
+        })
     }
 
     /// The same, as soon as the daemon that is taken over has let go of the socket.
     ///
     /// # Errors
     /// If there can be no thread for it.
-    pub(crate) fn start_later(path: &Path, readers: Option<String>, daemon: Arc<Daemon>) -> Result<Self> {
-        let at = path.to_owned();
+    pub(crate) fn start_later(path: &Path, config: &Control, daemon: Arc<Daemon>) -> Result<Self> {
+        let (at, roles) = (path.to_owned(), Arc::new(Roles::new(config)));
         Self::spawn(None, move |state| {
             let start = Instant::now();
             while !state.is_over.load(Ordering::Acquire) {
-                match listen_for(&at, readers.as_deref()) {
+                match listen_for(&at, &roles) {
                     Ok((listener, owned)) => {
                         *state.path() = Some(owned);
-                        return accept(&listener, &daemon, state);
+                        return accept(&listener, &roles, &daemon, state);
                     }
                     Err(error) if start.elapsed() > FREE_MAX => {
                         return tracing::warn!("control socket {}: {error:#}", at.display());
@@ -130,7 +135,7 @@ impl Drop for Server {
     }
 }
 
-fn listen_for(path: &Path, readers: Option<&str>) -> Result<(UnixListener, OwnedPath)> {
+fn listen_for(path: &Path, roles: &Roles) -> Result<(UnixListener, OwnedPath)> {
     // A path without a directory is in the one where the daemon was started.
     let is_missing = |dir: &&Path| !dir.as_os_str().is_empty() && !dir.exists();
     if let Some(dir) = path.parent().filter(is_missing) {
@@ -139,33 +144,11 @@ fn listen_for(path: &Path, readers: Option<&str>) -> Result<(UnixListener, Owned
             .create(dir)
             .with_context(|| format!("its directory {} cannot be made", dir.display()))?;
     }
-    listen::listen(path, |made| prepare(made, readers))
+    let mode = PermissionsExt::from_mode(roles.mode());
+    listen::listen(path, |made| Ok(std::fs::set_permissions(made, mode)?))
 }
 
-fn prepare(path: &Path, readers: Option<&str>) -> Result<()> {
-    let mode = match readers {
-        Some(name) => {
-            let group = group_number(name)?;
-            std::os::unix::fs::chown(path, None, Some(group))
-                .with_context(|| format!("readers = {name:?}: the socket cannot be given to that group"))?;
-            0o660
-        }
-        None => 0o600,
-    };
-    Ok(std::fs::set_permissions(path, PermissionsExt::from_mode(mode))?)
-}
-
-/// The number of a group of the system.
-fn group_number(name: &str) -> Result<u32> {
-    if let Ok(number) = name.parse() {
-        return Ok(number);
-    }
-    accounts::group(name)
-        .with_context(|| format!("readers = {name:?} rejected: the system has no such group"))
-}
-
-fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
-    let clients = Arc::new(AtomicU32::new(0));
+fn accept(listener: &UnixListener, roles: &Arc<Roles>, daemon: &Arc<Daemon>, state: &State) {
     if let Err(error) = listener.set_nonblocking(true) {
         return tracing::error!("control: nobody can be accepted: {error}");
     }
@@ -174,7 +157,7 @@ fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
         match listener.accept() {
             Ok((stream, _)) => {
                 is_failing = false;
-                serve(stream, daemon, &clients);
+                serve(stream, roles, daemon);
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 let mut fds = [PollFd::new(listener, PollFlags::IN)];
@@ -190,49 +173,34 @@ fn accept(listener: &UnixListener, daemon: &Arc<Daemon>, state: &State) {
     }
 }
 
-/// Gives a client a thread, if there are not too many.
-fn serve(stream: UnixStream, daemon: &Arc<Daemon>, clients: &Arc<AtomicU32>) {
-    let max = match access_of(&stream) {
-        Ok(Access::All) => CLIENTS_MAX,
-        // The others are left to the owner.
-        _ => READERS_MAX,
+/// Gives a client a thread, if it has a role and there is room.
+fn serve(stream: UnixStream, roles: &Arc<Roles>, daemon: &Arc<Daemon>) {
+    let admitted = match roles.admit(&stream) {
+        Ok(admitted) => admitted,
+        Err(failure) => {
+            let _ = stream.set_nonblocking(true);
+            let _ = (&stream).write_all(protocol::answer(&Value::Null, Err(failure)).as_bytes());
+            return;
+        }
     };
-    // Relaxed: a count; only this thread adds.
-    if clients.load(Ordering::Relaxed) >= max {
-        let failure = Failure::new(protocol::REFUSED, format!("{max} clients are connected already"));
-        let _ = stream.set_nonblocking(true);
-        let _ = (&stream).write_all(protocol::answer(&Value::Null, Err(failure)).as_bytes());
-        return;
-    }
-    clients.fetch_add(1, Ordering::Relaxed);
-    let (daemon, counted) = (Arc::clone(daemon), Arc::clone(clients));
+    let daemon = Arc::clone(daemon);
     let thread = thread::Builder::new()
         .name("control".to_owned())
         .stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
-        let ended = Client::new(stream).and_then(|client| client.run(&daemon));
+        let ended = Client::new(stream).and_then(|client| client.run(admitted, &daemon));
         if let Err(error) = ended {
             tracing::debug!("control: a client is lost: {error}");
         }
-        counted.fetch_sub(1, Ordering::Relaxed);
     });
     if let Err(error) = started {
-        clients.fetch_sub(1, Ordering::Relaxed);
         tracing::warn!("control: no thread for a client: {error}");
     }
-}
-
-/// What a client may do: everything, if it is the daemon's user or root.
-fn access_of(stream: &UnixStream) -> io::Result<Access> {
-    let peer = Credentials::of_peer(stream)?;
-    let is_owner = peer.user == ROOT || peer.user == rustix::process::geteuid().as_raw();
-    Ok(if is_owner { Access::All } else { Access::Read })
 }
 
 /// One client.
 struct Client {
     stream: UnixStream,
-    access: Access,
     /// What came of a line that has not ended.
     input: Vec<u8>,
 }
@@ -241,14 +209,13 @@ impl Client {
     fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         Ok(Self {
-            access: access_of(&stream)?,
             stream,
             input: Vec::new(),
         })
     }
 
-    fn run(mut self, daemon: &Daemon) -> io::Result<()> {
-        let mut session = Session::new(self.access);
+    fn run(mut self, admitted: Admitted, daemon: &Daemon) -> io::Result<()> {
+        let mut session = Session::new(admitted);
         loop {
             if self.wait(session.next_tick())? {
                 let mut piece = [0; 16 << 10];
@@ -367,14 +334,9 @@ fn answer(line: &[u8], daemon: &Daemon, session: &mut Session) -> Option<String>
     request.id.map(|id| protocol::answer(&id, done))
 }
 
-const ROOT: u32 = 0;
 /// How long a daemon that is taken over may keep its socket.
 const FREE_MAX: Duration = Duration::from_secs(20);
 const TRY_AGAIN: Duration = Duration::from_millis(20);
-/// Clients at a time.
-const CLIENTS_MAX: u32 = 128;
-/// Of these, how many may be taken when one comes that may only read.
-const READERS_MAX: u32 = 96;
 /// Bytes of a request.
 pub(crate) const LINE_MAX: usize = 1 << 20;
 /// How long a client may take to read what it has asked for.

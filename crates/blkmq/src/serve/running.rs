@@ -217,8 +217,22 @@ impl Running {
         edit: impl Fn(&mut Document) -> Result<()>,
         is_dry_run: bool,
     ) -> Result<Changed> {
+        self.change_if(edit, |_| Ok(()), is_dry_run)
+    }
+
+    /// The same, if `may` permits the steps.
+    ///
+    /// # Errors
+    /// As [`Self::change`], or what `may` says.
+    pub(crate) fn change_if(
+        &self,
+        edit: impl Fn(&mut Document) -> Result<()>,
+        may: impl Fn(&[Change]) -> Result<()>,
+        is_dry_run: bool,
+    ) -> Result<Changed> {
         loop {
             let planned = self.planned(&edit)?;
+            may(&planned.changes)?;
             self.sandbox.check(&planned.old, &planned.new)?;
             if is_dry_run {
                 dry_run::check_exports(&planned.new)?;

@@ -51,6 +51,7 @@ mod rbd;
 mod readme;
 mod sandbox;
 mod schedulers;
+mod shells;
 mod shutdown;
 mod sockets;
 mod states;

@@ -7,6 +7,7 @@ pub(crate) mod pattern;
 pub(crate) mod pki;
 pub(crate) mod scratch;
 pub(crate) mod tools;
+pub(crate) mod user;
 
 pub(crate) use daemon::Daemon;
 pub(crate) use scratch::Scratch;

@@ -3,8 +3,6 @@
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -12,70 +10,59 @@ use blkmq::control::client::Client as Control;
 use serde_json::{Value, json};
 
 use super::{LONG, Stage, add, names, remove};
-use crate::common::daemon::program;
 use crate::common::nbd::Client;
 use crate::common::pattern::BLOCK;
+use crate::common::user::{as_member, as_user, can_switch};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
-/// A process that ends with the test.
-struct Crowd(std::process::Child);
-
-impl Drop for Crowd {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn the_last_places_are_the_owners_whoever_else_may_read() {
-    if !rustix::process::geteuid().is_root() {
-        return blkmq_skip::skip("another user is needed, so root");
+    if !can_switch() {
+        return;
     }
     let scratch = Scratch::new();
     std::fs::set_permissions(scratch.path("."), PermissionsExt::from_mode(0o755)).expect("our own");
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
     let text = format!(
-        "[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = {nbd:?}\n[control]\nsocket = \"unix:{}\"\nreaders = \"nogroup\"\n",
+        "[disk.vm1]\nram = \"1M\"\n[[export]]\nnbd = {nbd:?}\n[control]\nsocket = \"unix:{}\"\nreaders = \"@nogroup\"\n",
         scratch.word("control.sock")
     );
     std::fs::write(scratch.path("a.toml"), text).expect("the file can be written");
     let daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
-    // Other users may not have access to the program's directory.
-    let own = scratch.path("program");
-    std::fs::copy(program(), &own).expect("a copy");
-    let (nobody, its_group) = (65534, 65534);
-    let watch = || {
-        let mut command = Command::new(&own);
-        command.uid(nobody).gid(its_group).stdin(Stdio::null());
-        command.args([
-            "ctl",
-            "--socket",
-            &format!("unix:{}", scratch.word("control.sock")),
-        ]);
-        command.args(["watch", "disks", "3600"]);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        Crowd(child.expect("it runs"))
+    let connect = |user: u32| {
+        as_member(user, &[NOGROUP], || {
+            let mut control = Control::connect(&scratch.path("control.sock"))?;
+            let disks = control.call("disk.list", &json!({}))?;
+            assert_eq!(disks[0]["name"], "vm1");
+            anyhow::Ok(control)
+        })
     };
-    let mut crowd: Vec<Crowd> = (0..96).map(|_| watch()).collect();
-    for one in &mut crowd {
-        let mut first = [0; 4];
-        let out = one.0.stdout.as_mut().expect("a pipe");
-        out.read_exact(&mut first).expect("it is let in");
-        assert_eq!(&first, b"name");
+    // Nobody alone has all of the places.
+    let mut crowd = Vec::new();
+    for user in 65_000..65_012 {
+        for _ in 0..8 {
+            crowd.push(connect(user).expect("it is let in"));
+        }
+        let refused = connect(user).expect_err("the ninth").to_string();
+        let part = match user {
+            65_011 => "96 clients are connected already".to_owned(),
+            _ => format!("8 clients of user {user} are connected already"),
+        };
+        assert!(refused.contains(&part), "{refused}");
     }
-    let mut refused = String::new();
-    let mut one_more = watch();
-    let said = one_more.0.stderr.as_mut().expect("a pipe");
-    said.read_to_string(&mut refused).expect("text");
-    assert!(refused.contains("96 clients are connected already"), "{refused}");
     for _ in 0..3 {
         let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
         control
             .call("daemon.version", &json!({}))
             .expect("the owner is let in");
     }
-    drop((crowd, one_more));
+    let refused = as_user(65_000, || {
+        let mut control = Control::connect(&scratch.path("control.sock"))?;
+        control.call("daemon.version", &json!({}))
+    });
+    let refused = refused.expect_err("it is no member").to_string();
+    assert!(refused.contains("neither in readers nor in tenants"), "{refused}");
+    drop(crowd);
     daemon.stop();
 }
 
@@ -282,3 +269,6 @@ fn statistics_are_told_while_queues_come_and_go() {
     );
     stage.daemon.stop();
 }
+
+/// The group of Debian that has no members.
+const NOGROUP: u32 = 65534;
