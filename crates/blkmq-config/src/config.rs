@@ -15,6 +15,7 @@ use crate::control::Control;
 use crate::disk::{DiskSpec, Source};
 use crate::export::{self, ExportSpec};
 use crate::group::GroupSpec;
+use crate::metrics::Metrics;
 use crate::queue::QueueSettings;
 
 /// What a daemon serves, and how.
@@ -42,10 +43,8 @@ pub struct Config {
     pub sched: Option<&'static ElevatorType>,
     /// Where it is queried and changed, and by whom.
     pub control: Control,
-    /// The address where metrics are read. Default: none.
-    pub metrics: Option<String>,
-    /// Other hosts may read metrics, whoever they are.
-    pub metrics_allow_insecure: bool,
+    /// Where metrics are read, and which.
+    pub metrics: Metrics,
     /// The address of the unix socket at which another daemon may take over, as `unix:PATH`. Default: none.
     pub upgrade_socket: Option<String>,
     /// Whether the daemon confines itself to what it needs. Default: as far as the kernel and the exports allow.
@@ -79,8 +78,7 @@ impl Default for Config {
             wait: Wait::default(),
             sched: None,
             control: Control::default(),
-            metrics: None,
-            metrics_allow_insecure: false,
+            metrics: Metrics::default(),
             upgrade_socket: None,
             sandbox: None,
             paths: Vec::new(),

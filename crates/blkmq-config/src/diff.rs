@@ -204,11 +204,17 @@ fn fixed(config: &Config) -> BTreeMap<String, String> {
         ("[control] socket", shown(&config.control.socket)),
         ("[control] readers", listed(&config.control.readers)),
         ("[control] tenants", tenants(&config.control.tenants)),
-        ("[metrics] address", shown(&config.metrics)),
+        ("[metrics] address", shown(&config.metrics.address)),
         (
             "[metrics] allow_insecure",
-            config.metrics_allow_insecure.to_string(),
+            config.metrics.allow_insecure.to_string(),
         ),
+        (
+            "[metrics] group_levels",
+            shown(&config.metrics.detail.group_levels),
+        ),
+        ("[metrics] disks", config.metrics.detail.disks.to_string()),
+        ("[metrics] exports", config.metrics.detail.exports.to_string()),
     ];
     let own = own.into_iter().map(|(key, value)| (key.to_owned(), value));
     let of_doors = config.doors.iter().flat_map(|(door, keys)| {

@@ -22,6 +22,7 @@ use crate::document::Kind;
 use crate::export;
 use crate::group::{self, GroupSpec};
 use crate::line::{at, with_line};
+use crate::metrics;
 use crate::name::check_name;
 use crate::queue::{Polling, QueueSettings, elevator, poll_delay};
 use crate::registries::Registries;
@@ -34,7 +35,7 @@ struct File {
     #[serde(default)]
     control: control::Table,
     #[serde(default)]
-    metrics: Metrics,
+    metrics: metrics::Table,
     #[serde(default)]
     queue: BTreeMap<String, Queue>,
     #[serde(default = "no_disks")]
@@ -56,14 +57,6 @@ struct Daemon {
     sandbox: Option<String>,
     #[serde(default)]
     paths: Vec<PathBuf>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Metrics {
-    address: Option<String>,
-    #[serde(default)]
-    allow_insecure: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -131,8 +124,7 @@ fn read(file: File, mut all: toml::Table, registries: &Registries) -> Result<Con
         });
         config.queues.insert(name.clone(), at("queue", name, settings)?);
     }
-    config.metrics = file.metrics.address;
-    config.metrics_allow_insecure = file.metrics.allow_insecure;
+    config.metrics = at("metrics", "", file.metrics.parse().context("[metrics]"))?;
     config.control = at("control", "", file.control.parse())?;
     for (name, table) in tables(file.disk)? {
         let disk = disk((name.clone(), table), registries);

@@ -9,6 +9,7 @@
 //! | [`group`] | the weight, caps and latency target of a group |
 //! | [`export`] | the addresses at which clients connect |
 //! | `control` | the control socket, and who may do what there |
+//! | `metrics` | where metrics are read, and which |
 //! | `file` | the configuration file |
 //! | `line` | where in the file a fault is |
 //! | [`Document`] | a configuration as it is written, to be changed by key and saved |
@@ -34,6 +35,7 @@ pub mod live;
 pub mod luks;
 mod mapped;
 mod merge;
+mod metrics;
 mod name;
 mod paths;
 pub mod plan;
@@ -48,6 +50,7 @@ pub use disk::{DiskSpec, Source};
 pub use document::{Document, Kind, read_text, typed};
 pub use export::ExportSpec;
 pub use group::GroupSpec;
+pub use metrics::{Detail, Metrics};
 pub use plan::{Plan, plan, plan_for_check, plan_with_all_groups};
 pub use queue::{Polling, QueueSettings};
 pub use registries::Registries;

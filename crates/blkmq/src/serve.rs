@@ -172,8 +172,8 @@ fn configuration(args: &ServeArgs) -> Result<(Document, Config)> {
     if let Some(address) = &config.control.socket {
         control::socket_path(address)?;
     }
-    if let Some(address) = &config.metrics {
-        metrics::place(address, config.metrics_allow_insecure)?;
+    if let Some(address) = &config.metrics.address {
+        metrics::place(address, config.metrics.allow_insecure)?;
     }
     config.check()?;
     if config.exports.is_empty() && !args.check {
@@ -328,8 +328,9 @@ impl Daemon {
             is_draining: AtomicBool::new(false),
         });
         let control = self.control(args, Arc::clone(&asked))?;
-        let place = self.running.metrics_place()?;
-        let metrics = place.map(|place| metrics::Server::start(place, asked, args.take_over.is_some()));
+        let (place, detail) = self.running.metrics()?;
+        let metrics =
+            place.map(|place| metrics::Server::start((place, detail), asked, args.take_over.is_some()));
         let metrics = metrics.transpose()?;
         let size_news = self.look_at_sizes()?;
         let reload = self.reload_aside(args)?;

@@ -139,8 +139,63 @@ impl Reading {
                 .collect(),
         }
     }
+
+    /// The same with groups of at most so many levels, each with those below it.
+    pub(crate) fn summed(&self, levels: u8) -> Self {
+        let mut groups: BTreeMap<&str, GroupStats> = BTreeMap::new();
+        for (path, stats) in &self.groups {
+            groups.entry(cut(path, levels)).or_default().add(stats);
+        }
+        let mut delays = BTreeMap::new();
+        for (who, behind, ns) in &self.delays {
+            *delays.entry((cut(who, levels), cut(behind, levels))).or_insert(0) += ns;
+        }
+        let owned = |((who, behind), ns): ((&str, &str), u64)| (who.to_owned(), behind.to_owned(), ns);
+        Self {
+            name: self.name.clone(),
+            state: self.state,
+            groups: groups
+                .into_iter()
+                .map(|(path, stats)| (path.to_owned(), stats))
+                .collect(),
+            delays: delays.into_iter().map(owned).collect(),
+        }
+    }
+}
+
+/// The first levels of a group's path. Others than paths stay as they are.
+fn cut(path: &str, levels: u8) -> &str {
+    if !path.starts_with('/') {
+        return path;
+    }
+    match path.match_indices('/').nth(levels.into()) {
+        Some((0, _)) => "/",
+        Some((end, _)) => &path[..end],
+        None => path,
+    }
 }
 
 /// How long after a request has ended its group's counts may lack it: a reactor counts both, one right
 /// after the other, and may be preempted in between.
 const COUNTED_WITHIN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_of_a_group_is_cut_to_its_first_levels() {
+        for (path, levels, wanted) in [
+            ("/a/b/c", 0, "/"),
+            ("/a/b/c", 1, "/a"),
+            ("/a/b/c", 2, "/a/b"),
+            ("/a/b/c", 3, "/a/b/c"),
+            ("/a/b/c", 8, "/a/b/c"),
+            ("/", 1, "/"),
+            ("/", 0, "/"),
+            ("others", 1, "others"),
+        ] {
+            assert_eq!(cut(path, levels), wanted, "{path} {levels}");
+        }
+    }
+}

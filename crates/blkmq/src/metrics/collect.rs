@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use blkmq_config::Detail;
 use blkmq_core::bio::Direction;
 use blkmq_core::stat::{GroupStats, Histogram};
 use blkmq_host::device::State;
@@ -30,9 +31,9 @@ pub(super) enum Form {
 ///
 /// # Errors
 /// They cannot be written.
-pub(super) fn text(daemon: &Daemon, form: Form) -> Result<String, fmt::Error> {
+pub(super) fn text(daemon: &Daemon, form: Form, detail: Detail) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("blkmq");
-    let taken = Taken::take(daemon, form);
+    let taken = Taken::take(daemon, form, detail);
     let groups: usize = taken.queues.iter().map(|queue| queue.groups.len()).sum();
     let bytes = OTHER_BYTES + taken.queues.len() * QUEUE_BYTES + groups * GROUP_BYTES;
     registry.register_collector(Box::new(taken));
@@ -56,16 +57,25 @@ struct Taken {
 }
 
 impl Taken {
-    fn take(daemon: &Daemon, form: Form) -> Self {
+    fn take(daemon: &Daemon, form: Form, detail: Detail) -> Self {
         let (control, common) = (daemon.running.control(), daemon.running.common());
         let disks = control.disks();
+        let queues = daemon.readings.take(daemon);
         Self {
             form,
             uptime_s: daemon.started.elapsed().as_secs_f64(),
-            queues: daemon.readings.take(daemon),
-            addresses: common.connections.stats(),
+            queues: match detail.group_levels {
+                None => queues,
+                Some(levels) => queues.iter().map(|queue| queue.summed(levels).into()).collect(),
+            },
+            addresses: if detail.exports {
+                common.connections.stats()
+            } else {
+                Vec::new()
+            },
             disks: disks
                 .iter()
+                .filter(|_| detail.disks)
                 .map(|disk| (disk.name.clone(), disk.size, disk.users.count(), disk.state()))
                 .collect(),
             memory: (common.memory.used(), common.memory.bytes_max()),

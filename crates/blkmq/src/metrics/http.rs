@@ -7,6 +7,8 @@ use super::collect::Form;
 pub(super) struct Asked {
     pub(super) method: String,
     pub(super) path: String,
+    /// Keys and values behind the path.
+    pub(super) query: Vec<(String, String)>,
     pub(super) form: Form,
 }
 
@@ -26,13 +28,23 @@ pub(super) fn parse(bytes: &[u8]) -> Parsed {
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(_)) => {
             let path = request.path.unwrap_or_default();
+            let (path, query) = path.split_once('?').unwrap_or((path, ""));
+            let pair = |pair: &str| {
+                let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+                (key.to_owned(), value.to_owned())
+            };
             let mut accepts = request
                 .headers
                 .iter()
                 .filter(|header| header.name.eq_ignore_ascii_case("accept"));
             Parsed::Asked(Asked {
                 method: request.method.unwrap_or_default().to_owned(),
-                path: path.split('?').next().unwrap_or_default().to_owned(),
+                path: path.to_owned(),
+                query: query
+                    .split('&')
+                    .filter(|pair| !pair.is_empty())
+                    .map(pair)
+                    .collect(),
                 form: match accepts.any(|header| header.value.windows(11).any(|word| word == b"openmetrics"))
                 {
                     true => Form::OpenMetrics,
@@ -81,18 +93,31 @@ mod tests {
     #[test]
     fn a_request_has_a_method_and_a_path_and_is_all_there() {
         let path = |text: &str| match parse(text.as_bytes()) {
-            Parsed::Asked(asked) => format!("{} {} {:?}", asked.method, asked.path, asked.form),
+            Parsed::Asked(asked) => {
+                let query: Vec<String> = asked
+                    .query
+                    .iter()
+                    .map(|(key, value)| format!("{key}:{value}"))
+                    .collect();
+                format!(
+                    "{} {} {} {:?}",
+                    asked.method,
+                    asked.path,
+                    query.join(","),
+                    asked.form
+                )
+            }
             Parsed::More => "more".to_owned(),
             Parsed::Bad => "bad".to_owned(),
         };
         assert_eq!(
-            path("GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n"),
-            "GET /metrics Classic"
+            path("GET /metrics?x=1&&y HTTP/1.1\r\nHost: a\r\n\r\n"),
+            "GET /metrics x:1,y: Classic"
         );
         let open = "GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text;version=1.0.0\r\n\r\n";
-        assert_eq!(path(open), "GET /metrics OpenMetrics");
+        assert_eq!(path(open), "GET /metrics  OpenMetrics");
         assert_eq!(path("GET /metrics HTTP/1.1\r\nHo"), "more");
-        assert_eq!(path("POST /metrics HTTP/1.1\r\n\r\n"), "POST /metrics Classic");
+        assert_eq!(path("POST /metrics HTTP/1.1\r\n\r\n"), "POST /metrics  Classic");
         assert_eq!(path("\u{1}\u{2}\r\n\r\n"), "bad");
     }
 }

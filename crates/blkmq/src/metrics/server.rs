@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use blkmq_config::Detail;
 use blkmq_export::common::{OwnedPath, listen_at_port};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -47,7 +48,7 @@ impl Server {
     ///
     /// # Errors
     /// It cannot listen there.
-    pub(crate) fn start(place: Place, daemon: Arc<Daemon>, later: bool) -> Result<Self> {
+    pub(crate) fn start((place, detail): (Place, Detail), daemon: Arc<Daemon>, later: bool) -> Result<Self> {
         let state = Arc::<State>::default();
         let listeners = if later { None } else { Some(state.listen(&place)?) };
         let of_thread = Arc::clone(&state);
@@ -63,7 +64,7 @@ impl Server {
                 }
             }
             if let Some(listeners) = listeners {
-                serve(&listeners, &daemon, &of_thread);
+                serve(&listeners, (&daemon, detail), &of_thread);
             }
         };
         thread.spawn(serve).context("no thread for metrics can be made")?;
@@ -150,7 +151,7 @@ impl Listener {
     }
 }
 
-fn serve(listeners: &[Listener], daemon: &Daemon, state: &State) {
+fn serve(listeners: &[Listener], what: (&Daemon, Detail), state: &State) {
     let mut clients: Vec<Client> = Vec::with_capacity(CLIENTS_MAX);
     while !state.is_over() {
         wait(listeners, &clients);
@@ -158,7 +159,7 @@ fn serve(listeners: &[Listener], daemon: &Daemon, state: &State) {
         for listener in listeners {
             accept_all(listener, &mut clients);
         }
-        clients.retain_mut(|client| match client.go_on(daemon) {
+        clients.retain_mut(|client| match client.go_on(what) {
             Ok(is_there) => is_there,
             Err(error) => {
                 tracing::debug!("metrics: a client is lost: {error}");
@@ -244,7 +245,7 @@ impl Client {
     }
 
     /// Does what can be done without blocking. Returns whether something is left.
-    fn go_on(&mut self, daemon: &Daemon) -> io::Result<bool> {
+    fn go_on(&mut self, what: (&Daemon, Detail)) -> io::Result<bool> {
         while !self.has_asked() {
             let mut piece = [0; 1024];
             let len = match recv(&self.fd, &mut piece, RecvFlags::empty()) {
@@ -254,7 +255,7 @@ impl Client {
             };
             self.request.extend_from_slice(&piece[..len]);
             match http::parse(&self.request) {
-                Parsed::Asked(asked) => self.answer = answer(&asked, daemon),
+                Parsed::Asked(asked) => self.answer = answer(&asked, what),
                 Parsed::More if len > 0 && self.request.len() < REQUEST_MAX => {}
                 Parsed::More | Parsed::Bad => {
                     self.answer =
@@ -273,15 +274,20 @@ impl Client {
     }
 }
 
-fn answer(asked: &Asked, daemon: &Daemon) -> Vec<u8> {
+fn answer(asked: &Asked, (daemon, mut detail): (&Daemon, Detail)) -> Vec<u8> {
     if asked.path != "/metrics" {
         return http::answer("404 Not Found", http::PLAIN, "metrics are at /metrics\n");
     }
     if asked.method != http::METHOD {
         return http::not_allowed();
     }
+    for (key, value) in &asked.query {
+        if let Err(error) = detail.set(key, value) {
+            return http::answer("400 Bad Request", http::PLAIN, format!("{error}\n"));
+        }
+    }
     // A fault in what is read ends this answer, and not the thread that serves all.
-    let read = catch_unwind(AssertUnwindSafe(|| collect::text(daemon, asked.form)));
+    let read = catch_unwind(AssertUnwindSafe(|| collect::text(daemon, asked.form, detail)));
     match read {
         Ok(Ok(text)) => http::answer("200 OK", http::content_type(asked.form), text),
         _ => http::answer(

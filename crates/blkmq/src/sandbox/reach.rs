@@ -84,7 +84,7 @@ impl Reach {
         }
         let own = [
             ("upgrade socket", &config.upgrade_socket),
-            ("metrics", &config.metrics),
+            ("metrics", &config.metrics.address),
         ];
         for (who, address) in own {
             match address.as_deref().map(str::parse) {

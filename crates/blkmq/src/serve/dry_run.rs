@@ -47,7 +47,7 @@ pub(super) fn own_addresses(config: &Config) -> impl Iterator<Item = (&'static s
         .filter(|address| *address != "none");
     let all = [
         ("control socket", control),
-        ("metrics address", config.metrics.as_deref()),
+        ("metrics address", config.metrics.address.as_deref()),
         ("upgrade socket", config.upgrade_socket.as_deref()),
     ];
     all.into_iter()

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Error, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
 use blkmq_config::luks::Keyring;
-use blkmq_config::{Config, Document, ExportSpec, live};
+use blkmq_config::{Config, Detail, Document, ExportSpec, live};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::Common;
 use blkmq_export::front_door::Served;
@@ -153,13 +153,12 @@ impl Running {
         self.lock().config.control.clone()
     }
 
-    /// Where metrics are read, if anywhere.
-    pub(crate) fn metrics_place(&self) -> Result<Option<metrics::Place>> {
-        let state = self.lock();
-        let address = state.config.metrics.as_ref();
-        address
-            .map(|address| metrics::place(address, state.config.metrics_allow_insecure))
-            .transpose()
+    /// Where metrics are read, if anywhere, and which.
+    pub(crate) fn metrics(&self) -> Result<(Option<metrics::Place>, Detail)> {
+        let config = self.lock().config.metrics.clone();
+        let address = config.address.as_ref();
+        let place = address.map(|address| metrics::place(address, config.allow_insecure));
+        Ok((place.transpose()?, config.detail))
     }
 
     /// Permits no change any more, since the daemon ends, and waits for the one that is under way, for

@@ -104,6 +104,53 @@ fn metrics_are_sound_and_say_what_was_done() {
 }
 
 #[test]
+fn metrics_have_fewer_series_where_the_configuration_or_a_reader_asks_for_less() {
+    let scratch = Scratch::new();
+    let text = format!(
+        "[metrics]\naddress = \"unix:{0}\"\ngroup_levels = 1\ndisks = false\n[disk.a]\nnull = \"1M\"\ngroup = \"/t/a\"\nqueue = \"q\"\n\
+         [disk.b]\nnull = \"1M\"\ngroup = \"/t/b\"\nqueue = \"q\"\n[[export]]\nnbd = \"unix:{1}\"\n",
+        scratch.word("metrics.sock"),
+        scratch.word("nbd.sock")
+    );
+    std::fs::write(scratch.path("c.toml"), text).expect("it is written");
+    let daemon = Daemon::start(&["-c", &scratch.word("c.toml")]);
+    for disk in ["a", "b"] {
+        let mut client = Client::connect(&scratch.path("nbd.sock"), disk).expect("it is served");
+        client.read(0, BLOCK).expect("a read");
+    }
+    let ask = |query: &str| {
+        let (status, text) = get(&scratch.path("metrics.sock"), &format!("/metrics{query}"), "*/*");
+        assert_eq!(status, "HTTP/1.1 200 OK", "{text}");
+        text
+    };
+    let reads = |group: &str, count: u8| {
+        format!("blkmq_group_operations_total{{queue=\"q\",group=\"{group}\",direction=\"read\"}} {count}.0")
+    };
+    let configured = ask("");
+    assert!(configured.contains(&reads("/t", 2)), "{configured}");
+    assert!(
+        !configured.contains("/t/a") && !configured.contains("blkmq_disk_size_bytes{"),
+        "{configured}"
+    );
+    assert!(configured.contains("blkmq_export_connections{"));
+    let all = ask("?group_levels=2&disks=on");
+    assert!(
+        all.contains(&reads("/t/a", 1)) && all.contains("blkmq_disk_size_bytes{disk=\"a\"}"),
+        "{all}"
+    );
+    let least = ask("?group_levels=0&exports=off");
+    assert!(
+        least.contains(&reads("/", 2)) && !least.contains("blkmq_export_connections{"),
+        "{least}"
+    );
+    assert!(least.lines().count() < configured.lines().count());
+    let (status, said) = get(&scratch.path("metrics.sock"), "/metrics?group_levels=17", "*/*");
+    assert_eq!(status, "HTTP/1.1 400 Bad Request");
+    assert_eq!(said, "group_levels=17 rejected: must be from 0 to 16\n");
+    daemon.stop();
+}
+
+#[test]
 fn other_methods_and_other_paths_are_refused_by_their_status() {
     let scratch = Scratch::new();
     let daemon = start(&scratch, 1);
