@@ -11,6 +11,7 @@ use blkmq_host::engine::Engine;
 use blkmq_host::value::ConfigError;
 use blkmq_tls::FileError;
 
+use crate::client_settings::Client;
 use crate::common::{Access, AddressLimits, Common, OpenError, Place};
 use crate::handover::Handover;
 use crate::keys::{Key, Keys, NO_KEYS};
@@ -148,6 +149,12 @@ pub trait Address: Any + std::fmt::Debug + std::fmt::Display + Send + Sync {
     /// The key, the disk, and what to do.
     fn check_named(&self, _disks: &[&str]) -> Result<(), ConfigError> {
         Ok(())
+    }
+
+    /// What a client of this kind is told to reach a disk here; none if there are no such clients, or the address is only
+    /// known while it is served.
+    fn client_settings(&self, _client: Client, _disk: &Disk) -> Option<String> {
+        None
     }
 
     /// What the address takes on this host for these disks. No two addresses may take the same.

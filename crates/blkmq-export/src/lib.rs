@@ -13,6 +13,7 @@
 #![cfg_attr(not(feature = "nbd"), allow(dead_code, unused_imports))]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod client_settings;
 pub mod common;
 pub mod front_door;
 #[cfg(feature = "fuse")]

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use blkmq_config::typed;
+use blkmq_export::client_settings::Client as ClientKind;
 use blkmq_luks::Secret;
 use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
@@ -64,6 +65,9 @@ pub enum CtlCommand {
         /// Its name, path or address
         #[arg(add = ArgValueCompleter::new(Names))]
         name: String,
+        /// Of a disk: what a client of this kind is told to reach it
+        #[arg(long, value_name = "KIND", value_parser = ClientKind::ALL.map(ClientKind::name))]
+        client: Option<String>,
     },
     /// Set keys of the configuration: KEY=VALUE, or KEY= for the default
     Set(EditArgs),
@@ -329,7 +333,18 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             }
         }
         CtlCommand::Watch { what, interval } => watch(args.json, client, *what, *interval),
-        CtlCommand::Show { what, name } => {
+        CtlCommand::Show {
+            what: Listed::Disks,
+            name,
+            client: Some(kind),
+        } => {
+            let found = client.call("disk.clients", &json!({"disk": name, "client": kind}))?;
+            print_settings(args.json, name, kind, &found)
+        }
+        CtlCommand::Show { client: Some(_), .. } => {
+            bail!("--client is for disks: blkmq ctl show disk NAME --client KIND")
+        }
+        CtlCommand::Show { what, name, .. } => {
             let rows = client.call(what.method(), &json!({}))?;
             let all = rows.as_array().into_iter().flatten();
             let found: Vec<&Value> = all.filter(|row| row[what.key()] == name.as_str()).collect();
@@ -564,8 +579,33 @@ fn print_record(is_json: bool, record: &Value) -> Result<()> {
         return print_json(record);
     }
     let fields = record.as_object().into_iter().flatten();
-    let lines = fields.map(|(key, value)| format!("{key:<18} {}\n", table::plain(value)));
+    let lines = fields.map(|(key, value)| {
+        let name = key.trim_end_matches("_ns").trim_end_matches("_s");
+        format!("{name:<18} {}\n", table::with_unit(key, value))
+    });
     print(&lines.collect::<String>())
+}
+
+/// Prints what a client needs, at each address.
+fn print_settings(is_json: bool, disk: &str, kind: &str, found: &Value) -> Result<()> {
+    if is_json {
+        return print_json(found);
+    }
+    let all = found.as_array().map_or(&[][..], Vec::as_slice);
+    let text = |key: &str, one: &Value| one[key].as_str().unwrap_or_default().to_owned();
+    match all {
+        [] => bail!(
+            "disk {disk}: no address of it is for {kind}: add an export, as in blkmq ctl add export \
+             vhost-user=unix:/run/blkmq/{disk}.sock 'disks=[\"{disk}\"]'"
+        ),
+        [one] => print(&format!("{}\n", text("settings", one))),
+        all => {
+            let each = all
+                .iter()
+                .map(|one| format!("{}:\n{}\n", text("address", one), text("settings", one)));
+            print(&each.collect::<Vec<_>>().join("\n"))
+        }
+    }
 }
 
 /// Prints who was told of a disk's size, and who has to be told otherwise.
@@ -575,7 +615,7 @@ fn print_resized(is_json: bool, record: &Value) -> Result<()> {
     }
     let mut out = String::new();
     for key in ["before", "size"] {
-        out += &format!("{key:<18} {}\n", table::plain(&record[key]));
+        out += &format!("{key:<18} {}\n", table::with_unit(key, &record[key]));
     }
     for client in record["told"].as_array().into_iter().flatten() {
         out += &format!("{:<18} {}\n", "told", table::plain(client));
@@ -598,6 +638,7 @@ const SHOWN_MAX: usize = 20;
 const EXAMPLES: &str = "\
 Examples:
   blkmq ctl list groups
+  blkmq ctl show disk vm7 --client libvirt
   blkmq ctl set group /customers/b weight=300 iops=5000
   blkmq ctl add disk vm7 file=/srv/vm7.raw size=8G create=on group=/customers/b
   blkmq ctl add export nbd=unix:/run/blkmq/b.sock 'disks=[\"vm7\"]'

@@ -337,8 +337,11 @@ impl Daemon {
         self.retry_refused()?;
         tracing::info!("{}", self.summary(args));
         let mut out = std::io::stdout().lock();
-        for address in &self.addresses {
+        for address in self.addresses.iter().take(LISTED_MAX) {
             writeln!(out, "{address}")?;
+        }
+        if let more @ 1.. = self.addresses.len().saturating_sub(LISTED_MAX) {
+            writeln!(out, "and {more} more: blkmq ctl show disk NAME --client KIND")?;
         }
         writeln!(out, "ready")?;
         out.flush()?;
@@ -522,6 +525,8 @@ fn default_reactors() -> usize {
         .min(REACTORS_MAX)
 }
 
+/// How many addresses are printed at the start.
+const LISTED_MAX: usize = 64;
 /// How long after a signal another one is the same.
 const SAME_SIGNAL: Duration = Duration::from_millis(300);
 const REACTORS_MAX: usize = 4;

@@ -12,6 +12,7 @@ use blkmq_host::value::ConfigError;
 use super::door::{self, Served};
 use super::limits::Limits;
 use super::settings;
+use crate::client_settings::{Client, xml};
 use crate::common::access;
 use crate::common::{self, Access, AddressError, Common, OpenError, Place, Socket};
 use crate::front_door::{self, Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError};
@@ -89,6 +90,26 @@ impl Address for ConfiguredAddress {
         Some(&self.access)
     }
 
+    fn client_settings(&self, client: Client, disk: &Disk) -> Option<String> {
+        let uri = match &self.address {
+            common::Address::Unix(path) => self.uri(disk, &path.display().to_string(), true),
+            common::Address::Tcp(at) if at.port() != 0 => self.uri(disk, &at.to_string(), false),
+            common::Address::Localhost(port) if *port != 0 => {
+                self.uri(disk, &format!("localhost:{port}"), false)
+            }
+            _ => return None,
+        };
+        match client {
+            Client::Uri => Some(uri),
+            Client::Qemu => Some(format!(
+                "-drive file={},format=raw,if=virtio,cache=none",
+                uri.replace(',', ",,")
+            )),
+            Client::Libvirt | Client::NbdClient => self.plain_settings(client, &disk.export),
+            Client::CloudHypervisor | Client::Firecracker | Client::Crosvm => None,
+        }
+    }
+
     fn reads(&self) -> Vec<PathBuf> {
         let files = [&self.tls.certificate, &self.tls.key, &self.tls.ca];
         files.into_iter().flatten().cloned().collect()
@@ -126,6 +147,52 @@ impl Address for ConfiguredAddress {
     }
 }
 
+impl ConfiguredAddress {
+    /// The URI of a disk at a unix socket's path, or at a host and port.
+    fn uri(&self, disk: &Disk, place: &str, is_unix: bool) -> String {
+        let nbd = match self.tls.mode {
+            Mode::Require => "nbds",
+            _ => "nbd",
+        };
+        let disk = escape(&disk.export);
+        match is_unix {
+            true => format!("{nbd}+unix:///{disk}?socket={}", escape(place)),
+            // The mark of a zone begins an escape in a URI.
+            false => format!("{nbd}://{}/{disk}", place.replace('%', "%25")),
+        }
+    }
+
+    /// The words of the kernel's client, and libvirt's element, as far as the address needs no certificates.
+    fn plain_settings(&self, client: Client, export: &str) -> Option<String> {
+        if self.tls.mode == Mode::Require {
+            return None;
+        }
+        let (words, host) = match &self.address {
+            common::Address::Unix(path) => {
+                let path = path.display().to_string();
+                (
+                    format!("-unix {path}"),
+                    format!("transport='unix' socket='{}'", xml(&path)),
+                )
+            }
+            common::Address::Tcp(at) if at.port() != 0 => (
+                format!("{} {}", at.ip(), at.port()),
+                format!("name='{}' port='{}'", at.ip(), at.port()),
+            ),
+            _ => return None,
+        };
+        Some(match client {
+            Client::NbdClient => format!("nbd-client {words} -N {export} -C 4 -b 4096 -t 30 /dev/nbd0"),
+            _ => format!(
+                "<disk type='network' device='disk'>\n  <driver name='qemu' type='raw' cache='none'/>\n  \
+                 <source protocol='nbd' name='{}'>\n    <host {host}/>\n    <reconnect delay='60'/>\n  </source>\n  \
+                 <target dev='vda' bus='virtio'/>\n</disk>",
+                xml(export)
+            ),
+        })
+    }
+}
+
 /// A socket of an address.
 struct Listening {
     socket: Socket,
@@ -134,23 +201,12 @@ struct Listening {
 
 impl Opened for Listening {
     fn client_line(&self, disk: &Disk) -> Option<String> {
-        let disk = escape(&disk.export);
-        let nbd = match self.at.tls.mode {
-            Mode::Require => "nbds",
-            _ => "nbd",
-        };
         Some(match &self.socket {
-            Socket::Unix(..) => {
-                let path = escape(&self.socket.path());
-                format!("{nbd}+unix:///{disk}?socket={path}")
-            }
+            Socket::Unix(..) => self.at.uri(disk, &self.socket.path(), true),
             Socket::Tcp(listener) => {
-                let address = listener
-                    .local_addr()
-                    .map_or_else(|_| "?".to_owned(), |address| address.to_string());
-                // The mark of a zone begins an escape in a URI.
-                let address = address.replace('%', "%25");
-                format!("{nbd}://{address}/{disk}")
+                let address = listener.local_addr();
+                let address = address.map_or_else(|_| "?".to_owned(), |address| address.to_string());
+                self.at.uri(disk, &address, false)
             }
         })
     }

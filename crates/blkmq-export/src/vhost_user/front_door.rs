@@ -17,6 +17,7 @@ use super::connection::moving::{restore, restored};
 use super::connection::{self, Shared};
 use super::saved::SavedFrontEnd;
 use super::{signal, unmap};
+use crate::client_settings::{Client, xml};
 use crate::common::dialer::Dialer;
 use crate::common::listener::{Admitted, Connect, Listener, OpenAddress};
 use crate::common::log::Log;
@@ -125,6 +126,15 @@ impl Address for PerDisk {
         self.connects
     }
 
+    fn client_settings(&self, client: Client, disk: &Disk) -> Option<String> {
+        match self.address(&disk.name).ok()? {
+            common::Address::Unix(path) => {
+                settings(client, &disk.name, &path.display().to_string(), self.connects)
+            }
+            _ => None,
+        }
+    }
+
     fn check_places(&self, disks: &[&str]) -> Result<(), OpenError> {
         for disk in disks {
             let address = self.address(disk)?;
@@ -204,19 +214,12 @@ impl Place {
             Self::There(path) => format!("{CONNECT}unix:{}", path.display()),
         }
     }
-
-    fn path(&self) -> String {
-        match self {
-            Self::Here(socket) => socket.path(),
-            Self::There(path) => path.display().to_string(),
-        }
-    }
 }
 
 impl Opened for OfDisk {
     fn client_line(&self, disk: &Disk) -> Option<String> {
-        let connects = matches!(self.place, Place::There(_));
-        (disk.name == self.disk).then(|| client_lines(&disk.name, &self.place.path(), connects))
+        let name = &disk.name;
+        (*name == self.disk).then(|| format!("vhost-user: disk {name} at {}", self.place.name()))
     }
 
     fn serve(
@@ -334,9 +337,8 @@ fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) ->
     })
 }
 
-/// The settings for each virtual machine monitor: its words, or for Firecracker the body of a
-/// request.
-fn client_lines(disk: &str, path: &str, connects: bool) -> String {
+/// The settings of a virtual machine's monitor for the disk at a socket.
+fn settings(client: Client, disk: &str, path: &str, connects: bool) -> Option<String> {
     // A comma would end the value.
     let word = path.replace(',', ",,");
     // A machine that listens waits for this daemon at its start; another one reconnects when this
@@ -346,27 +348,32 @@ fn client_lines(disk: &str, path: &str, connects: bool) -> String {
     } else {
         "reconnect-ms=1000"
     };
-    [
-        format!(
-            "qemu: -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
+    // The others always connect.
+    let may_listen = client == Client::Qemu;
+    let settings = match client {
+        _ if connects && !may_listen => return None,
+        Client::Qemu => format!(
+            "-object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
              -chardev socket,id=disk-{disk},path={word},{how} \
              -device vhost-user-blk-pci,chardev=disk-{disk},num-queues=2"
         ),
-        format!(
-            "cloud-hypervisor: --memory size=1G,shared=on \
-             --disk vhost_user=true,socket={path},num_queues=2,queue_size=256"
+        Client::Libvirt => format!(
+            "<disk type='vhostuser' device='disk'>\n  <driver name='qemu' type='raw' queues='2'/>\n  \
+             <source type='unix' path='{}'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n  \
+             <target dev='vda' bus='virtio'/>\n</disk>",
+            xml(path)
         ),
-        format!(
-            "firecracker: PUT /drives/{disk} {{\"drive_id\": \"{disk}\", \"socket\": {path:?}, \
+        Client::CloudHypervisor => format!(
+            "--memory size=1G,shared=on --disk vhost_user=true,socket={path},num_queues=2,queue_size=256"
+        ),
+        Client::Firecracker => format!(
+            "PUT /drives/{disk} {{\"drive_id\": \"{disk}\", \"socket\": {path:?}, \
              \"is_root_device\": false, \"cache_type\": \"Writeback\"}}"
         ),
-        format!("crosvm: --vhost-user block,socket={path}"),
-    ]
-    .into_iter()
-    // The others always connect.
-    .take(if connects { 1 } else { usize::MAX })
-    .collect::<Vec<_>>()
-    .join("\n")
+        Client::Crosvm => format!("--vhost-user block,socket={path}"),
+        Client::NbdClient | Client::Uri => return None,
+    };
+    Some(settings)
 }
 
 /// Descriptors that are kept for a front end: a socket that listens and its own, a channel, a record of requests in flight,

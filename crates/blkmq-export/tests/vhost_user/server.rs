@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
+use blkmq_export::client_settings::Client;
 use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{self, Given, Offer};
 use blkmq_host::disk::Disk;
@@ -45,13 +46,14 @@ impl Server {
             .unwrap();
         for opened in address.open(&["vm"], &common.handover).unwrap() {
             let vm = engine.disk("vm").unwrap();
-            let lines = opened.client_line(&vm).expect("its own disk");
+            let line = opened.client_line(&vm).expect("its own disk");
             let path = pattern.to_string_lossy().replace("{disk}", "vm");
-            for (line, monitor) in lines
-                .lines()
-                .zip(["qemu", "cloud-hypervisor", "firecracker", "crosvm"])
-            {
-                assert!(line.starts_with(monitor) && line.contains(&path), "{line}");
+            assert_eq!(line, format!("vhost-user: disk vm at unix:{path}"));
+            for client in Client::ALL {
+                let settings = address.client_settings(client, &vm);
+                let is_of_nbd = matches!(client, Client::NbdClient | Client::Uri);
+                assert_eq!(settings.is_none(), is_of_nbd, "{client}");
+                assert!(settings.is_none_or(|text| text.contains(&path)), "{client}");
             }
             let other = Disk {
                 name: "other".to_owned(),

@@ -10,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use blkmq_config::diff::Change;
 use blkmq_config::{Document, Kind};
 use blkmq_drivers::multipath::MultipathDevice;
+use blkmq_export::client_settings::Client as ClientKind;
 use blkmq_luks::Secret;
 use blkmq_luks::secret::KEY_BYTES_MAX;
 use serde::de::DeserializeOwned;
@@ -192,6 +193,32 @@ pub(super) static METHODS: &[Method] = &[
             .role
             .shown(report::disks(&daemon.running.control()), "group"))
     }),
+    ask(
+        "disk.clients",
+        "what clients of a kind are told to reach a disk, at each address: {disk, client}; without client, of all kinds",
+        |session, params, daemon| {
+            #[derive(Deserialize)]
+            #[serde(deny_unknown_fields)]
+            struct Params {
+                disk: String,
+                client: Option<String>,
+            }
+            let Params { disk, client } = of(params)?;
+            let kinds = match client.as_deref().map(|name| (name, ClientKind::by_name(name))) {
+                None => ClientKind::ALL.to_vec(),
+                Some((_, Some(kind))) => vec![kind],
+                Some((name, None)) => {
+                    let known = ClientKind::ALL.map(ClientKind::name).join(", ");
+                    return Err(Failure::new(
+                        BAD_PARAMS,
+                        format!("client {name:?} rejected: must be one of {known}"),
+                    ));
+                }
+            };
+            let all = report::clients(daemon, &disk, &kinds, &session.client.role);
+            Ok(all.with_context(|| format!("disk {disk}: there is no such disk"))?)
+        },
+    ),
     change(
         "disk.resize",
         "let a disk grow, and notify its clients: {disk, size}; without size, to the size of its file",

@@ -36,7 +36,7 @@ pub(crate) use server::{Daemon, LINE_MAX, Server};
 
 /// The version of the methods and of their results; a larger version has more, and everything of
 /// this one, except for the methods of traces, which are for programs of the daemon's own version.
-pub const API: u32 = 13;
+pub const API: u32 = 14;
 
 /// Parses the address of a control socket; `None` for `none`.
 ///

@@ -10,12 +10,14 @@ use blkmq_core::bio::Direction;
 use blkmq_core::group::Caps;
 use blkmq_core::stat::{DirectionStats, GroupStats, Histogram};
 use blkmq_core::time::Nanos;
+use blkmq_export::client_settings::Client;
 use blkmq_host::Error;
 use blkmq_host::control::Control;
 use blkmq_host::disk::{MAPPED, QueueId};
 use serde_json::{Map, Value, json};
 
 use super::readings::Reading;
+use super::roles::Role;
 use super::server::Daemon;
 use super::statistics::{
     Counts, Delay, ExportStatistics, GroupStatistics, Memory, QueueStatistics, Statistics, Times,
@@ -59,6 +61,31 @@ pub(super) fn disks(control: &Control) -> Value {
         })
     };
     disks.iter().map(disk).collect()
+}
+
+/// What clients of these kinds are told to reach a disk; none if there is no such disk for who asks.
+pub(super) fn clients(daemon: &Daemon, name: &str, kinds: &[Client], role: &Role) -> Option<Value> {
+    let control = daemon.running.control();
+    let disks = control.disks();
+    let disk = disks.iter().find(|disk| disk.name == name)?;
+    let group = control.group_path(disk.queue, disk.group);
+    if !role.sees(group.as_deref().unwrap_or_default()) {
+        return None;
+    }
+    let config = daemon.running.document().config().ok()?;
+    let mut all = Vec::new();
+    for export in config
+        .exports
+        .iter()
+        .filter(|export| config.disks_of(export).contains(&name))
+    {
+        for kind in kinds {
+            if let Some(settings) = export.at.client_settings(*kind, disk) {
+                all.push(json!({"address": export.address, "client": kind.name(), "settings": settings}));
+            }
+        }
+    }
+    Some(all.into())
 }
 
 pub(super) fn queues(control: &Control) -> Result<Value> {

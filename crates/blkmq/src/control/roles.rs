@@ -291,7 +291,7 @@ impl Role {
     }
 
     /// Whether it is shown what is in a group.
-    fn sees(&self, path: &str) -> bool {
+    pub(super) fn sees(&self, path: &str) -> bool {
         match self {
             Self::Owner | Self::Listed { reads_all: true, .. } => true,
             Self::Listed { groups, .. } => groups.iter().any(|own| own == path || is_below(path, own)),
