@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use crate::common::daemon::program;
 use crate::common::tools::installed;
@@ -14,7 +15,7 @@ fn socket_is_its_owners_alone_and_users_who_are_not_listed_are_refused_by_name()
         return;
     }
     let scratch = Scratch::new();
-    let daemon = start(&scratch);
+    let mut daemon = start(&scratch);
     let path = scratch.path("nbd.sock");
     let mode = || std::fs::metadata(&path).expect("it is there").mode() & 0o777;
     assert_eq!(mode(), 0o600);
@@ -25,11 +26,9 @@ fn socket_is_its_owners_alone_and_users_who_are_not_listed_are_refused_by_name()
     ctl(&scratch, &["mode=0666", "allow_uid=[\"1\"]"]);
     assert_eq!(mode(), 0o666);
     assert!(!as_nobody(&scratch).status.success());
-    let listed = daemon.said();
-    assert!(
-        listed.contains("of user 65534 refused: neither in allow_uid nor in allow_gid"),
-        "{listed}"
-    );
+    let is_logged =
+        |line: &str| line.contains("of user 65534 refused: neither in allow_uid nor in allow_gid");
+    assert!(daemon.wait_for(LOGGED, is_logged), "{}", daemon.said());
     // The daemon's own user is root here.
     assert!(info(Command::new("nbdinfo"), &scratch).status.success());
 
@@ -117,3 +116,6 @@ fn info(mut command: Command, scratch: &Scratch) -> Output {
     let uri = format!("nbd+unix:///a?socket={}", scratch.word("nbd.sock"));
     command.args(["--size", &uri]).output().expect("it runs")
 }
+
+/// How long the log's thread may take.
+const LOGGED: Duration = Duration::from_secs(5);
