@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use blkmq_core::poll::Wait;
 use blkmq_core::sched::ElevatorType;
-use blkmq_export::front_door::DaemonLimits;
+use blkmq_export::front_door::{DaemonLimits, DiskName};
 
 use crate::control::Control;
 use crate::disk::{DiskSpec, Source};
@@ -97,6 +97,23 @@ impl Config {
         };
         let names = self.disks.iter().map(|disk| disk.name.as_str());
         names.filter(is_served).collect()
+    }
+
+    /// The same, as the address of the export names them.
+    pub fn named<'a>(&'a self, export: &ExportSpec) -> Vec<DiskName<'a>> {
+        self.named_of(&self.disks_of(export))
+    }
+
+    /// Disks by their names, with their groups.
+    pub fn named_of<'a>(&'a self, names: &[&str]) -> Vec<DiskName<'a>> {
+        let named = |name: &&str| {
+            let spec = self.disks.iter().find(|disk| disk.name == **name)?;
+            Some(DiskName {
+                disk: &spec.name,
+                group: &spec.group,
+            })
+        };
+        names.iter().filter_map(named).collect()
     }
 
     /// Returns whether a disk is a path of another one: it has no queue, and nobody is served with

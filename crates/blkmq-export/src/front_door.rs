@@ -97,6 +97,33 @@ impl<'a> Given<'a> {
     }
 }
 
+/// A disk as patterns of addresses name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskName<'a> {
+    /// Its name, for `{disk}`.
+    pub disk: &'a str,
+    /// The path of its group, for `{group}`.
+    pub group: &'a str,
+}
+
+impl DiskName<'_> {
+    /// Puts the names into a pattern. The path of a group becomes directories: `/a/vm1` is `a/vm1`.
+    pub fn fill(&self, pattern: &str) -> String {
+        let group = self.group.trim_start_matches('/');
+        pattern.replace(GROUP, group).replace(DISK, self.disk)
+    }
+}
+
+/// The names of disks alone.
+pub(crate) fn names<'a>(disks: &[DiskName<'a>]) -> Vec<&'a str> {
+    disks.iter().map(|disk| disk.disk).collect()
+}
+
+/// The placeholder for the disk's name in an address.
+pub const DISK: &str = "{disk}";
+/// The placeholder for the disk's group.
+pub const GROUP: &str = "{group}";
+
 /// What holds for all connections of the daemon together, as far as it is configured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DaemonLimits {
@@ -153,19 +180,19 @@ pub trait Address: Any + std::fmt::Debug + std::fmt::Display + Send + Sync {
 
     /// What a client of this kind is told to reach a disk here; none if there are no such clients, or the address is only
     /// known while it is served.
-    fn client_settings(&self, _client: Client, _disk: &Disk) -> Option<String> {
+    fn client_settings(&self, _client: Client, _disk: &Disk, _group: &str) -> Option<String> {
         None
     }
 
     /// What the address takes on this host for these disks. No two addresses may take the same.
-    fn places(&self, disks: &[&str]) -> Vec<Place>;
+    fn places(&self, disks: &[DiskName<'_>]) -> Vec<Place>;
 
     /// Checks, without opening anything, that the places could be had: their directories are there, and nothing else
     /// is at their paths. Who serves there now does not matter.
     ///
     /// # Errors
     /// The obstacle, and what to do.
-    fn check_places(&self, _disks: &[&str]) -> Result<(), OpenError> {
+    fn check_places(&self, _disks: &[DiskName<'_>]) -> Result<(), OpenError> {
         Ok(())
     }
 
@@ -183,7 +210,7 @@ pub trait Address: Any + std::fmt::Debug + std::fmt::Display + Send + Sync {
     ///
     /// # Errors
     /// The address cannot be opened.
-    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError>;
+    fn open(&self, disks: &[DiskName<'_>], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError>;
 }
 
 /// An address that is open.
@@ -293,6 +320,19 @@ pub fn find(name: &str) -> Option<&'static dyn FrontDoor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pattern_of_an_address_has_the_disk_and_its_group() {
+        let vm1 = DiskName {
+            disk: "vm1",
+            group: "/customers/a",
+        };
+        assert_eq!(
+            vm1.fill("unix:/run/{group}/{disk}.sock"),
+            "unix:/run/customers/a/vm1.sock"
+        );
+        assert_eq!(vm1.fill("/run/{disk}-{disk}"), "/run/vm1-vm1");
+    }
 
     #[test]
     fn front_doors_have_a_page_with_every_key() {

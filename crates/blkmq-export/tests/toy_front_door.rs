@@ -14,7 +14,7 @@ use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use blkmq_export::front_door::{Address, FrontDoor, Given, Offer, Opened, ServeError, Served};
+use blkmq_export::front_door::{Address, DiskName, FrontDoor, Given, Offer, Opened, ServeError, Served};
 use blkmq_export::handover::Handover;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -52,11 +52,11 @@ impl fmt::Display for At {
 }
 
 impl Address for At {
-    fn places(&self, _disks: &[&str]) -> Vec<Place> {
+    fn places(&self, _disks: &[DiskName<'_>]) -> Vec<Place> {
         vec![Place::of_path(&self.0)]
     }
 
-    fn open(&self, _disks: &[&str], _: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn open(&self, _disks: &[DiskName<'_>], _: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let listener = UnixListener::bind(&self.0).expect("a path that is free");
         Ok(vec![Box::new(Listening(listener))])
     }
@@ -187,7 +187,16 @@ fn a_front_door_needs_nothing_but_the_trait() {
     let engine = Engine::start(config).unwrap();
     let common = Arc::new(Common::new(32 << 20, 1));
     let vm = engine.disk("vm").unwrap();
-    for opened in address.open(&["vm"], &common.handover).unwrap() {
+    for opened in address
+        .open(
+            &[DiskName {
+                disk: "vm",
+                group: "/vm",
+            }],
+            &common.handover,
+        )
+        .unwrap()
+    {
         assert!(
             opened
                 .client_line(&vm)

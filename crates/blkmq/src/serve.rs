@@ -237,7 +237,7 @@ impl Daemon {
         for export in &config.exports {
             let all = match refused.iter().any(|refused| refused.spec == *export) {
                 true => Vec::new(),
-                false => export.at.open(&config.disks_of(export), handover)?,
+                false => export.at.open(&config.named(export), handover)?,
             };
             opened.push((all, export.clone()));
         }

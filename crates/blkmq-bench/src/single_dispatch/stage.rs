@@ -14,7 +14,7 @@ use blkmq_core::queue::{Dispatch, TagMode};
 use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, BYTES_MAX, CONNECTIONS_MAX, Common};
-use blkmq_export::front_door::{self, Given, Offer, Served};
+use blkmq_export::front_door::{self, DiskName, Given, Offer, Served};
 use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::engine::{DiskEntry, Engine, EngineConfig, QueueSpec};
 use blkmq_sim::scenario::clients::{CPUS, DISK_BYTES, DISK_DEPTH};
@@ -115,7 +115,13 @@ impl Server {
         let handover = Arc::new(Handover::new(Phase::Serving));
         let front_door = front_door::find(door).with_context(|| format!("this program has no {door}"))?;
         let address = front_door.parse(&Given::new(address))?;
-        let opened = address.open(&[DISK], &handover)?;
+        let opened = address.open(
+            &[DiskName {
+                disk: DISK,
+                group: "/",
+            }],
+            &handover,
+        )?;
         let engine = Engine::start(EngineConfig {
             reactors: CPUS,
             queues: vec![spec(disk, queue)],

@@ -24,7 +24,9 @@ use super::visible;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use crate::front_door::{Address, DaemonLimits, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served};
+use crate::front_door::{
+    Address, DISK, DaemonLimits, DiskName, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served, names,
+};
 use crate::handover::{Handover, Member, Restore};
 use crate::keys::{Flag, Key, Keys, Takes};
 
@@ -135,28 +137,28 @@ impl Address for PerDisk {
         way.map(drop).map_err(|what| ServeError(what.into()))
     }
 
-    fn places(&self, disks: &[&str]) -> Vec<Place> {
-        let paths = disks.iter().map(|disk| self.place.replace(DISK, disk));
+    fn places(&self, disks: &[DiskName<'_>]) -> Vec<Place> {
+        let paths = disks.iter().map(|disk| disk.fill(&self.place));
         paths.map(|path| Place::of_path(Path::new(&path))).collect()
     }
 
-    fn check_places(&self, disks: &[&str]) -> Result<(), OpenError> {
-        let mut paths = disks.iter().map(|disk| self.place.replace(DISK, disk));
+    fn check_places(&self, disks: &[DiskName<'_>]) -> Result<(), OpenError> {
+        let mut paths = disks.iter().map(|disk| disk.fill(&self.place));
         paths.try_for_each(|path| mount::check(Path::new(&path)))
     }
 
-    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
-        self.check_disks(disks)?;
+    fn open(&self, disks: &[DiskName<'_>], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        self.check_disks(&names(disks))?;
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         for disk in disks {
-            let path = absolute(Path::new(&self.place.replace(DISK, disk)))?;
+            let path = absolute(Path::new(&disk.fill(&self.place)))?;
             let name = path.display().to_string();
             let inherited = handover.take_inherited(|address, _| address == name);
             let way = match inherited.into_iter().next() {
                 Some((.., device)) => Way::Inherited(device),
                 None => Way::New(mount::Place::find(&path)?),
             };
-            let disk = (*disk).to_owned();
+            let disk = disk.disk.to_owned();
             opened.push(Box::new(OfDisk {
                 disk,
                 path,
@@ -397,5 +399,3 @@ type Refused = Box<dyn std::error::Error + Send + Sync>;
 
 /// The name of this front door.
 pub(super) const DOOR: &str = "fuse";
-/// The placeholder for the disk's name in an address.
-const DISK: &str = "{disk}";

@@ -15,7 +15,7 @@ use super::settings;
 use crate::client_settings::{Client, xml};
 use crate::common::access;
 use crate::common::{self, Access, AddressError, Common, OpenError, Place, Socket};
-use crate::front_door::{self, Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError};
+use crate::front_door::{self, Address, DaemonLimits, DiskName, FrontDoor, Given, Offer, Opened, ServeError};
 use crate::handover::Handover;
 use crate::keys::{Key, Keys};
 use blkmq_tls::{Mode, Server, Settings};
@@ -90,7 +90,7 @@ impl Address for ConfiguredAddress {
         Some(&self.access)
     }
 
-    fn client_settings(&self, client: Client, disk: &Disk) -> Option<String> {
+    fn client_settings(&self, client: Client, disk: &Disk, _group: &str) -> Option<String> {
         let uri = match &self.address {
             common::Address::Unix(path) => self.uri(disk, &path.display().to_string(), true),
             common::Address::Tcp(at) if at.port() != 0 => self.uri(disk, &at.to_string(), false),
@@ -115,11 +115,11 @@ impl Address for ConfiguredAddress {
         files.into_iter().flatten().cloned().collect()
     }
 
-    fn places(&self, _disks: &[&str]) -> Vec<Place> {
+    fn places(&self, _disks: &[DiskName<'_>]) -> Vec<Place> {
         Place::of_socket(&self.address)
     }
 
-    fn check_places(&self, _disks: &[&str]) -> Result<(), OpenError> {
+    fn check_places(&self, _disks: &[DiskName<'_>]) -> Result<(), OpenError> {
         common::check_socket(&self.address).map_err(|error| error.of(&format!("export {self}")))
     }
 
@@ -136,7 +136,7 @@ impl Address for ConfiguredAddress {
         }
     }
 
-    fn open(&self, _disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+    fn open(&self, _disks: &[DiskName<'_>], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         let opened = common::open(&self.address, handover)?.into_iter();
         self.access.apply(&self.address)?;
         let opened = opened.map(|socket| Listening {

@@ -28,7 +28,9 @@ use super::slots::Memory;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
-use crate::front_door::{Address, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served};
+use crate::front_door::{
+    Address, DiskName, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served, names,
+};
 use crate::handover::{Handover, Member, Phase, Restore};
 
 /// The protocol by which a process serves a block device to the kernel.
@@ -95,19 +97,19 @@ impl Address for Numbered {
         Ok(())
     }
 
-    fn places(&self, _disks: &[&str]) -> Vec<Place> {
+    fn places(&self, _disks: &[DiskName<'_>]) -> Vec<Place> {
         self.0.map(Place::Device).into_iter().collect()
     }
 
-    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
-        self.check_disks(disks)?;
+    fn open(&self, disks: &[DiskName<'_>], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        self.check_disks(&names(disks))?;
         let failed = |what: String| OpenError::new(format!("export ublk:{self}: {what}"));
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         for disk in disks {
             let control = Control::open().map_err(failed)?;
-            let way = self.way(&control, disk, handover).map_err(failed)?;
+            let way = self.way(&control, disk.disk, handover).map_err(failed)?;
             opened.push(Box::new(OfDisk {
-                disk: (*disk).to_owned(),
+                disk: disk.disk.to_owned(),
                 number: self.0,
                 control,
                 way,

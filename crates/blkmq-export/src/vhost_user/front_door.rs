@@ -22,7 +22,9 @@ use crate::common::dialer::Dialer;
 use crate::common::listener::{Admitted, Connect, Listener, OpenAddress};
 use crate::common::log::Log;
 use crate::common::{self, Access, AddressError, AddressLimits, Common, OpenError, Socket, access, deadline};
-use crate::front_door::{Address, DaemonLimits, FrontDoor, Given, Offer, Opened, ServeError, Served};
+use crate::front_door::{
+    Address, DISK, DaemonLimits, DiskName, FrontDoor, GROUP, Given, Offer, Opened, ServeError, Served, names,
+};
 use crate::handover::{Handover, Member, Restore};
 use crate::keys::{Key, Keys};
 
@@ -61,7 +63,7 @@ impl FrontDoor for VhostUser {
         };
         // Parsed once with a name of one byte, so that an error is reported before the disks are
         // known.
-        match place.replace(DISK, "d").parse()? {
+        match place.replace(DISK, "d").replace(GROUP, "g").parse()? {
             ref address @ common::Address::Unix(_) => Ok(Box::new(PerDisk {
                 access: Access::parse(given.keys, address)?,
                 place: place.to_owned(),
@@ -111,8 +113,8 @@ impl Address for PerDisk {
         Ok(())
     }
 
-    fn places(&self, disks: &[&str]) -> Vec<common::Place> {
-        let addresses = disks.iter().filter_map(|disk| self.address(disk).ok());
+    fn places(&self, disks: &[DiskName<'_>]) -> Vec<common::Place> {
+        let addresses = disks.iter().filter_map(|disk| self.address(*disk).ok());
         addresses
             .flat_map(|address| common::Place::of_socket(&address))
             .collect()
@@ -126,8 +128,12 @@ impl Address for PerDisk {
         self.connects
     }
 
-    fn client_settings(&self, client: Client, disk: &Disk) -> Option<String> {
-        match self.address(&disk.name).ok()? {
+    fn client_settings(&self, client: Client, disk: &Disk, group: &str) -> Option<String> {
+        let named = DiskName {
+            disk: &disk.name,
+            group,
+        };
+        match self.address(named).ok()? {
             common::Address::Unix(path) => {
                 settings(client, &disk.name, &path.display().to_string(), self.connects)
             }
@@ -135,9 +141,9 @@ impl Address for PerDisk {
         }
     }
 
-    fn check_places(&self, disks: &[&str]) -> Result<(), OpenError> {
+    fn check_places(&self, disks: &[DiskName<'_>]) -> Result<(), OpenError> {
         for disk in disks {
-            let address = self.address(disk)?;
+            let address = self.address(*disk)?;
             if !self.connects {
                 common::check_socket(&address).map_err(|error| error.of(&format!("export {address}")))?;
             }
@@ -145,13 +151,13 @@ impl Address for PerDisk {
         Ok(())
     }
 
-    fn open(&self, disks: &[&str], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
-        self.check_disks(disks)?;
+    fn open(&self, disks: &[DiskName<'_>], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
+        self.check_disks(&names(disks))?;
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
         let handshake_deadline = self.handshake_deadline;
         for disk in disks {
-            let address = self.address(disk)?;
-            let disk = (*disk).to_owned();
+            let address = self.address(*disk)?;
+            let disk = disk.disk.to_owned();
             match address {
                 common::Address::Unix(path) if self.connects => opened.push(Box::new(OfDisk {
                     disk,
@@ -185,9 +191,9 @@ impl PerDisk {
     ///
     /// # Errors
     /// With the disk's name it is too long.
-    fn address(&self, disk: &str) -> Result<common::Address, OpenError> {
-        let address = self.place.replace(DISK, disk).parse();
-        address.map_err(|error: AddressError| OpenError::new(format!("disk {disk}: {error}")))
+    fn address(&self, disk: DiskName<'_>) -> Result<common::Address, OpenError> {
+        let address = disk.fill(&self.place).parse();
+        address.map_err(|error: AddressError| OpenError::new(format!("disk {}: {error}", disk.disk)))
     }
 }
 
@@ -383,7 +389,5 @@ const FOR_A_FRONT_END: usize = 4 + 8;
 const FOR_A_RING: usize = 3;
 /// The prefix of an address where front ends listen.
 const CONNECT: &str = "connect:";
-/// The placeholder for the disk's name in an address.
-const DISK: &str = "{disk}";
 /// Time for a front end until a ring is served, unless configured otherwise.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);

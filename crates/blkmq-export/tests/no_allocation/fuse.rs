@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier};
 use blkmq_core::sched::ElevatorType;
 use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common};
-use blkmq_export::front_door::{self, Given, Offer, Served};
+use blkmq_export::front_door::{self, DiskName, Given, Offer, Served};
 use blkmq_export::keys::{Keys, Value};
 use blkmq_host::engine::Engine;
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
@@ -84,7 +84,12 @@ fn serve(engine: &Engine, place: &Path, common: &Arc<Common>, has_rings: bool) -
             ..Given::new(&place)
         })
         .unwrap();
-    let opened = address.open(&["a", "b"], &common.handover).unwrap();
+    let opened = address
+        .open(
+            &["a", "b"].map(|disk| DiskName { disk, group: "/" }),
+            &common.handover,
+        )
+        .unwrap();
     let offer = Offer {
         disks: None,
         admitted: AddressLimits::default(),

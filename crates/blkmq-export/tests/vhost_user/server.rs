@@ -9,7 +9,7 @@ use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
 use blkmq_export::client_settings::Client;
 use blkmq_export::common::{AddressLimits, Common};
-use blkmq_export::front_door::{self, Given, Offer};
+use blkmq_export::front_door::{self, DiskName, Given, Offer};
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 
@@ -44,13 +44,22 @@ impl Server {
         let address = door
             .parse(&Given::new(&format!("unix:{}", pattern.display())))
             .unwrap();
-        for opened in address.open(&["vm"], &common.handover).unwrap() {
+        for opened in address
+            .open(
+                &[DiskName {
+                    disk: "vm",
+                    group: "/vm",
+                }],
+                &common.handover,
+            )
+            .unwrap()
+        {
             let vm = engine.disk("vm").unwrap();
             let line = opened.client_line(&vm).expect("its own disk");
             let path = pattern.to_string_lossy().replace("{disk}", "vm");
             assert_eq!(line, format!("vhost-user: disk vm at unix:{path}"));
             for client in Client::ALL {
-                let settings = address.client_settings(client, &vm);
+                let settings = address.client_settings(client, &vm, "/vm");
                 let is_of_nbd = matches!(client, Client::NbdClient | Client::Uri);
                 assert_eq!(settings.is_none(), is_of_nbd, "{client}");
                 assert!(settings.is_none_or(|text| text.contains(&path)), "{client}");

@@ -80,7 +80,11 @@ pub(super) fn clients(daemon: &Daemon, name: &str, kinds: &[Client], role: &Role
         .filter(|export| config.disks_of(export).contains(&name))
     {
         for kind in kinds {
-            if let Some(settings) = export.at.client_settings(*kind, disk) {
+            if let Some(settings) =
+                export
+                    .at
+                    .client_settings(*kind, disk, group.as_deref().unwrap_or_default())
+            {
                 all.push(json!({"address": export.address, "client": kind.name(), "settings": settings}));
             }
         }

@@ -200,7 +200,7 @@ impl Reach {
     fn add_export(&mut self, config: &Config, export: &ExportSpec) -> Result<()> {
         let who = format!("export {} {}", export.door, export.address);
         self.reactors_connect |= export.at.connects();
-        for place in export.at.places(&config.disks_of(export)) {
+        for place in export.at.places(&config.named(export)) {
             match place {
                 Place::Path(path) => self.add_socket(&who, &path),
                 Place::Tcp(at) => drop(self.listens.insert(at.port())),

@@ -67,7 +67,7 @@ fn check_files(config: &Config) -> Result<()> {
 /// Checks that all sockets, files and directories of addresses could be made.
 fn check_places(config: &Config) -> Result<()> {
     for export in &config.exports {
-        export.at.check_places(&config.disks_of(export))?;
+        export.at.check_places(&config.named(export))?;
     }
     for (name, address) in dry_run::own_addresses(config) {
         let address_of: Address = address.parse()?;

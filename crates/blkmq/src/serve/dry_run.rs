@@ -20,8 +20,8 @@ pub(super) fn check_exports(new: &Config) -> Result<()> {
         take(&mut taken, places.unwrap_or_default(), &format!("the {name}"))?;
     }
     for export in &new.exports {
-        let (address, disks) = (&export.at, new.disks_of(export));
-        address.check_disks(&disks)?;
+        let (address, disks) = (&export.at, new.named(export));
+        address.check_disks(&new.disks_of(export))?;
         let name = format!("export {}", export.address);
         take(&mut taken, address.places(&disks), &name)?;
     }
@@ -83,7 +83,7 @@ pub(super) fn check_files(changes: &[Change], old: &Config, new: &Config) -> Res
             Change::AddExport(spec) | Change::Export(spec) => {
                 let checked = spec.at.check();
                 checked.with_context(|| format!("export {}", spec.address))?;
-                spec.at.check_places(&new.disks_of(spec))?;
+                spec.at.check_places(&new.named(spec))?;
             }
             Change::AddDisk(name) => check_places_of(name, new)?,
             _ => {}
@@ -97,7 +97,7 @@ fn check_places_of(disk: &str, new: &Config) -> Result<()> {
     for export in &new.exports {
         let address = &export.at;
         if address.is_per_disk() && new.disks_of(export).contains(&disk) {
-            address.check_places(&[disk])?;
+            address.check_places(&new.named_of(&[disk]))?;
         }
     }
     Ok(())

@@ -71,6 +71,43 @@ fn socket_goes_to_the_owner_and_group_of_its_address_and_keeps_them_over_a_take_
     second.stop();
 }
 
+#[test]
+fn socket_lies_in_the_directory_of_its_disks_group() {
+    let scratch = Scratch::new();
+    std::fs::create_dir_all(scratch.path("customers/a")).expect("our own");
+    let (pattern, control) = (
+        format!("unix:{}", scratch.word("{group}/{disk}.sock")),
+        format!("unix:{}", scratch.word("control.sock")),
+    );
+    let daemon = Daemon::start(&[
+        "--disk",
+        "name=vm1,ram=1M,group=/customers/a",
+        "--vhost-user",
+        &pattern,
+        "--control",
+        &control,
+    ]);
+    assert!(scratch.path("customers/a/vm1.sock").exists());
+    let add = |group: &str| {
+        let words = ["ctl", "--socket", &control, "add", "disk", "vm2", "ram=1M", group];
+        Command::new(program()).args(words).output().expect("it runs")
+    };
+    let refused = add("group=/customers/b");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("customers/b"),
+        "{said}"
+    );
+    let added = add("group=/customers/a");
+    assert!(
+        added.status.success(),
+        "{}",
+        String::from_utf8_lossy(&added.stderr)
+    );
+    assert!(scratch.path("customers/a/vm2.sock").exists());
+    daemon.stop();
+}
+
 /// Only root becomes another user, and gives a socket away.
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use blkmq_config::diff::is_same_place;
 use blkmq_config::{Config, ExportSpec};
 use blkmq_export::common::{Address, AddressLimits, Place};
-use blkmq_export::front_door::{Offer, Served};
+use blkmq_export::front_door::{DiskName, Offer, Served};
 use blkmq_host::disk::Disk;
 
 use super::{OpenExport, Running, State};
@@ -73,7 +73,7 @@ impl Running {
             return Ok(());
         }
         if !missing.is_empty() {
-            let opened = self.open(&open.spec, &missing)?;
+            let opened = self.open(&open.spec, &config.named_of(&missing))?;
             open.served.extend(opened);
         }
         Ok(())
@@ -106,7 +106,7 @@ impl Running {
         let disks = self.engine.disks();
         let names = served(config, &disks, spec.disks.as_deref());
         let names: Vec<&str> = names.iter().map(|disk| disk.name.as_str()).collect();
-        let served = self.open(spec, &names)?;
+        let served = self.open(spec, &config.named_of(&names))?;
         state.exports.push(OpenExport {
             spec: spec.clone(),
             served,
@@ -115,7 +115,7 @@ impl Running {
     }
 
     /// Opens an address for some disks, and serves them there.
-    pub(super) fn open(&self, spec: &ExportSpec, disks: &[&str]) -> Result<Vec<Arc<dyn Served>>> {
+    pub(super) fn open(&self, spec: &ExportSpec, disks: &[DiskName<'_>]) -> Result<Vec<Arc<dyn Served>>> {
         let address = &spec.at;
         address.check()?;
         if disks.is_empty() && address.is_per_disk() {
@@ -147,7 +147,7 @@ fn set_owners(config: &Config, spec: &ExportSpec, disks: &[Disk]) -> Result<()> 
     };
     let names = served(config, disks, spec.disks.as_deref());
     let names: Vec<&str> = names.iter().map(|disk| disk.name.as_str()).collect();
-    for place in spec.at.places(&names) {
+    for place in spec.at.places(&config.named_of(&names)) {
         if let Place::Path(path) = place {
             access.apply(&Address::Unix(path))?;
         }

@@ -84,7 +84,7 @@ impl Running {
         };
         let (config, disks) = (state.config.clone(), self.engine.disks());
         let names = state.exports[at].wanted(&config, &disks);
-        state.exports[at].served = self.open(spec, &names)?;
+        state.exports[at].served = self.open(spec, &config.named_of(&names))?;
         self.forget_refused(spec);
         Ok(())
     }
