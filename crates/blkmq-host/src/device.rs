@@ -324,6 +324,11 @@ pub trait Allocation: Send + Sync {
         out: &mut Vec<Extent>,
     ) -> io::Result<()>;
 
+    /// The limits that clients of a disk are told, of a queue with these: the disk may have narrower ones of its own.
+    fn limits_of(&self, _disk: DiskId, queue: &Limits) -> Limits {
+        queue.clone()
+    }
+
     /// Says how often completed writes may have been lost.
     fn losses(&self, _disk: DiskId) -> Losses {
         Losses::default()

@@ -59,10 +59,16 @@ impl Shared {
         self.disks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Reads what a disk says of itself, if it is there. Clients call this in each turn: it allocates nothing.
-    fn of_disk<T>(&self, disk: DiskId, read: impl FnOnce(&FileDisk) -> T) -> Option<T> {
+    /// Visits the files that a disk writes, if it is there: one, or those of an image. Clients call this in each turn: it
+    /// allocates nothing.
+    fn for_each_file(&self, disk: DiskId, visit: impl FnMut(&FileDisk)) {
+        let mut visit = visit;
         let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
-        disks.get(disk).map(|disk| read(disk))
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disks.image(disk) {
+            return image.own_files().for_each(|file| visit(file));
+        }
+        disks.get(disk).into_iter().for_each(|file| visit(file));
     }
 
     /// Adds the table of a new hardware context.
@@ -150,6 +156,15 @@ impl FileDevice {
         self.shared.ended_polled.load(Ordering::Relaxed)
     }
 
+    /// Returns whether a discard of one of the disks has an effect.
+    fn gives_back(&self, disks: &Disks) -> bool {
+        #[cfg(feature = "qcow2")]
+        if disks.images().iter().flatten().any(|image| image.gives_back()) {
+            return true;
+        }
+        disks.iter().any(|disk| disk.gives_back())
+    }
+
     /// Makes a hardware context.
     #[cfg(any(test, not(feature = "qcow2")))]
     pub(super) fn hctx(&self, ring: &RingHandle) -> io::Result<FileHctx> {
@@ -212,7 +227,7 @@ impl Device for FileDevice {
             transfer_max: LARGE_BYTES as u32,
             segments_max: SEGMENTS_MAX as u16,
             // Nothing is offered that has no effect.
-            discard_max: match disks.iter().any(|disk| disk.gives_back()) {
+            discard_max: match self.gives_back(&disks) {
                 true => DISCARD_MAX,
                 false => 0,
             },
@@ -254,6 +269,10 @@ impl Device for FileDevice {
 
     fn reopen(&self, disk: DiskId) -> io::Result<Option<Box<dyn Any + Send>>> {
         let disks = self.shared.disks();
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disks.image(disk) {
+            return Ok(image.reopen()?.map(|new| Box::new(new) as _));
+        }
         let new = disks.get(disk).ok_or(io::ErrorKind::InvalidInput)?.reopen()?;
         Ok(new.map(|new| Box::new(new) as _))
     }
@@ -297,7 +316,7 @@ impl Device for FileDevice {
         #[cfg(feature = "qcow2")]
         if let Some(image) = disks.image(id) {
             // The tables are in memory until a flush. The other process reads them with its first request.
-            (files, must_flush) = (image.files().iter().collect(), true);
+            (files, must_flush) = (image.own_files().collect(), true);
         }
         let locks = files
             .iter()
@@ -306,14 +325,18 @@ impl Device for FileDevice {
         let locks = locks
             .map(|file| file.map(Into::into))
             .collect::<io::Result<_>>()?;
-        // Relaxed: nothing is in flight.
-        let what = match disk.flush_failed.load(Ordering::Relaxed) {
-            true => Some("a flush of it has failed"),
-            false if disk.is_truncated() => Some("it was truncated"),
-            false => None,
-        };
-        let obstacle =
-            what.map(|what| format!("file {:?}: {what}, and another process would not know", disk.path));
+        let obstacle = files.iter().find_map(|file| {
+            // Relaxed: nothing is in flight.
+            let what = match file.flush_failed.load(Ordering::Relaxed) {
+                true => "a flush of it has failed",
+                false if file.is_truncated() => "it was truncated",
+                false => return None,
+            };
+            Some(format!(
+                "file {:?}: {what}, and another process would not know",
+                file.path
+            ))
+        });
         Ok(HandoverState {
             locks,
             must_flush,
@@ -382,19 +405,33 @@ impl Allocation for FileDevice {
             .extents(offset, len, max, out)
     }
 
+    #[cfg(feature = "qcow2")]
+    fn limits_of(&self, disk: DiskId, queue: &Limits) -> Limits {
+        match self.shared.disks().image(disk) {
+            Some(image) => image.limits(queue),
+            None => queue.clone(),
+        }
+    }
+
     fn losses(&self, disk: DiskId) -> Losses {
         if !disk::has_any_loss() {
             return Losses::default();
         }
-        self.shared.of_disk(disk, FileDisk::losses).unwrap_or_default()
+        let mut losses = Losses::default();
+        self.shared
+            .for_each_file(disk, |file| losses = losses.and(file.losses()));
+        losses
     }
 
     fn mark_losses_seen(&self, disk: DiskId) {
-        self.shared.of_disk(disk, FileDisk::mark_losses_seen);
+        self.shared.for_each_file(disk, FileDisk::mark_losses_seen);
     }
 
     fn state(&self, disk: DiskId) -> State {
-        self.shared.of_disk(disk, FileDisk::state).unwrap_or(State::Ok)
+        let mut state = State::Ok;
+        self.shared
+            .for_each_file(disk, |file| state = state.max(file.state()));
+        state
     }
 }
 

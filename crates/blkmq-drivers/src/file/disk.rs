@@ -361,6 +361,12 @@ impl FileDisk {
         }
     }
 
+    /// Has all syncs fail, as after one that has failed; or no more.
+    #[cfg(all(test, feature = "qcow2"))]
+    pub(crate) fn fail_syncs(&self, on: bool) {
+        self.flush_failed.store(on, Ordering::Relaxed);
+    }
+
     /// Has all syncs wait for one that overlaps them, until the result is called.
     #[cfg(all(test, feature = "qcow2"))]
     pub(crate) fn hold_syncs(&self) -> impl FnOnce() + use<'_> {

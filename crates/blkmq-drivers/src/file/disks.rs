@@ -106,8 +106,11 @@ impl Disks {
             self.files.resize(id.index() + 1, None);
         }
         #[cfg(feature = "qcow2")]
-        self.set_image(id, disk.as_ref().and_then(|disk| disk.image.clone()));
+        let image = disk.as_ref().and_then(|disk| disk.image.clone());
+        // Before what is below: that may be what was in its place.
         self.files[id.index()] = disk.map(|disk| disk.file);
+        #[cfg(feature = "qcow2")]
+        self.set_image(id, image);
     }
 }
 

@@ -18,6 +18,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,6 +45,20 @@ pub(super) enum Lock {
 /// Locks of another process with which no disk has been opened yet.
 static INHERITED: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
+/// Another process still writes to what this one has opened: it is about to take over. SeqCst, and seldom.
+static IS_TAKING_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Notes that this process takes over from another one, which still writes, until [`release_unused`].
+pub fn begin_takeover() {
+    IS_TAKING_OVER.store(true, Ordering::SeqCst);
+}
+
+/// Returns whether another process still writes to what this one has opened.
+#[cfg(feature = "qcow2")]
+pub(crate) fn is_taking_over() -> bool {
+    IS_TAKING_OVER.load(Ordering::SeqCst)
+}
+
 /// Records an open file that holds a writer's lock, and that another process has handed over: the
 /// disk in that file uses it instead of a lock of its own.
 pub fn inherit(file: OwnedFd) {
@@ -51,9 +66,10 @@ pub fn inherit(file: OwnedFd) {
     inherited.push(file.into());
 }
 
-/// Releases the locks that another process has handed over and that no disk uses. Returns their
-/// number.
+/// Ends a takeover: the other process writes nothing any more. Releases the locks that it has handed over and that no disk
+/// uses. Returns their number.
 pub fn release_unused() -> usize {
+    IS_TAKING_OVER.store(false, Ordering::SeqCst);
     let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
     let unused = std::mem::take(&mut *inherited);
     unused.len()

@@ -28,4 +28,6 @@ pub use device::FileDevice;
 pub use disk::{Backing, FileDisk};
 pub use driver::DRIVER;
 pub use error::FileError;
-pub use lock::{inherit as inherit_lock, release_unused as release_unused_locks};
+#[cfg(feature = "qcow2")]
+pub(crate) use lock::is_taking_over;
+pub use lock::{begin_takeover, inherit as inherit_lock, release_unused as end_takeover};

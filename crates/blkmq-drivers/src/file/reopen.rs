@@ -20,9 +20,30 @@ impl FileDisk {
     /// # Errors
     /// Another file is there, the file is shorter than the disk, or it still cannot be made durable: nothing has changed.
     pub(super) fn reopen(&self) -> io::Result<Option<Self>> {
+        match self.look_whether_there()? {
+            true => self.go_on().map(|()| None),
+            false => self.open_anew().map(Some),
+        }
+    }
+
+    /// Has a file of an image served again, if it is where it was opened. Returns false if its filesystem was mounted
+    /// again. Blocks: it syncs.
+    ///
+    /// # Errors
+    /// As of [`FileDisk::reopen`].
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn go_on_if_there(&self) -> io::Result<bool> {
+        match self.look_whether_there()? {
+            true => self.go_on().map(|()| true),
+            false => Ok(false),
+        }
+    }
+
+    /// Returns whether the file is where it was opened; false if its filesystem was mounted again.
+    fn look_whether_there(&self) -> io::Result<bool> {
         match std::fs::metadata(&self.path) {
-            Ok(there) if Some(FileId::of(&there)) == self.id => self.go_on().map(|()| None),
-            Ok(there) if self.is_on_another_mount(&there) => self.open_anew().map(Some),
+            Ok(there) if Some(FileId::of(&there)) == self.id => Ok(true),
+            Ok(there) if self.is_on_another_mount(&there) => Ok(false),
             _ => Err(other(format!(
                 "what is at {:?} now is not what was opened: put the file back; if it is another one, remove the disk and add \
                  it, or restart the daemon",
@@ -77,19 +98,24 @@ impl FileDisk {
         }
         // Growth is noticed by those who ask for it.
         new.size.store(old, Ordering::Relaxed);
-        for (new, old) in [
-            (&new.losses, &self.losses),
-            (&new.seen, &self.seen),
-            (&new.errors, &self.errors),
-        ] {
-            new.store(old.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        new.note_loss();
+        new.note_lost_with(self);
         tracing::info!(
             "file {:?}: opened anew, on another mount of its filesystem",
             self.path
         );
         Ok(new)
+    }
+
+    /// Goes on with the counts of the disk that it takes the place of, what that had not written is lost.
+    pub(crate) fn note_lost_with(&self, old: &Self) {
+        for (new, old) in [
+            (&self.losses, &old.losses),
+            (&self.seen, &old.seen),
+            (&self.errors, &old.errors),
+        ] {
+            new.store(old.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.note_loss();
     }
 
     fn is_padded(&self) -> bool {

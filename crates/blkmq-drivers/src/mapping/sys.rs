@@ -36,6 +36,14 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
+    /// Returns the bytes. The mapping must not be lent to the kernel.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping has `len` initialised bytes and lives as long as `self`; they are written only through
+        // `bytes_mut`, which needs `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
     /// Lends a range to entries of the ring.
     ///
     /// # Panics

@@ -6,31 +6,29 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use blkmq_host::device::FileId;
-use imago::FormatAccess;
-use imago::qcow2::Qcow2;
-use imago::raw::Raw;
 
 use super::check;
 use super::error::ImageError;
 use super::header::{HEADER_BYTES, Header};
 use super::rules::Rules;
-use super::sys::{LibraryFile, Role};
+use super::tables::Tables;
 use crate::driver::Purpose;
 use crate::file::{Direct, FileConfig, FileDisk};
-
-/// An image as the library has it, or one below it.
-pub(super) type Layer = Arc<FormatAccess<LibraryFile>>;
 
 /// What lies below an image: opened for reading, and shared by all images on it.
 #[derive(Debug)]
 pub(super) struct Base {
     pub(super) disk: Arc<FileDisk>,
+    /// Where it is: what was opened may have been moved since.
+    pub(super) path: PathBuf,
     /// The file that has the data of its clusters, if that is another one.
     pub(super) beside: Option<Arc<FileDisk>>,
     /// `None` if it is raw.
     pub(super) header: Option<Header>,
     pub(super) below: Option<Arc<Base>>,
-    layer: OnceLock<Layer>,
+    /// Bytes of its disk.
+    pub(super) size: u64,
+    pub(super) tables: OnceLock<Arc<Tables>>,
 }
 
 /// How the bases of an image are opened.
@@ -43,25 +41,20 @@ pub(super) struct Access {
 }
 
 impl Base {
-    /// The base as the library has it. Blocks.
+    /// Its tables, which are read at the first need; `None` if it is raw. Blocks.
     ///
     /// # Errors
-    /// The library's.
-    pub(super) fn layer(&self) -> io::Result<Layer> {
-        if let Some(layer) = self.layer.get() {
-            return Ok(Arc::clone(layer));
-        }
-        let file = |disk: &Arc<FileDisk>| LibraryFile::new(Arc::clone(disk), Role::Base);
-        let layer = match &self.header {
-            None => FormatAccess::new(Raw::open_image(file(&self.disk), false)?),
-            Some(_) => {
-                let mut image = Qcow2::<LibraryFile, Layer>::open_image(file(&self.disk), false)?;
-                image.set_data_file(self.beside.as_ref().map(file));
-                image.set_backing(self.below.as_ref().map(|below| below.layer()).transpose()?);
-                FormatAccess::new(image)
-            }
+    /// The system's.
+    pub(super) fn tables(&self) -> io::Result<Option<&Tables>> {
+        let Some(header) = &self.header else {
+            return Ok(None);
         };
-        Ok(Arc::clone(self.layer.get_or_init(|| Arc::new(layer))))
+        if self.tables.get().is_none() {
+            let tables = Tables::open(&self.disk, self.beside.as_ref(), header)?;
+            // Another thread may have been faster.
+            let _ = self.tables.set(Arc::new(tables));
+        }
+        Ok(self.tables.get().map(|tables| &**tables))
     }
 
     /// It and all below it.
@@ -185,18 +178,24 @@ pub(super) fn open_base(
         };
     }
     above.push(id);
+    let end = disk
+        .end()
+        .map_err(|source| system(disk.path(), "measure it", source))?;
     let mut base = Base {
+        path: disk.path().to_owned(),
         disk: Arc::new(disk),
         beside: None,
         header: None,
         below: None,
-        layer: OnceLock::new(),
+        size: end,
+        tables: OnceLock::new(),
     };
     if !is_raw {
         let header = read_header(&base.disk)?;
         check::tables(&base.disk, &header)?;
         base.beside = open_beside(&base.disk, &header, rules, &config, access.purpose)?;
         base.below = open_base(&base.disk, &header, rules, access, above)?;
+        base.size = header.size;
         base.header = Some(header);
     }
     let base = Arc::new(base);

@@ -5,13 +5,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use imago::qcow2::Qcow2;
-use imago::{DenyImplicitOpenGate, FormatCreateBuilder, FormatDriverBuilder};
-
-use super::chain::{self, Layer, named, system};
+use super::chain::{self, named, system};
 use super::error::ImageError;
-use super::order::Order;
-use super::sys::{LibraryFile, Role};
+use super::header::{Header, SIZE_FIELD};
+use super::tables::Tables;
+use super::transfer;
 use crate::driver::Purpose;
 use crate::file::{Direct, FileConfig, FileDisk};
 
@@ -107,25 +105,35 @@ impl NewImage {
         };
         let disk = Arc::new(FileDisk::open_part(Purpose::Serve, &config)?);
         let cannot = |source| system(&self.path, "format it", source);
-        let order = Arc::new(Order::new(&disk, None, cluster.trailing_zeros()).map_err(cannot)?);
-        let file = |role| LibraryFile::new(Arc::clone(&disk), role);
-        // One sync at the end is enough: nobody has it yet.
-        let tables = file(Role::Data(Arc::clone(&order)));
-        let mut builder = Qcow2::<LibraryFile, Layer>::create_builder(tables)
-            .size(size)
-            .cluster_size(cluster as usize);
-        if let (Some(name), Some((_, format))) = (base, &self.base) {
-            builder = builder.backing(name, format.name().to_owned());
+        let base = base.zip(self.base.as_ref().map(|(_, format)| *format));
+        let (first, header) = Header::new_image(size, cluster, base);
+        if first.len() > cluster as usize {
+            let name = header.backing.unwrap_or_default();
+            return Err(self.refuse(
+                "base",
+                &name,
+                "its name is too long for the first cluster: make clusters larger",
+            ));
         }
-        let open = |image| {
-            Ok(Qcow2::<LibraryFile, Layer>::builder(image)
-                .backing(None)
-                .write(true))
-        };
-        let image = builder
-            .create_open(DenyImplicitOpenGate::default(), open)
-            .map_err(cannot)?;
-        imago::format::drivers::FormatDriverInstance::flush(&image).map_err(cannot)?;
+        disk.set_end(u64::from(cluster) * CLUSTERS).map_err(cannot)?;
+        let counts = [[0u8, 1]; CLUSTERS as usize].concat();
+        let block = header.refcounts_offset + u64::from(cluster);
+        for (at, bytes) in [
+            (0, &first[..]),
+            (header.refcounts_offset, &block.to_be_bytes()),
+            (block, &counts),
+        ] {
+            transfer::write(&disk, at, bytes).map_err(cannot)?;
+        }
+        if header.size < size {
+            let grow = || {
+                let tables = Tables::open(&disk, None, &header)?;
+                tables.grow(size)?;
+                tables.flush()?;
+                tables.write_header(SIZE_FIELD, &size.to_be_bytes())
+            };
+            grow().map_err(cannot)?;
+        }
         disk.sync().map_err(cannot)
     }
 
@@ -181,7 +189,9 @@ impl NewImage {
     }
 }
 
+/// Clusters of a new image: those of its header, refcounts and tables.
+const CLUSTERS: u64 = 4;
 /// The default of QEMU, too.
 const CLUSTER: u32 = 64 << 10;
 /// The header has a limit of its own, of a cluster for everything.
-const NAME_MAX: usize = 1023;
+pub(super) const NAME_MAX: usize = 1023;

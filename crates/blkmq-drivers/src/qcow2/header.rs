@@ -4,6 +4,8 @@
 //! The format is that of `docs/interop/qcow2.rst` of QEMU. The library parses the header again; it has fewer
 //! limits, ignores encryption, and knows no backing format of version 2.
 
+use super::create::BaseFormat;
+
 /// What a header says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -39,6 +41,8 @@ pub struct Header {
     pub has_data_file: bool,
     /// The name of that file.
     pub data_file: Option<String>,
+    /// Where the extensions and names end: what follows in the first cluster is not used. In bytes.
+    pub names_end: u64,
 }
 
 /// Why an image is refused.
@@ -133,11 +137,77 @@ impl Header {
             backing_format: None,
             has_data_file: incompatible & DATA_FILE != 0,
             data_file: None,
+            names_end: end.into(),
         };
         header.check_sizes()?;
         header.read_extensions(&bytes, end as usize)?;
         header.read_backing(&bytes, u64_at(8), u32_at(16))?;
         Ok(header)
+    }
+
+    /// The header of a new image, and its bytes: its refcount table is in the second cluster, a block behind it, and an L1
+    /// table in the fourth. If that has no room for the size, the disk is as large as it has, and is to grow.
+    pub(super) fn new_image(size: u64, cluster: u32, base: Option<(String, BaseFormat)>) -> (Vec<u8>, Self) {
+        let cluster_bits = cluster.trailing_zeros();
+        let cluster = u64::from(cluster);
+        let mut header = Self {
+            version: 3,
+            cluster_bits,
+            size,
+            l1_entries: 0,
+            l1_offset: 3 * cluster,
+            refcounts_offset: cluster,
+            refcounts_clusters: 1,
+            refcount_order: 4,
+            snapshots: 0,
+            snapshots_offset: 0,
+            compatible: 0,
+            autoclear: 0,
+            backing: None,
+            backing_format: None,
+            has_data_file: false,
+            data_file: None,
+            names_end: 0,
+        };
+        let entries = header.l1_needed(size).min(cluster / 8);
+        header.l1_entries = entries as u32;
+        header.size = size.min(entries.saturating_mul(header.l2_span()));
+        if let Some((name, format)) = base {
+            header.backing = Some(name);
+            header.backing_format = Some(format.name().to_owned());
+        }
+        (header.bytes(), header)
+    }
+
+    /// The bytes of a header of version 3 without a data file, behind which its extensions and the name of its base are.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; V3_BYTES];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(0, &MAGIC.to_be_bytes());
+        put(4, &self.version.to_be_bytes());
+        put(20, &self.cluster_bits.to_be_bytes());
+        put(SIZE_FIELD as usize, &self.size.to_be_bytes());
+        put(36, &self.l1_entries.to_be_bytes());
+        put(40, &self.l1_offset.to_be_bytes());
+        put(48, &self.refcounts_offset.to_be_bytes());
+        put(56, &self.refcounts_clusters.to_be_bytes());
+        put(96, &self.refcount_order.to_be_bytes());
+        put(100, &(V3_BYTES as u32).to_be_bytes());
+        if let Some(format) = &self.backing_format {
+            bytes.extend_from_slice(&BACKING_FORMAT.to_be_bytes());
+            bytes.extend_from_slice(&(format.len() as u32).to_be_bytes());
+            bytes.extend_from_slice(format.as_bytes());
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        }
+        // No more extensions.
+        bytes.extend_from_slice(&[0; 8]);
+        if let Some(name) = &self.backing {
+            let place = bytes.len() as u64;
+            bytes[8..16].copy_from_slice(&place.to_be_bytes());
+            bytes[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
+            bytes.extend_from_slice(name.as_bytes());
+        }
+        bytes
     }
 
     /// Bytes of a cluster.
@@ -207,6 +277,7 @@ impl Header {
             let Some(data) = bytes.slice(at + 8, len as usize) else {
                 break;
             };
+            self.names_end = (at + 8 + data.len()) as u64;
             match kind {
                 0 => return Ok(()),
                 BACKING_FORMAT => self.backing_format = Some(text(data, "backing format")?),
@@ -247,6 +318,7 @@ impl Header {
             });
         };
         self.backing = Some(text(name, "backing file")?);
+        self.names_end = self.names_end.max(offset + u64::from(len));
         Ok(())
     }
 }
@@ -321,6 +393,12 @@ impl<'a> Bytes<'a> {
 
 /// Bytes that [`Header::parse`] looks at, at most.
 pub(super) const HEADER_BYTES: usize = 64 << 10;
+/// Where the place and the length of the name of the backing file are, in bytes.
+pub(super) const BACKING_FIELD: u64 = 8;
+/// Where the size of the disk is, in bytes.
+pub(super) const SIZE_FIELD: u64 = 24;
+/// Where the features are that a writer clears that does not keep them.
+pub(super) const AUTOCLEAR_FIELD: u64 = 88;
 /// `QFI\xfb`.
 const MAGIC: u32 = 0x5146_49fb;
 const V2_BYTES: usize = 72;
@@ -334,7 +412,7 @@ const SIZE_MAX: u64 = 1 << 56;
 const OFFSET_MAX: u64 = 1 << 56;
 /// The limits of QEMU: 32 MiB and 8 MiB.
 pub(super) const L1_ENTRIES_MAX: u64 = (32 << 20) / 8;
-const REFCOUNTS_MAX: u64 = 8 << 20;
+pub(super) const REFCOUNTS_MAX: u64 = 8 << 20;
 
 #[cfg(test)]
 mod tests {

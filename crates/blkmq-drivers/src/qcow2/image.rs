@@ -1,5 +1,5 @@
-//! One image that is served: its files, its cached map, and what the threads of `pool` do for it with the
-//! library. `hctx` has the way of data that the map knows; `disk` makes one of a file's name; `lookup` finds
+//! One image that is served: its files, its cached map, and what the threads of `pool` do for it with its
+//! tables. `hctx` has the way of data that the map knows; `disk` makes one of a file's name; `lookup` finds
 //! where data is.
 //!
 //! Changes of the tables and the map, and who may make them at the same time:
@@ -13,6 +13,7 @@
 
 mod files;
 mod lookup;
+mod write;
 
 use std::io;
 use std::ops::Range;
@@ -23,21 +24,19 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockRea
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::ids::DiskId;
 use blkmq_core::time::Instant;
-use imago::io_buffers::IoBuffer;
-use imago::qcow2::Qcow2;
-use imago::{FormatAccess, Mapping, StorageExt};
 
-use super::chain::{self, Base, Layer};
+use super::chain::{self, Base};
 use super::config::Qcow2Config;
-use super::counts::Layout;
 use super::guests::Guests;
-use super::header::Header;
+use super::header::{AUTOCLEAR_FIELD, Header, SIZE_FIELD};
+use super::layers;
 use super::map::{Entry, Map};
-use super::order::Order;
 use super::pool::{Job, Lane, Outcome};
-use super::sys::{self, LibraryFile, Role};
+use super::sys;
+use super::tables::Tables;
+use super::transfer::Buffer;
 use super::zero;
-use crate::file::FileDisk;
+use crate::file::{FileDisk, is_taking_over};
 
 /// An image that is served.
 pub(crate) struct Image {
@@ -52,27 +51,19 @@ pub(crate) struct Image {
     has_beside: bool,
     base: Option<Arc<Base>>,
     map: Map,
-    /// The library's image, from the first need on: until then, another daemon may still write.
-    library: Mutex<Option<Library>>,
+    /// Its tables, from the first need on: until then, another daemon may still write. `opening` is held meanwhile.
+    tables: OnceLock<Arc<Tables>>,
+    opening: Mutex<()>,
     gate: RwLock<()>,
-    /// How often the tables in memory have changed.
-    changes: AtomicU64,
-    /// How many changes of the tables are in the file, for sure.
-    flushed: AtomicU64,
     /// It is about to be replaced.
     is_closing: AtomicBool,
-    flushing: Mutex<()>,
+    /// It has taken another's place, and that is not durable yet.
+    unsettled: Mutex<Option<files::Unsettled>>,
+    is_settled: AtomicBool,
     lane: Lane,
     place: OnceLock<(Arc<Guests>, DiskId)>,
     /// The image that has taken its place: jobs go on there.
     next: OnceLock<Arc<Image>>,
-}
-
-/// The image as the library has it.
-#[derive(Clone)]
-pub(super) struct Library {
-    pub(super) image: Layer,
-    pub(super) order: Arc<Order>,
 }
 
 /// What an image is made of.
@@ -109,12 +100,12 @@ impl Image {
             has_beside: beside.is_some(),
             files: [&top].into_iter().chain(&beside).chain(lower).cloned().collect(),
             map: Map::new(config.map_cache, granule_bits),
-            library: Mutex::default(),
+            tables: OnceLock::new(),
+            opening: Mutex::default(),
             gate: RwLock::default(),
-            changes: AtomicU64::new(0),
-            flushed: AtomicU64::new(0),
             is_closing: AtomicBool::new(false),
-            flushing: Mutex::default(),
+            unsettled: Mutex::default(),
+            is_settled: AtomicBool::new(true),
             lane: Lane::default(),
             place: OnceLock::new(),
             next: OnceLock::new(),
@@ -153,7 +144,8 @@ impl Image {
     /// Returns whether the tables in memory are those of the file. Acquire: who has found a place in the map sees that
     /// it was not in the file then.
     pub(super) fn is_clean(&self) -> bool {
-        !self.is_dirty() && !self.is_closing.load(Ordering::SeqCst)
+        let is_settled = self.is_settled.load(Ordering::SeqCst);
+        is_settled && !self.is_dirty() && !self.is_closing.load(Ordering::SeqCst)
     }
 
     /// From now on, or not any more, flushes go by the threads: the image is about to be replaced.
@@ -209,26 +201,28 @@ impl Image {
     }
 
     fn try_run(&self, job: &Job) -> io::Result<()> {
-        let library = self.library()?;
+        let tables = self.tables()?;
+        if job.op.is_write() && self.tables.get().is_none() {
+            return Err(io::Error::other("another daemon still writes to it"));
+        }
         match job.op {
-            _ if job.only_map => self.look_up(&library, job.offset, job.len),
+            _ if job.only_map => self.look_up(&tables, job.offset, job.len),
             Op::Read => {
-                let buffer = self.read(&library, job.offset, job.len)?;
-                sys::scatter(&job.pieces, job.skip, buffer.as_ref().into_slice());
+                let mut buffer = Buffer::new(job.len as usize)?;
+                self.read(&tables, job.offset, &mut buffer)?;
+                sys::scatter(&job.pieces, job.skip, &buffer);
                 Ok(())
             }
             Op::Write => {
-                let mut buffer = IoBuffer::new(job.len as usize, library.image.mem_align())?;
-                sys::gather(&job.pieces, job.skip, buffer.as_mut().into_slice());
-                self.write(&library, job.offset, &buffer)
+                let mut buffer = Buffer::new(job.len as usize)?;
+                sys::gather(&job.pieces, job.skip, &mut buffer);
+                self.write(&tables, job.offset, &buffer)
             }
-            Op::Flush => {
-                let _gate = self.enter()?;
-                return self.flush();
-            }
+            // Not at the gate: who replaces the image waits there, and flushes it, too.
+            Op::Flush => return self.flush().and_then(|()| self.check_place()),
             Op::Discard | Op::WriteZeroes => {
                 let range = job.offset..job.offset + job.len;
-                zero::run(self, &library, job.op, job.flags, range)
+                zero::run(self, &tables, job.op, job.flags, range)
             }
         }?;
         match job.flags.has(Flags::FUA) {
@@ -265,63 +259,68 @@ impl Image {
         }
     }
 
-    /// The library's image, which is opened at the first need.
-    pub(super) fn library(&self) -> io::Result<Library> {
-        let mut library = lock(&self.library);
-        if library.is_none() {
-            *library = Some(self.open_library()?);
+    /// Its tables, which are read at the first need. Blocks.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn tables(&self) -> io::Result<Arc<Tables>> {
+        if let Some(tables) = self.tables.get() {
+            return Ok(Arc::clone(tables));
         }
-        Ok(library.as_ref().expect("it was just opened").clone())
+        if is_taking_over() {
+            // Another daemon still writes: what it has not written yet is found next time.
+            return Ok(Arc::new(self.read_tables()?.0));
+        }
+        let _opening = lock(&self.opening);
+        if self.tables.get().is_none() {
+            let _ = self.tables.set(Arc::new(self.open_tables()?));
+        }
+        Ok(Arc::clone(self.tables.get().expect("they were just read")))
     }
 
-    fn open_library(&self) -> io::Result<Library> {
-        let (top, beside) = (&self.files[0], self.has_beside.then(|| &self.files[1]));
+    fn read_tables(&self) -> io::Result<(Tables, Header)> {
         // Of the file as it is now: another daemon may have written since the header was read.
-        let header = chain::read_header(top).map_err(io::Error::other)?;
-        let order = Order::new(top, beside, header.cluster_bits)?.with_tables(Layout::of(&header));
-        let order = Arc::new(order);
-        if !self.read_only {
-            order.reach(top.end()?.next_multiple_of(self.header.cluster()))?;
+        let header = chain::read_header(&self.files[0]).map_err(io::Error::other)?;
+        let tables = Tables::open(&self.files[0], self.beside(), &header)?;
+        Ok((tables, header))
+    }
+
+    /// Reads the tables, and prepares the image for being written.
+    fn open_tables(&self) -> io::Result<Tables> {
+        let (tables, header) = self.read_tables()?;
+        if self.read_only {
+            return Ok(tables);
         }
-        if let Some(beside) = beside.filter(|beside| !self.read_only && !beside.is_block_device())
-            && beside.end()? < self.size()
-        {
-            // What is behind its end reads as zeroes.
-            beside.set_end(self.size())?;
+        let top = &self.files[0];
+        tables
+            .space
+            .reach(top.end()?.next_multiple_of(header.cluster()))?;
+        if header.autoclear != 0 {
+            // What this writer does not keep.
+            tables.write_header(AUTOCLEAR_FIELD, &[0; 8])?;
         }
-        let role = |role: Role| if self.read_only { Role::Base } else { role };
-        let tables = LibraryFile::new(Arc::clone(top), role(Role::Tables(Arc::clone(&order))));
-        let mut image = Qcow2::<LibraryFile, Layer>::open_image(tables, !self.read_only)?;
-        let data = match beside {
-            Some(beside) => LibraryFile::new(Arc::clone(beside), role(Role::DataBeside(Arc::clone(&order)))),
-            None => LibraryFile::new(Arc::clone(top), role(Role::Data(Arc::clone(&order)))),
-        };
-        image.set_data_file(Some(data));
-        image.set_backing(self.base.as_ref().map(|base| base.layer()).transpose()?);
-        let image = Arc::new(FormatAccess::new(image));
-        Ok(Library { image, order })
+        self.lengthen_beside(self.size())?;
+        Ok(tables)
+    }
+
+    /// Makes the file beside it as long as the disk: what is behind its end reads as zeroes.
+    fn lengthen_beside(&self, size: u64) -> io::Result<()> {
+        match self.beside().filter(|beside| !beside.is_block_device()) {
+            Some(beside) if beside.end()? < size => beside.set_end(size),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file that has its data, if that is another one.
+    fn beside(&self) -> Option<&Arc<FileDisk>> {
+        self.files.get(1).filter(|_| self.has_beside)
     }
 
     /// Reads, whatever the map knows.
-    pub(super) fn read(&self, library: &Library, offset: u64, len: u64) -> io::Result<IoBuffer> {
+    pub(super) fn read(&self, tables: &Tables, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let _gate = self.enter()?;
-        let mut buffer = IoBuffer::new(len as usize, library.image.mem_align())?;
-        library.image.read(&mut buffer, offset)?;
-        Ok(buffer)
-    }
-
-    /// Writes, whatever the map knows.
-    pub(super) fn write(&self, library: &Library, offset: u64, buffer: &IoBuffer) -> io::Result<()> {
-        let range = offset..offset + buffer.len() as u64;
-        if !self.files[usize::from(self.data_file())].is_odd(offset, buffer.len() as u64) {
-            let _gate = self.enter()?;
-            if !self.replaces(library, range.clone())? {
-                return self.write_data(library, offset, buffer);
-            }
-        }
-        self.alone(self.whole_clusters(&range), || {
-            self.write_data(library, offset, buffer)
-        })
+        let _held = tables.hold();
+        layers::read_by(offset, into, |at, len| self.mapping(tables, at, len))
     }
 
     /// Does something while nobody else changes or uses a range of whole clusters.
@@ -346,55 +345,6 @@ impl Image {
         range.start - range.start % cluster..range.end.next_multiple_of(cluster)
     }
 
-    /// Returns whether a write would give up clusters of the image that others may be reading: those that a snapshot
-    /// inside the image shares.
-    fn replaces(&self, library: &Library, range: Range<u64>) -> io::Result<bool> {
-        let own = &self.files[usize::from(self.data_file())];
-        let mut at = range.start;
-        while at < range.end {
-            let (mapping, len) = library.image.get_mapping(at, range.end - at)?;
-            match mapping {
-                Mapping::Raw {
-                    storage,
-                    writable: false,
-                    ..
-                } if Arc::ptr_eq(storage.disk(), own) => return Ok(true),
-                _ => at += len.max(1),
-            }
-        }
-        Ok(false)
-    }
-
-    /// Writes, and allocates what is not there: first the data, then the entry of the table.
-    pub(super) fn write_data(&self, library: &Library, offset: u64, buffer: &IoBuffer) -> io::Result<()> {
-        let len = buffer.len() as u64;
-        let mut done = 0;
-        while done < len {
-            let at = offset + done;
-            let place = library.image.prepare_data_mapping(at, len - done, true)?;
-            let (host, now) = (place.offset(), place.length().min(len - done));
-            if now == 0 {
-                return Err(io::Error::other("nothing could be allocated"));
-            }
-            let part = buffer.as_ref_range(done as usize..(done + now) as usize);
-            let cluster = self.header.cluster();
-            if !self.has_beside {
-                library.order.reach((host + now).next_multiple_of(cluster))?;
-            }
-            place.storage().write(part, host)?;
-            // Who looks up meanwhile finds the old place, where the same is, until this request ends.
-            library.image.commit_data_mapping(place)?;
-            // Before anybody finds the new one.
-            self.note_change();
-            let mut writer = self.map.writer();
-            writer.version += 1;
-            self.enter_in_map(&mut writer, at..at + now, host);
-            drop(writer);
-            done += now;
-        }
-        Ok(())
-    }
-
     /// Enters whole clusters into the map, since a part of them is at `host` now.
     fn enter_in_map(&self, writer: &mut super::map::Writer, part: Range<u64>, host: u64) {
         let bits = self.map.granule_bits();
@@ -411,44 +361,26 @@ impl Image {
         }
     }
 
-    /// Notes that the tables in memory have changed.
-    pub(super) fn note_change(&self) {
-        self.changes.fetch_add(1, Ordering::SeqCst);
-    }
-
     /// Returns whether a change is not in the file, for all that is known: also while a flush is under way.
     fn is_dirty(&self) -> bool {
-        // `flushed` first: it never is more than `changes`.
-        self.flushed.load(Ordering::SeqCst) != self.changes.load(Ordering::SeqCst)
+        self.tables.get().is_some_and(|tables| tables.is_dirty())
     }
 
     /// Makes data durable, and then the tables. Blocks.
     pub(super) fn flush(&self) -> io::Result<()> {
-        let library = self.library()?;
-        let _one = lock(&self.flushing);
-        let changes = self.changes.load(Ordering::SeqCst);
-        let flushed =
-            library
-                .order
-                .sync()
-                .and_then(|()| match changes == self.flushed.load(Ordering::SeqCst) {
-                    true => Ok(()),
-                    false => library.image.flush(),
-                });
-        if flushed.is_ok() {
-            // Now, and not before: others ask meanwhile whether a flush of the data is enough.
-            self.flushed.store(changes, Ordering::SeqCst);
-        }
-        flushed
+        self.settle()?;
+        self.tables()?.flush()
     }
 
     /// Writes what is only in this process. Blocks.
     pub(crate) fn close(&self) {
-        let library = lock(&self.library).clone();
-        let is_dirty = self.is_dirty();
-        let closed = match library {
-            _ if is_dirty => self.flush(),
-            Some(library) if !self.read_only => library.order.sync(),
+        if self.is_closing.load(Ordering::SeqCst) {
+            // Its successor has it written.
+            return;
+        }
+        let closed = match self.tables.get() {
+            _ if self.is_dirty() || !self.is_settled.load(Ordering::SeqCst) => self.flush(),
+            Some(tables) if !self.read_only => tables.sync_data(),
             _ => Ok(()),
         };
         if let Err(error) = closed {
@@ -479,12 +411,14 @@ impl Image {
             );
             return Err(io::Error::other(what));
         }
-        let library = self.library()?;
-        self.alone(self.whole_clusters(&(size..size + 1)), || {
-            let image = library.image.inner();
-            image.resize_grow(wanted, imago::format::PreallocateMode::None)?;
-            self.note_change();
+        let tables = self.tables()?;
+        self.alone(self.whole_clusters(&(size..wanted)), || {
+            tables.grow(wanted)?;
+            self.lengthen_beside(wanted)?;
+            // Before the disk has it: what is below may be longer than the disk was.
+            zero::hide(self, &tables, size..wanted)?;
             self.flush()?;
+            tables.write_header(SIZE_FIELD, &wanted.to_be_bytes())?;
             self.size.store(wanted, Ordering::Relaxed);
             Ok(wanted)
         })

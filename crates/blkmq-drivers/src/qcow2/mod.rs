@@ -1,18 +1,17 @@
-//! The qcow2 driver: disks in images that grow, on bases that others share. The format is a library's, `imago`;
-//! the way of data is the file driver's, whose queue images share with raw files.
+//! The qcow2 driver: disks in images that grow, on bases that others share. The way of data is the file driver's, whose
+//! queue images share with raw files.
 //!
 //! ```text
 //!  request ─► hctx ─► map: known ─────────────────────────► file::hctx ─► ring       (on the reactor)
-//!                      └── unknown, to be allocated, … ─► pool ─► image ─► library ─► sys
+//!                      └── unknown, to be allocated, … ─► pool ─► image ─► tables, layers ─► transfer
 //! ```
 //!
-//! [`ImageDisk::open`](disk::ImageDisk) opens the files of an image by `rules`; what the library must not be asked
-//! to open is refused by `header` and `check`.
+//! [`ImageDisk::open`](disk::ImageDisk) opens the files of an image by `rules`; what cannot be served is refused by
+//! `header` and `check`.
 
 mod chain;
 mod check;
 mod config;
-mod counts;
 mod create;
 mod disk;
 mod driver;
@@ -21,16 +20,19 @@ mod guests;
 mod hctx;
 mod header;
 mod image;
+mod layers;
 mod map;
 mod offline;
-mod order;
 mod pool;
 mod replace;
 mod rules;
+mod space;
 mod survey;
 mod sys;
+mod tables;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod zero;
 
 pub use config::{BaseCache, Qcow2Config};

@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use blkmq_core::bio::{Flags, Op};
 use blkmq_host::device::Extent;
-use imago::io_buffers::IoBuffer;
 
 use super::disk::ImageDisk;
 use super::zero;
@@ -23,10 +22,8 @@ impl ImageDisk {
     /// The system's, or the image is corrupt there; `InvalidInput` behind the end of the disk.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.check(offset, into.len() as u64)?;
-        let library = self.image.library()?;
-        let buffer = self.image.read(&library, offset, into.len() as u64)?;
-        into.copy_from_slice(buffer.as_ref().into_slice());
-        Ok(())
+        let tables = self.image.tables()?;
+        self.image.read(&tables, offset, into)
     }
 
     /// Writes at a byte of the disk; the next [`ImageDisk::flush`] makes it durable. Blocks.
@@ -35,10 +32,8 @@ impl ImageDisk {
     /// As of [`ImageDisk::read`]; or the image is read-only.
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.check(offset, data.len() as u64)?;
-        let library = self.image.library()?;
-        let mut buffer = IoBuffer::new(data.len(), library.image.mem_align())?;
-        buffer.as_mut().into_slice().copy_from_slice(data);
-        self.image.write(&library, offset, &buffer)
+        let tables = self.image.tables()?;
+        self.image.write(&tables, offset, data)
     }
 
     /// Zeroes a range of the disk, and gives the space of whole clusters back. Blocks.
@@ -47,8 +42,8 @@ impl ImageDisk {
     /// As of [`ImageDisk::write`].
     pub fn write_zeroes(&self, range: Range<u64>) -> io::Result<()> {
         self.check(range.start, range.end.saturating_sub(range.start))?;
-        let library = self.image.library()?;
-        zero::run(&self.image, &library, Op::WriteZeroes, Flags::NONE, range)
+        let tables = self.image.tables()?;
+        zero::run(&self.image, &tables, Op::WriteZeroes, Flags::NONE, range)
     }
 
     /// Makes what was written durable. Blocks.

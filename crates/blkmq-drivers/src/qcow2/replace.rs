@@ -2,22 +2,26 @@
 //! one. All disks of one call change at one moment; `file::device` passes them here.
 //!
 //! ```text
-//!  link the image as the snapshot ─► make an overlay on it beside ─► rename it into the image's place ─► open it
+//!  requests go on    link the image as the snapshot ─► make an overlay on it beside ─► flush
+//!  requests wait     rename the overlay into the image's place, and open it on the image as it is in memory
+//!  requests go on    flush what was below it; sync the directories
 //! ```
 //!
-//! At each step the image's name leads to an image that has everything. Requests wait meanwhile at the image's gate,
-//! and go on with the successor.
+//! At each step the image's name leads to an image that has everything that was flushed: no flush of the successor ends
+//! before the last line has.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::chain;
 use super::config::Qcow2Config;
-use super::create::{BaseFormat, NewImage};
+use super::create::{BaseFormat, NAME_MAX, NewImage};
 use super::disk::ImageDisk;
+use super::header::BACKING_FIELD;
 use super::image::Image;
 use super::rules::Rules;
-use crate::driver::Purpose;
 
 /// What becomes of an image.
 #[derive(Clone, Debug)]
@@ -38,127 +42,144 @@ pub(crate) fn replace(
 ) -> io::Result<()> {
     for (image, change) in images {
         image.check_change(change)?;
-        // Most of it, while requests go on.
-        image.flush()?;
     }
+    let mut begun = images
+        .iter()
+        .map(|(image, change)| Begun::new(image, change))
+        .collect::<io::Result<Vec<_>>>()?;
     let close = |on| images.iter().for_each(|(image, _)| image.set_closing(on));
     close(true);
-    let replaced = together(images, Box::new(|| change_all(images, put)));
-    if replaced.is_err() {
-        close(false);
-    }
-    replaced
+    let replaced = flush_all(images).and_then(|()| {
+        let work = || {
+            let opened = begun.iter_mut().map(Begun::put).collect::<io::Result<Vec<_>>>()?;
+            put(opened.clone())?;
+            for ((image, _), next) in images.iter().zip(&opened) {
+                image.follow(Arc::clone(next));
+            }
+            Ok(opened)
+        };
+        together(images, Box::new(work))
+    });
+    let opened = match replaced {
+        Ok(opened) => opened,
+        Err(error) => {
+            close(false);
+            return Err(error);
+        }
+    };
+    begun.into_iter().for_each(Begun::keep);
+    // Durable, or the caller is told; their first flush would do that, too.
+    opened.iter().try_for_each(|next| next.settle())
 }
 
+/// Flushes images while requests go on, until little is left.
+fn flush_all(images: &[(Arc<Image>, Change)]) -> io::Result<()> {
+    for _ in 0..FLUSHES_MAX {
+        let start = Instant::now();
+        images.iter().try_for_each(|(image, _)| image.flush())?;
+        if start.elapsed() < LITTLE {
+            break;
+        }
+    }
+    images.iter().for_each(|(image, _)| image.wait_for_flushes());
+    Ok(())
+}
+
+type Work<'a> = Box<dyn FnOnce() -> io::Result<Vec<Arc<Image>>> + 'a>;
+
 /// Does something while nobody uses any of the images.
-fn together(
-    images: &[(Arc<Image>, Change)],
-    work: Box<dyn FnOnce() -> io::Result<()> + '_>,
-) -> io::Result<()> {
+fn together(images: &[(Arc<Image>, Change)], work: Work<'_>) -> io::Result<Vec<Arc<Image>>> {
     match images {
         [] => work(),
         [(first, _), rest @ ..] => first.alone(0..u64::MAX, || together(rest, work)),
     }
 }
 
-fn change_all(
-    images: &[(Arc<Image>, Change)],
-    put: impl FnOnce(Vec<Arc<Image>>) -> io::Result<()>,
-) -> io::Result<()> {
-    let mut begun: Vec<Begun<'_>> = Vec::new();
-    for (image, change) in images {
-        image.flush()?;
-        begun.push(Begun::new(image, change)?);
-    }
-    let opened = begun
-        .iter_mut()
-        .map(Begun::open)
-        .collect::<io::Result<Vec<_>>>()?;
-    put(opened.clone())?;
-    for ((image, _), next) in images.iter().zip(opened) {
-        image.follow(next);
-    }
-    begun.into_iter().for_each(Begun::keep);
-    Ok(())
-}
-
-/// An image in whose place another one is; dropped, it is there again.
+/// An image in whose place another one is to be; dropped, it is there again.
 struct Begun<'a> {
-    image: &'a Image,
+    image: &'a Arc<Image>,
     place: PathBuf,
     /// Where it is meanwhile.
     aside: PathBuf,
+    /// What is to be in its place.
+    made: PathBuf,
     is_snapshot: bool,
     has_moved: bool,
     is_kept: bool,
 }
 
 impl<'a> Begun<'a> {
-    fn new(image: &'a Image, change: &Change) -> io::Result<Self> {
+    /// Makes all that needs no pause.
+    fn new(image: &'a Arc<Image>, change: &Change) -> io::Result<Self> {
         let place = image.config.path.canonicalize()?;
         let (aside, is_snapshot) = match change {
             Change::Snapshot(path) => (path.clone(), true),
             Change::Reset => (beside(&place, OLD), false),
         };
+        if is_snapshot && directory_of(&aside).canonicalize()? != directory_of(&place) {
+            image.anchor()?;
+        }
         if !is_snapshot {
             // What a daemon that was killed has left: the image is in its place in any case.
             let _ = std::fs::remove_file(&aside);
         }
         std::fs::hard_link(&place, &aside)
             .map_err(|error| io::Error::new(error.kind(), format!("{aside:?} cannot be made: {error}")))?;
-        let mut begun = Self {
+        let begun = Self {
             image,
+            made: beside(&place, NEW),
             place,
             aside,
             is_snapshot,
             has_moved: false,
             is_kept: false,
         };
-        let made = beside(&begun.place, NEW);
-        let _ = std::fs::remove_file(&made);
-        let moved = begun
-            .make(&made)
-            .and_then(|()| std::fs::rename(&made, &begun.place));
-        if let Err(error) = moved {
-            let _ = std::fs::remove_file(&made);
-            return Err(error);
-        }
-        begun.has_moved = true;
-        sync_directory(&begun.place)?;
+        let _ = std::fs::remove_file(&begun.made);
+        begun.make()?;
         Ok(begun)
     }
 
     /// Makes the image that takes the place.
-    fn make(&self, path: &Path) -> io::Result<()> {
+    fn make(&self) -> io::Result<()> {
         let base = match self.is_snapshot {
             true => Some((self.aside.clone(), BaseFormat::Qcow2)),
             false => self.image.base_file(),
         };
         let new = NewImage {
-            path: path.to_owned(),
+            path: self.made.clone(),
             size: Some(self.image.size()),
             cluster: Some(self.image.header.cluster() as u32),
             base,
         };
         new.create().map_err(io::Error::other)?;
         let meta = std::fs::metadata(&self.place)?;
-        std::fs::set_permissions(path, meta.permissions())?;
+        std::fs::set_permissions(&self.made, meta.permissions())?;
         let (user, group) = (
             std::os::unix::fs::MetadataExt::uid(&meta),
             std::os::unix::fs::MetadataExt::gid(&meta),
         );
         // Without the right to, it is this process's, which can use it.
-        let _ = std::os::unix::fs::chown(path, Some(user), Some(group));
+        let _ = std::os::unix::fs::chown(&self.made, Some(user), Some(group));
         Ok(())
     }
 
-    fn open(&mut self) -> io::Result<Arc<Image>> {
-        if self.is_snapshot {
-            // It is read below the new one from now on.
-            self.image.share_locks().map_err(io::Error::other)?;
+    /// Puts it in its place, on the image as it is in memory. Nobody uses that.
+    fn put(&mut self) -> io::Result<Arc<Image>> {
+        std::fs::rename(&self.made, &self.place)?;
+        self.has_moved = true;
+        let image = self.image;
+        let below = match self.is_snapshot {
+            true => Some(image.become_base(&self.aside)?),
+            false => image.base().cloned(),
+        };
+        let opened = ImageDisk::open_on(&image.config, below).map_err(io::Error::other)?;
+        if opened.image.size() != image.size() {
+            return Err(io::Error::other("it was resized meanwhile: try again"));
         }
-        let opened = ImageDisk::open_for(Purpose::Serve, &self.image.config);
-        Ok(opened.map_err(io::Error::other)?.image)
+        let directories = [&self.place, &self.aside].map(|path| directory_of(path).to_owned());
+        let snapshot = self.is_snapshot.then(|| Arc::clone(image));
+        opened.image.set_unsettled(snapshot, directories);
+        Ok(opened.image)
     }
 
     fn keep(mut self) {
@@ -174,11 +195,12 @@ impl Drop for Begun<'_> {
         if self.is_kept {
             return;
         }
+        let _ = std::fs::remove_file(&self.made);
         let restored = match self.has_moved {
-            true => std::fs::rename(&self.aside, &self.place),
+            true => std::fs::rename(&self.aside, &self.place)
+                .and_then(|()| self.image.take_locks_back().map_err(io::Error::other)),
             false => std::fs::remove_file(&self.aside),
         };
-        let restored = restored.and_then(|()| self.image.take_locks_back().map_err(io::Error::other));
         if let Err(error) = restored {
             let (place, aside) = (&self.place, &self.aside);
             tracing::error!("image {place:?}: it is at {aside:?} now, and could not be put back: {error}");
@@ -187,6 +209,36 @@ impl Drop for Begun<'_> {
 }
 
 impl Image {
+    /// Has the image name its base by a path that is right from every directory. It is durable then.
+    fn anchor(&self) -> io::Result<()> {
+        let top = &self.files()[0];
+        let header = chain::read_header(top).map_err(io::Error::other)?;
+        let is_relative =
+            |name: &Option<String>| name.as_ref().is_some_and(|name| Path::new(name).is_relative());
+        if is_relative(&header.data_file) {
+            return Err(io::Error::other(
+                "its data file has a relative name: keep the snapshot in the image's own directory",
+            ));
+        }
+        let Some((base, _)) = self.base_file().filter(|_| is_relative(&header.backing)) else {
+            return Ok(());
+        };
+        let name = base
+            .to_str()
+            .map(str::as_bytes)
+            .filter(|name| name.len() <= NAME_MAX);
+        let place = header.names_end.next_multiple_of(8);
+        let Some(name) = name.filter(|name| place + name.len() as u64 <= header.cluster()) else {
+            return Err(io::Error::other(format!(
+                "its header has no room for the path of its base, {base:?}: keep the snapshot in the image's own directory"
+            )));
+        };
+        let tables = self.tables()?;
+        tables.write_header(place, name)?;
+        let field = [&place.to_be_bytes()[..], &(name.len() as u32).to_be_bytes()].concat();
+        tables.write_header(BACKING_FIELD, &field)
+    }
+
     fn check_change(&self, change: &Change) -> io::Result<()> {
         let refuse = |why: String| Err(io::Error::other(why));
         if self.read_only {
@@ -208,9 +260,8 @@ impl Image {
                 if self.chain_len() >= usize::from(*chain_max) {
                     return refuse(format!("its chain has {chain_max} images already: set chain="));
                 }
-                let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
                 let rules = Rules::new(own, directories, (*chain_max).into()).map_err(io::Error::other)?;
-                let directory = directory.unwrap_or(Path::new(".")).canonicalize()?;
+                let directory = directory_of(path).canonicalize()?;
                 match rules.is_inside(&directory) {
                     true => Ok(()),
                     false => refuse(format!(
@@ -229,10 +280,16 @@ fn beside(of: &Path, end: &str) -> PathBuf {
     of.with_file_name(name)
 }
 
-fn sync_directory(of: &Path) -> io::Result<()> {
-    std::fs::File::open(of.parent().unwrap_or(Path::new("/")))?.sync_all()
+/// The directory of a file.
+fn directory_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
 }
 
 /// Ends of names of our own, beside the image's.
 const OLD: &str = ".blkmq-old";
 const NEW: &str = ".blkmq-new";
+/// Flushes before the pause at most: each leaves what was written meanwhile.
+const FLUSHES_MAX: u32 = 4;
+/// A flush that takes less has had little to do.
+const LITTLE: Duration = Duration::from_millis(10);

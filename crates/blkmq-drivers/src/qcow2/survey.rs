@@ -91,14 +91,18 @@ pub fn check_refcounts(path: &Path) -> Result<Survey, ImageError> {
         direct: Direct::Off,
         ..FileConfig::default()
     };
-    let disk = FileDisk::open_part(Purpose::Serve, &config)?;
-    let header = chain::read_header(&disk)?;
-    check::tables(&disk, &header)?;
-    let end = disk.end().map_err(|source| system(path, "measure it", source))?;
+    count(&FileDisk::open_part(Purpose::Serve, &config)?)
+}
+
+/// The same of an open image.
+pub(super) fn count(disk: &FileDisk) -> Result<Survey, ImageError> {
+    let header = chain::read_header(disk)?;
+    check::tables(disk, &header)?;
+    let end = disk.end();
     let mut count = Count {
-        disk: &disk,
+        disk,
         header: &header,
-        end,
+        end: end.map_err(|source| system(disk.path(), "measure it", source))?,
         uses: BTreeMap::new(),
         survey: Survey::default(),
     };

@@ -5,20 +5,14 @@ use std::io;
 use std::ops::Range;
 
 use blkmq_core::bio::{Flags, Op};
-use imago::io_buffers::IoBuffer;
-use imago::{Mapping, ShallowMapping, StorageExt};
 
-use super::image::{Image, Library};
-use super::sys;
+use super::image::Image;
+use super::layers;
+use super::tables::{Marked, Place, Tables};
+use super::transfer::{self, Buffer};
 
 /// Does a discard or a zeroing. Blocks.
-pub(super) fn run(
-    image: &Image,
-    library: &Library,
-    op: Op,
-    flags: Flags,
-    range: Range<u64>,
-) -> io::Result<()> {
+pub(super) fn run(image: &Image, tables: &Tables, op: Op, flags: Flags, range: Range<u64>) -> io::Result<()> {
     let is_discard = op == Op::Discard;
     let keeps_space = op == Op::WriteZeroes && flags.has(Flags::NO_UNMAP);
     let whole = inner_clusters(image, &range);
@@ -31,14 +25,13 @@ pub(super) fn run(
         if !can_mark || whole.is_empty() {
             return match is_discard {
                 true => Ok(()),
-                false => write_zeroes(image, library, range),
+                false => write_zeroes(image, tables, range),
             };
         }
-        mark(image, library, whole.clone(), keeps_space)?;
-        image.note_change();
+        mark(image, tables, whole.clone(), keeps_space)?;
         if !is_discard {
-            write_zeroes(image, library, range.start..whole.start)?;
-            write_zeroes(image, library, whole.end.min(range.end)..range.end)?;
+            write_zeroes(image, tables, range.start..whole.start)?;
+            write_zeroes(image, tables, whole.end.min(range.end)..range.end)?;
         }
         Ok(())
     })
@@ -55,80 +48,63 @@ fn inner_clusters(image: &Image, range: &Range<u64>) -> Range<u64> {
     start..end.max(start)
 }
 
-/// Marks clusters as zeroes, after their space was given back if that is wanted.
-fn mark(image: &Image, library: &Library, range: Range<u64>, keeps_space: bool) -> io::Result<()> {
-    let inner = library.image.inner();
+/// Has a range that a disk is about to get read as zeroes, whatever is below it, or was in its last cluster. Nobody uses it.
+pub(super) fn hide(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<()> {
+    let start = range
+        .start
+        .next_multiple_of(image.header.cluster())
+        .min(range.end);
+    write_zeroes(image, tables, range.start..start)?;
+    match image.has_zero_clusters() || !image.has_base() {
+        true => mark(image, tables, start..range.end, false),
+        false => write_zeroes(image, tables, start..range.end),
+    }
+}
+
+/// Marks clusters as zeroes, and gives their space back unless it is to be kept.
+fn mark(image: &Image, tables: &Tables, range: Range<u64>, keeps_space: bool) -> io::Result<()> {
+    let marked = match image.has_zero_clusters() {
+        true if keeps_space => Marked::ZeroInPlace,
+        true => Marked::Zero,
+        false => Marked::Below,
+    };
     let mut at = range.start;
     while at < range.end {
-        let (mapping, len) = inner.get_mapping(at, range.end - at)?;
-        let len = len.min(range.end - at).max(1);
-        let is_zero = match mapping {
-            ShallowMapping::Zero { .. } | ShallowMapping::Eof { .. } => true,
-            ShallowMapping::Indirect { layer, offset, .. } => is_zero_below(layer, offset, len)?,
-            ShallowMapping::Raw {
-                storage,
-                offset,
-                writable: true,
-                ..
-            } if !keeps_space => {
-                // Before the clusters are free: afterwards they may be others'.
-                storage.discard(offset, len)?;
+        let (place, len) = tables.look_up(at, range.end - at)?;
+        let end = at + len;
+        let is_marked = match place {
+            Place::Zero { spare } => keeps_space || spare.is_none(),
+            Place::Below => layers::is_zero_below(image.base(), at, len)?,
+            Place::Data { host, .. } if image.has_beside() && !keeps_space => {
+                // The space in the file beside has no refcount. Where it cannot be given back, it is kept.
+                let _ = transfer::zero_range(tables.data_file(), host, len);
                 false
             }
             _ => false,
         };
-        if !is_zero {
-            mark_part(image, library, at..at + len, keeps_space)?;
+        let mut from = if is_marked { end } else { at };
+        while from < end {
+            from = tables.mark(from, end, marked)?;
         }
-        at += len;
-    }
-    Ok(())
-}
-
-/// Returns whether all of a range below reads as zeroes, so that nothing has to be said above.
-fn is_zero_below(layer: &imago::FormatAccess<sys::LibraryFile>, offset: u64, len: u64) -> io::Result<bool> {
-    let (mapping, known) = layer.get_mapping(offset, len)?;
-    Ok(known >= len && matches!(mapping, Mapping::Zero { .. } | Mapping::Eof { .. }))
-}
-
-fn mark_part(image: &Image, library: &Library, range: Range<u64>, keeps_space: bool) -> io::Result<()> {
-    let inner = library.image.inner();
-    let mut at = range.start;
-    while at < range.end {
-        let left = range.end - at;
-        let (done_at, done) = match keeps_space {
-            true => inner.ensure_zero_mapping(at, left)?,
-            false if image.has_zero_clusters() => sys::discard_to_zero(inner, at, left)?,
-            false => sys::discard_to_nothing(inner, at, left)?,
-        };
-        if done == 0 || done_at != at {
-            return Err(io::Error::other(format!(
-                "clusters at {at} were not marked as zeroes"
-            )));
-        }
-        at += done;
+        at = end;
     }
     Ok(())
 }
 
 /// Writes zeroes, as any write.
-fn write_zeroes(image: &Image, library: &Library, range: Range<u64>) -> io::Result<()> {
+fn write_zeroes(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<()> {
     let mut at = range.start;
     while at < range.end {
-        let len = (range.end - at).min(WRITTEN_MAX);
-        if !reads_as_zeroes(library, at, len)? {
-            let mut buffer = IoBuffer::new(len as usize, library.image.mem_align())?;
-            buffer.as_mut().into_slice().fill(0);
-            image.write_data(library, at, &buffer)?;
+        let (is_zero, known) = image.reads_as_zeroes(tables, at, range.end - at)?;
+        let len = if is_zero { known } else { known.min(WRITTEN_MAX) };
+        if !is_zero {
+            let mut zeroes = Buffer::new(len as usize)?;
+            zeroes.fill(0);
+            image.write_data(tables, at, &zeroes)?;
         }
         at += len;
     }
     Ok(())
-}
-
-fn reads_as_zeroes(library: &Library, offset: u64, len: u64) -> io::Result<bool> {
-    let (mapping, known) = library.image.get_mapping(offset, len)?;
-    Ok(known >= len && matches!(mapping, Mapping::Zero { .. }))
 }
 
 /// Zeroes are written in such pieces, in bytes.

@@ -231,7 +231,7 @@ impl OfQueue<'_> {
             block_size: entry.block_size,
             group: entry.group,
             tenant: self.tenants.tenant(self.core.name(), entry.group, path),
-            limits: self.core.limits().clone(),
+            limits: allocation.limits_of(id, self.core.limits()),
             allocation,
             used_by: None,
             number: 0,

@@ -1,12 +1,25 @@
 //! The files of an image: what is below it, which of them it writes, and the locks that it has on those.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blkmq_core::limits::Limits;
+use blkmq_host::device::FileId;
 
 use super::super::chain::Base;
 use super::super::create::BaseFormat;
-use super::Image;
+use super::super::disk::ImageDisk;
+use super::super::header::Header;
+use super::{Image, lock};
 use crate::file::{FileDisk, FileError};
+
+/// What has to be durable before a flush of an image ends.
+pub(super) struct Unsettled {
+    below: Option<Arc<Image>>,
+    directories: [PathBuf; 2],
+}
 
 impl Image {
     /// Returns whether a discard gives space back: zero clusters are there since version 3.
@@ -22,7 +35,7 @@ impl Image {
         } else {
             BaseFormat::Raw
         };
-        Some((base.disk.path().to_owned(), format))
+        Some((base.path.clone(), format))
     }
 
     /// Images of its chain, itself among them.
@@ -30,9 +43,99 @@ impl Image {
         1 + self.base.iter().flat_map(Base::all).count()
     }
 
+    /// Returns whether a discard has an effect.
+    pub(crate) fn gives_back(&self) -> bool {
+        self.has_zero_clusters() || !self.has_base()
+    }
+
+    /// What clients of the disk are told, of a queue with these limits: what is less than a cluster is not given back.
+    pub(crate) fn limits(&self, queue: &Limits) -> Limits {
+        Limits {
+            discard_max: if self.gives_back() { queue.discard_max } else { 0 },
+            discard_granularity: queue.discard_granularity.max(self.header.cluster() as u32),
+            ..queue.clone()
+        }
+    }
+
+    /// Has it served again although data may be lost: all of its files are made durable, and what was not written of the
+    /// tables is written again. Returns the image that has to take its place, if a filesystem was mounted again. Blocks.
+    ///
+    /// # Errors
+    /// A file is not what was opened, or still cannot be made durable.
+    pub(crate) fn reopen(&self) -> io::Result<Option<ImageDisk>> {
+        let mut is_elsewhere = false;
+        for file in self.own_files() {
+            is_elsewhere |= !file.go_on_if_there()?;
+        }
+        for base in self.base.iter().flat_map(Base::all) {
+            let there = std::fs::metadata(&base.path).ok().as_ref().map(FileId::of);
+            is_elsewhere |= there != base.disk.id;
+        }
+        if !is_elsewhere {
+            return self.flush().map(|()| None);
+        }
+        let image = ImageDisk::open(&self.config).map_err(io::Error::other)?;
+        for (new, old) in image.image.files().iter().zip(&self.files) {
+            new.note_lost_with(old);
+        }
+        match image.image.size() < self.size() {
+            true => Err(io::Error::other("it is smaller now: restore it first")),
+            false => Ok(Some(image)),
+        }
+    }
+
     /// Returns whether its data is in a file of its own.
     pub(in crate::qcow2) fn has_beside(&self) -> bool {
         self.has_beside
+    }
+
+    /// The image as a base, which is at `path` now and is not written any more. What is only in memory stays there.
+    pub(in crate::qcow2) fn become_base(&self, path: &Path) -> io::Result<Arc<Base>> {
+        // It is read below another one from now on.
+        self.share_locks().map_err(io::Error::other)?;
+        Ok(Arc::new(Base {
+            disk: Arc::clone(&self.files[0]),
+            path: path.canonicalize()?,
+            beside: self.beside().cloned(),
+            header: Some(Header {
+                size: self.size(),
+                ..self.header.clone()
+            }),
+            below: self.base.clone(),
+            size: self.size(),
+            tables: self.tables()?.into(),
+        }))
+    }
+
+    /// Notes what has to be durable before a flush of this image ends: the image below it, which it has taken the place of,
+    /// and its name in these directories.
+    pub(in crate::qcow2) fn set_unsettled(&self, below: Option<Arc<Self>>, directories: [PathBuf; 2]) {
+        *lock(&self.unsettled) = Some(Unsettled { below, directories });
+        self.is_settled.store(false, Ordering::SeqCst);
+    }
+
+    /// Makes that durable. Blocks.
+    pub(in crate::qcow2) fn settle(&self) -> io::Result<()> {
+        if self.is_settled.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let mut unsettled = lock(&self.unsettled);
+        if let Some(what) = &*unsettled {
+            what.below.as_ref().map_or(Ok(()), |below| below.flush())?;
+            for directory in &what.directories {
+                std::fs::File::open(directory)?.sync_all()?;
+            }
+        }
+        *unsettled = None;
+        self.is_settled.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Waits until no flush of the data alone is under way. The image is closing, so none begins.
+    pub(in crate::qcow2) fn wait_for_flushes(&self) {
+        if let Some((guests, disk)) = self.place.get() {
+            guests.wait_for(*disk, &(u64::MAX - 1..u64::MAX));
+        }
     }
 
     /// The files that it writes, which others may read from now on.
@@ -45,11 +148,17 @@ impl Image {
         self.own_files().try_for_each(|file| file.take_lock_back())
     }
 
-    fn own_files(&self) -> impl Iterator<Item = &Arc<FileDisk>> {
+    /// The files that it writes.
+    pub(crate) fn own_files(&self) -> impl Iterator<Item = &Arc<FileDisk>> {
         self.files.iter().take(1 + usize::from(self.has_beside))
     }
 
     pub(in crate::qcow2) fn has_base(&self) -> bool {
         self.base.is_some()
+    }
+
+    /// What is below it.
+    pub(in crate::qcow2) fn base(&self) -> Option<&Arc<Base>> {
+        self.base.as_ref()
     }
 }

@@ -5,28 +5,32 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq_host::device::Extent;
-use imago::Mapping;
 
+use super::super::layers::{self, Mapping};
 use super::super::map::{Entry, FILE_MAX};
-use super::super::sys::LibraryFile;
-use super::{Image, Library};
+use super::super::tables::Tables;
+use super::Image;
 
 impl Image {
     /// Finds out where a range is, and what is around it, and enters that into the map.
-    pub(super) fn look_up(&self, library: &Library, offset: u64, len: u64) -> io::Result<()> {
+    pub(super) fn look_up(&self, tables: &Tables, offset: u64, len: u64) -> io::Result<()> {
         let _gate = self.enter()?;
         let span = self.map.page_span();
         let start = offset - offset % span;
         let end = (offset + len).next_multiple_of(span).min(self.size());
-        self.look_up_within(library, start..end)
+        self.look_up_within(tables, start..end)
     }
 
-    fn look_up_within(&self, library: &Library, range: Range<u64>) -> io::Result<()> {
+    fn look_up_within(&self, tables: &Tables, range: Range<u64>) -> io::Result<()> {
+        if self.tables.get().is_none() {
+            // Of these tables nothing is kept.
+            return Ok(());
+        }
         let mut found = Vec::new();
         for _ in 0..LOOKS_MAX {
             let version = self.map.writer().version;
             found.clear();
-            self.find(library, range.clone(), &mut found)?;
+            self.find(tables, range.clone(), &mut found)?;
             let mut writer = self.map.writer();
             if writer.version == version {
                 for (granule, entry) in found {
@@ -40,11 +44,11 @@ impl Image {
     }
 
     /// Appends where the granules of a range are.
-    fn find(&self, library: &Library, range: Range<u64>, found: &mut Vec<(u64, Entry)>) -> io::Result<()> {
+    fn find(&self, tables: &Tables, range: Range<u64>, found: &mut Vec<(u64, Entry)>) -> io::Result<()> {
         let bits = self.map.granule_bits();
         let mut at = range.start;
         while at < range.end {
-            let (mapping, len) = library.image.get_mapping(at, range.end - at)?;
+            let (mapping, len) = self.mapping(tables, at, range.end - at)?;
             let (granule, entry) = (at >> bits, self.entry(&mapping));
             // The end of the disk may be inside the last granule.
             let whole = match at + len == range.end {
@@ -75,29 +79,30 @@ impl Image {
         Ok(())
     }
 
-    fn entry(&self, mapping: &Mapping<'_, LibraryFile>) -> Entry {
-        match mapping {
-            Mapping::Raw {
-                storage,
-                offset,
-                writable,
-                ..
-            } => {
-                let number = self
-                    .files
-                    .iter()
-                    .position(|file| Arc::ptr_eq(file, storage.disk()));
-                let is_known = number.filter(|number| *number <= usize::from(FILE_MAX));
-                match is_known {
-                    Some(number) if offset.is_multiple_of(512) => Entry::Data {
-                        file: number as u8,
-                        host: *offset,
-                        is_writable: *writable && !self.read_only,
-                    },
-                    _ => Entry::Special,
-                }
-            }
-            Mapping::Zero { .. } | Mapping::Eof { .. } => Entry::Zero,
+    /// Where a byte is, and for how long that goes on.
+    pub(super) fn mapping<'a>(
+        &'a self,
+        tables: &'a Tables,
+        at: u64,
+        len: u64,
+    ) -> io::Result<(Mapping<'a>, u64)> {
+        layers::look_up(tables, self.base.as_ref(), at, len)
+    }
+
+    fn entry(&self, mapping: &Mapping<'_>) -> Entry {
+        let Mapping::Data { file, host, is_own } = *mapping else {
+            return match mapping {
+                Mapping::Zero => Entry::Zero,
+                _ => Entry::Special,
+            };
+        };
+        let number = self.files.iter().position(|other| Arc::ptr_eq(other, file));
+        match number.filter(|number| *number <= usize::from(FILE_MAX)) {
+            Some(number) if host.is_multiple_of(512) => Entry::Data {
+                file: number as u8,
+                host,
+                is_writable: is_own && !self.read_only,
+            },
             _ => Entry::Special,
         }
     }
@@ -111,14 +116,14 @@ impl Image {
         if let Some(next) = self.next.get() {
             return next.extents(offset, len, max, out);
         }
-        let library = self.library()?;
+        let tables = self.tables()?;
         let _gate = self.enter()?;
         let (mut at, first) = (offset, out.len());
         while at < end {
-            let (mapping, len) = library.image.get_mapping(at, end - at)?;
+            let (mapping, len) = self.mapping(&tables, at, end - at)?;
             let len = len.clamp(1, end - at);
             let extent = match mapping {
-                Mapping::Zero { .. } | Mapping::Eof { .. } => Extent::hole(len),
+                Mapping::Zero => Extent::hole(len),
                 _ => Extent::data(len),
             };
             let is_full = out.len() - first == max;

@@ -49,6 +49,80 @@ fn snapshot_keeps_what_was_there_and_the_disk_goes_on_above_it() {
     }
 }
 
+/// A name in an image is relative to its directory: elsewhere, it would lead to another file.
+#[test]
+fn snapshot_in_another_directory_lies_on_the_same_base() {
+    let scratch = Scratch::new("elsewhere");
+    std::fs::create_dir(scratch.path("sub")).unwrap();
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    std::fs::write(scratch.path("sub/base"), vec![9; 1 << 20]).unwrap();
+    for options in ["compat=1.1", "compat=0.10", "cluster_size=512"] {
+        let words = format!("create -q -f qcow2 -o {options} -b base -F raw image 1M");
+        if qemu(&scratch, "qemu-img", &words).is_none() {
+            return;
+        }
+        let mut rig = Rig::at(&scratch.path("image"));
+        assert_eq!(rig.write(Flags::NONE, 65536, &[4; 4096]), Status::Ok);
+        let _ = std::fs::remove_file(scratch.path("sub/first"));
+        replace(&mut rig, Replacement::Snapshot(scratch.path("sub/first"))).unwrap();
+        assert_eq!(rig.write(Flags::NONE, 0, &[5; 512]), Status::Ok);
+        rig.flush();
+        drop(rig);
+        let mut again = Rig::at(&scratch.path("image"));
+        let found = [0, 512, 65536, 69632].map(|at| again.read(at, 512)[0]);
+        assert_eq!(found, [5, 3, 4, 3], "{options}");
+        drop(again);
+        for (name, wanted) in [("sub/first", [3, 3, 4, 3]), ("image", [5, 3, 4, 3])] {
+            check(&scratch, &scratch.path(name));
+            let content = raw_content(&scratch, &scratch.path(name));
+            assert_eq!(
+                [0, 512, 65536, 69632].map(|at| content[at]),
+                wanted,
+                "{options}: {name}"
+            );
+        }
+        std::fs::remove_file(scratch.path("image")).unwrap();
+    }
+}
+
+/// What the pause leaves to be written is below the successor, and durable with its first flush.
+#[test]
+fn flush_of_a_successor_writes_what_was_not_flushed_below_it() {
+    let scratch = Scratch::new("successor");
+    if qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -o cluster_size=4096 image 8M",
+    )
+    .is_none()
+    {
+        return;
+    }
+    let path = scratch.path("image");
+    let old = ImageDisk::open(&config(&path)).unwrap();
+    old.write(0, &[7; 1 << 20]).unwrap();
+    std::fs::rename(&path, scratch.path("aside")).unwrap();
+    qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -u -b aside -F qcow2 -o cluster_size=4096 image 8M",
+    );
+    let below = old.image.become_base(&scratch.path("aside")).unwrap();
+    let new = ImageDisk::open_on(&config(&path), Some(below)).unwrap();
+    let directories = [scratch.0.clone(), scratch.0.clone()];
+    new.image.set_unsettled(Some(old.image.clone()), directories);
+    new.write(4096, &[8; 4096]).unwrap();
+    assert!(!new.image.is_clean() && !old.image.is_clean());
+    let mut found = vec![0; 12288];
+    new.read(0, &mut found).unwrap();
+    assert_eq!([0, 4096, 8192].map(|at| found[at]), [7, 8, 7]);
+    new.flush().unwrap();
+    assert!(new.image.is_clean() && old.image.is_clean());
+    drop((new, old));
+    let content = raw_content(&scratch, &path);
+    assert_eq!([0, 4096, 8192].map(|at| content[at]), [7, 8, 7]);
+}
+
 #[test]
 fn reset_shows_the_base_again_and_gives_the_space_back() {
     let scratch = Scratch::new("reset");

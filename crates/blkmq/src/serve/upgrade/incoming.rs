@@ -34,6 +34,7 @@ pub(crate) fn take_over(
     same_data: &[String],
 ) -> Result<Daemon> {
     let handover = Arc::new(Handover::new(Phase::Suspended));
+    file::begin_takeover();
     let mut channel = greet(address, &handover)?;
     let keyring = Keyring::default();
     let predecessor = take_what_a_start_needs(&mut channel, &handover, &keyring)?;
@@ -188,11 +189,11 @@ fn take_clients(
     }
     // Before anything is done.
     tell_taken(channel)?;
-    handover.resume();
-    match file::release_unused_locks() {
+    match file::end_takeover() {
         0 => {}
         files => tracing::info!("upgrade: {files} files are not locked any more: no disk is in them here"),
     }
+    handover.resume();
     for address in handover.drop_unused() {
         tracing::info!("upgrade: {address} is not served any more");
     }

@@ -1,0 +1,156 @@
+//! Writes by threads: what is there is written, and what is not is allocated, filled and entered.
+
+use std::io;
+use std::ops::Range;
+
+use super::super::layers::{self, Mapping};
+use super::super::tables::{New, Place, Prepared, Tables};
+use super::super::transfer::{self, Buffer};
+use super::Image;
+
+impl Image {
+    /// Writes, whatever the map knows.
+    pub(in crate::qcow2) fn write(&self, tables: &Tables, offset: u64, data: &[u8]) -> io::Result<()> {
+        let range = offset..offset + data.len() as u64;
+        if !self.files[usize::from(self.data_file())].is_odd(offset, data.len() as u64) {
+            let _gate = self.enter()?;
+            if !replaces(tables, range.clone())? {
+                return self.write_data(tables, offset, data);
+            }
+        }
+        self.alone(self.whole_clusters(&range), || {
+            self.write_data(tables, offset, data)
+        })
+    }
+
+    /// Writes, and allocates what is not there: first the data, then the entry of the table.
+    pub(in crate::qcow2) fn write_data(&self, tables: &Tables, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let left = &data[done..];
+            let (host, now) = match tables.prepare(at, left.len() as u64)? {
+                Prepared::There { host, len } => {
+                    transfer::write(tables.data_file(), host, &left[..len as usize])?;
+                    (host, len)
+                }
+                Prepared::New(new) => {
+                    let range = new.range();
+                    let now = (range.end - at).min(left.len() as u64);
+                    self.fill(tables, &new, at, &left[..now as usize])?;
+                    let host = new.host + (at - range.start);
+                    // Who looks up meanwhile finds the old place, where the same is, until this request ends.
+                    new.commit()?;
+                    (host, now)
+                }
+            };
+            let mut writer = self.map.writer();
+            writer.version += 1;
+            self.enter_in_map(&mut writer, at..at + now, host);
+            drop(writer);
+            done += now as usize;
+        }
+        Ok(())
+    }
+
+    /// Returns whether a range reads as zeroes, as far as tables say, and for how many bytes at most `len` that holds.
+    pub(in crate::qcow2) fn reads_as_zeroes(
+        &self,
+        tables: &Tables,
+        at: u64,
+        len: u64,
+    ) -> io::Result<(bool, u64)> {
+        let (mapping, known) = self.mapping(tables, at, len)?;
+        Ok((matches!(mapping, Mapping::Zero), known))
+    }
+
+    /// Writes the content of new clusters: the data, and around it what was there before.
+    fn fill(&self, tables: &Tables, new: &New<'_>, at: u64, data: &[u8]) -> io::Result<()> {
+        let (range, file) = (new.range(), tables.data_file());
+        let cluster = tables.cluster();
+        let end = at + data.len() as u64;
+        let host = |byte: u64| new.host + (byte - range.start);
+        let mut is_zero = false;
+        if !self.has_beside {
+            tables.space.reach(host(range.end))?;
+            is_zero = tables.space.is_fresh(host(range.start)..host(range.end));
+        }
+        let first = Old {
+            place: new.first,
+            start: range.start,
+        };
+        let last = Old {
+            place: new.last,
+            start: range.end - cluster,
+        };
+        let (mut from, mut to) = (at, end);
+        for (part, old) in [(range.start..at, &first), (end..range.end, &last)] {
+            if part.is_empty() {
+                continue;
+            }
+            if !self.was_zero(old, &part)? {
+                (from, to) = (from.min(part.start), to.max(part.end));
+            } else if !is_zero {
+                transfer::zero(file, host(part.start), part.end - part.start)?;
+            }
+        }
+        if !self.has_beside {
+            tables.space.note_written(host(from)..host(to));
+        }
+        if (from, to) == (at, end) {
+            return transfer::write(file, host(at), data);
+        }
+        let mut content = Buffer::new((to - from) as usize)?;
+        let (head, rest) = content.split_at_mut((at - from) as usize);
+        let (middle, tail) = rest.split_at_mut(data.len());
+        self.read_old(tables, &first, from, head)?;
+        middle.copy_from_slice(data);
+        self.read_old(tables, &last, end, tail)?;
+        transfer::write(file, host(from), &content)
+    }
+
+    fn was_zero(&self, old: &Old, part: &Range<u64>) -> io::Result<bool> {
+        match old.place {
+            Place::Zero { .. } => Ok(true),
+            Place::Below => layers::is_zero_below(self.base.as_ref(), part.start, part.end - part.start),
+            Place::Data { .. } | Place::Packed(_) => Ok(false),
+        }
+    }
+
+    /// Reads a part of a cluster as it was.
+    fn read_old(&self, tables: &Tables, old: &Old, at: u64, into: &mut [u8]) -> io::Result<()> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let inside = at - old.start;
+        match old.place {
+            Place::Zero { .. } => into.fill(0),
+            Place::Below => layers::read_below(self.base.as_ref(), at, into)?,
+            Place::Data { host, .. } => transfer::read(tables.data_file(), host + inside, into)?,
+            Place::Packed(packed) => {
+                let content = layers::unpack(tables.data_file(), packed, tables.cluster())?;
+                into.copy_from_slice(&content[inside as usize..][..into.len()]);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A cluster of the disk, from byte `start` on, before it is replaced.
+struct Old {
+    place: Place,
+    start: u64,
+}
+
+/// Returns whether a write would give up clusters of the image that others may be reading: those that a snapshot
+/// inside the image shares.
+fn replaces(tables: &Tables, range: Range<u64>) -> io::Result<bool> {
+    let mut at = range.start;
+    while at < range.end {
+        match tables.look_up(at, range.end - at)? {
+            (Place::Data { is_own: false, .. }, _) => return Ok(true),
+            (_, known) => at += known.max(1),
+        }
+    }
+    Ok(false)
+}
