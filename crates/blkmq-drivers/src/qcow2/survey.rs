@@ -66,7 +66,9 @@ pub fn look(path: &Path, directories: &[PathBuf]) -> Result<Vec<Link>, ImageErro
 /// What a check has found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Clusters that are used more often than they are counted, or lie outside the file: the image must not be written.
+    /// Clusters that are used more often than they are counted, or lie outside the file; and entries that say of what they
+    /// point to that nobody else has it (COPIED) though its refcount is another one, or do not say so though it is 1: the
+    /// image must not be written.
     pub errors: u64,
     /// Clusters that are counted more often than they are used: space that is lost until it is freed.
     pub leaks: u64,
@@ -104,6 +106,7 @@ pub(super) fn count(disk: &FileDisk) -> Result<Survey, ImageError> {
         header: &header,
         end: end.map_err(|source| system(disk.path(), "measure it", source))?,
         uses: BTreeMap::new(),
+        flags: BTreeMap::new(),
         survey: Survey::default(),
     };
     count.all()?;
@@ -127,6 +130,8 @@ struct Count<'a> {
     end: u64,
     /// How often a cluster is used, by its number.
     uses: BTreeMap<u64, u64>,
+    /// How many entries of the active tables point to a cluster that have the flag, and how many that do not.
+    flags: BTreeMap<u64, [u64; 2]>,
     survey: Survey,
 }
 
@@ -159,6 +164,7 @@ impl Count<'_> {
                 continue;
             }
             self.count_use(offset, self.header.cluster());
+            self.note_flag(l2, offset, is_active);
             for entry in self.table(offset, self.header.cluster())? {
                 self.entry(entry, is_active);
             }
@@ -175,6 +181,8 @@ impl Count<'_> {
             // The first sector may begin before the data does.
             self.count_use(offset, sectors * 512 - offset % 512);
             self.survey.data += u64::from(is_active);
+            // Several may be in one cluster, whose refcount says nothing of one of them.
+            self.survey.errors += u64::from(is_active && entry & COPIED != 0);
             return;
         }
         let offset = entry & L1_OFFSET;
@@ -189,6 +197,15 @@ impl Count<'_> {
                 return;
             }
             self.count_use(offset, cluster);
+            self.note_flag(entry, offset, is_active);
+        }
+    }
+
+    /// Notes whether an entry of an active table has the flag.
+    fn note_flag(&mut self, entry: u64, offset: u64, is_active: bool) {
+        if is_active {
+            let flags = self.flags.entry(offset >> self.header.cluster_bits).or_default();
+            flags[usize::from(entry & COPIED == 0)] += 1;
         }
     }
 
@@ -229,7 +246,10 @@ impl Count<'_> {
             self.read(&mut bytes, block)?;
             for index in 0..per_block {
                 let counted = refcount(&bytes, index, header.refcount_order);
-                let used = uses.remove(&(number * per_block + index)).unwrap_or(0);
+                let cluster = number * per_block + index;
+                let used = uses.remove(&cluster).unwrap_or(0);
+                let [with, without] = self.flags.remove(&cluster).unwrap_or_default();
+                self.survey.errors += if counted == 1 { without } else { with };
                 self.survey.used += u64::from(used > 0);
                 self.survey.leaks += u64::from(counted > used);
                 self.survey.errors += u64::from(counted < used);

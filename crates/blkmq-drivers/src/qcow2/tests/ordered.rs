@@ -186,6 +186,53 @@ fn grown_image_shows_nothing_of_a_base_that_is_longer() {
     }
 }
 
+/// A wrong flag says of a cluster of a snapshot that it may be written in its place.
+#[test]
+fn check_finds_copied_flags_that_contradict_refcounts_as_qemu_does() {
+    let scratch = Scratch::new("copied");
+    if qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -o cluster_size=4096 image 1M",
+    )
+    .is_none()
+    {
+        return;
+    }
+    let path = scratch.path("image");
+    let mut rig = Rig::at(&path);
+    assert_eq!(rig.write(Flags::NONE, 0, &[7; 8192]), Status::Ok);
+    rig.flush();
+    drop(rig);
+    assert_eq!(check_refcounts(&path).unwrap().errors, 0);
+    let good = std::fs::read(&path).unwrap();
+    let u64_at = |bytes: &[u8], at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+    let l1 = u64_at(&good, 40) as usize;
+    let l2 = (u64_at(&good, l1) & check::L1_OFFSET) as usize;
+    for place in [l1, l2, l2 + 8] {
+        let mut bad = good.clone();
+        bad[place] ^= 0x80;
+        std::fs::write(&path, &bad).unwrap();
+        assert_eq!(check_refcounts(&path).unwrap().errors, 1, "the entry at {place}");
+        let output = Command::new("qemu-img")
+            .args(["check", "-f", "qcow2"])
+            .arg(&path)
+            .output();
+        assert_eq!(
+            output.unwrap().status.code(),
+            Some(2),
+            "QEMU of the entry at {place}"
+        );
+    }
+    std::fs::write(&path, &good).unwrap();
+    qemu(&scratch, "qemu-img", "snapshot -c before image");
+    assert_eq!(
+        check_refcounts(&path).unwrap().errors,
+        0,
+        "entries without the flag are right now"
+    );
+}
+
 #[test]
 fn discards_and_zeroing_of_any_size_succeed_and_zero_what_they_say() {
     let scratch = Scratch::new("small");
