@@ -347,6 +347,10 @@ impl Device for FileDevice {
 
     fn files(&self, disk: DiskId) -> Vec<FileId> {
         let disks = self.shared.disks();
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disks.image(disk) {
+            return image.files().iter().filter_map(|file| file.id).collect();
+        }
         disks.get(disk).and_then(|disk| disk.id).into_iter().collect()
     }
 

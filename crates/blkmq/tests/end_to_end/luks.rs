@@ -3,6 +3,7 @@
 
 mod crypt;
 mod keys;
+mod over_image;
 
 use std::path::Path;
 

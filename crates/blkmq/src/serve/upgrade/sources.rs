@@ -66,6 +66,12 @@ pub(super) struct Ours<'a> {
     pub(super) same: &'a [String],
 }
 
+/// How the files of a disk are found here, and how many of them at most.
+struct FilesOf<'a> {
+    find: &'a dyn Fn(&DiskSpec) -> Option<Vec<FileId>>,
+    most: usize,
+}
+
 impl Predecessor {
     /// Adds a disk.
     pub(super) fn add(&mut self, source: Source) {
@@ -83,6 +89,11 @@ impl Predecessor {
             let found = std::fs::metadata(file.path);
             Some(found.iter().map(FileId::of).collect())
         };
+        // An image has its own file first; those below it are known when it is open.
+        let at_path = FilesOf {
+            find: &at_path,
+            most: 1,
+        };
         for name in self
             .0
             .values()
@@ -98,7 +109,10 @@ impl Predecessor {
 
     /// The disks that have other data here, by the files that are open.
     pub(super) fn differences(&self, ours: &Ours<'_>, control: &Control) -> Vec<Difference> {
-        let opened = |spec: &DiskSpec| files_of(control, &spec.name);
+        let opened = FilesOf {
+            find: &|spec| files_of(control, &spec.name),
+            most: usize::MAX,
+        };
         let difference = |disk: &String| {
             let how = self.difference(disk, ours, &opened)?;
             Some(Difference {
@@ -111,12 +125,7 @@ impl Predecessor {
 
     /// How a disk, or one below it, differs from that of its name here; `None` also if one of the
     /// two daemons does not have it.
-    fn difference(
-        &self,
-        name: &str,
-        ours: &Ours<'_>,
-        files: &dyn Fn(&DiskSpec) -> Option<Vec<FileId>>,
-    ) -> Option<String> {
+    fn difference(&self, name: &str, ours: &Ours<'_>, files: &FilesOf<'_>) -> Option<String> {
         let theirs = self.0.get(name)?;
         let is = ours.config.disks.iter().find(|disk| disk.name == name)?;
         let keys = ours.document.get(Kind::Disk, name)?;
@@ -127,11 +136,11 @@ impl Predecessor {
             Ok(parsed) => parsed,
             Err(error) => return Some(format!("another source ({error:#})")),
         };
-        let found = files(is);
+        let found = (files.find)(is);
         let served = Data {
             spec: &was,
             size: theirs.size,
-            files: Some(&theirs.files),
+            files: Some(&theirs.files[..theirs.files.len().min(files.most)]),
         };
         let later = Data {
             spec: is,

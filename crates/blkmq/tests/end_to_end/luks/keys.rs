@@ -30,7 +30,7 @@ pub(super) fn ctl(scratch: &Scratch, words: &[&str]) -> Said {
     }
 }
 
-fn start(scratch: &Scratch, disks: &[String], more: &[&str]) -> Daemon {
+pub(super) fn start(scratch: &Scratch, disks: &[String], more: &[&str]) -> Daemon {
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
     let control = format!("unix:{}", scratch.word("control.sock"));
     let mut words = vec!["--nbd", &nbd, "--control", &control];
