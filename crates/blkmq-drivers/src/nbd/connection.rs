@@ -46,6 +46,9 @@ pub(super) struct Connection {
     pub(super) is_blocked: bool,
     /// There may be more to receive, and another turn has been asked for.
     pub(super) comes_again: bool,
+    /// The server has closed its side: the end follows what is to be received, and no
+    /// further poll reports it.
+    is_closed: bool,
     /// Requests without their reply.
     pub(super) in_flight: u32,
     /// Reads among them, and their bytes.
@@ -104,6 +107,7 @@ impl Connection {
             stream_sent: 0,
             is_blocked: false,
             comes_again: false,
+            is_closed: false,
             in_flight: 0,
             reads: 0,
             read_bytes: 0,
@@ -113,6 +117,12 @@ impl Connection {
     /// The descriptor for the ring to poll.
     pub(super) fn fd(&self) -> RawFd {
         self.wire.fd()
+    }
+
+    /// Takes note of what a poll for bytes has reported.
+    #[inline]
+    pub(super) fn note_poll(&mut self, events: i32) {
+        self.is_closed |= events > 0 && events & CLOSED != 0;
     }
 
     /// Returns whether something waits to be sent.
@@ -259,7 +269,7 @@ impl Connection {
             if is_leaving {
                 return Err(Lost::Leaving);
             }
-            if is_drained {
+            if is_drained && !self.is_closed {
                 return Ok(false);
             }
         }
@@ -359,6 +369,8 @@ impl Connection {
     }
 }
 
+/// Events that are reported once, perhaps together with bytes: the server sends no more, or nothing arrives any more.
+const CLOSED: i32 = (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) as i32;
 /// Size of a connection's receive buffer. More brings more replies per call, but takes memory and
 /// cache.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -323,10 +323,13 @@ impl NbdHctx {
                 }
                 if kind == MORE {
                     connection.comes_again = false;
-                } else if !completion.has_more() {
-                    // The poll has ended: nothing else completes as READABLE, so there is one.
-                    self.ring_client
-                        .push_poll(connection.fd(), libc::POLLIN, true, completion.user);
+                } else {
+                    connection.note_poll(completion.result);
+                    if !completion.has_more() {
+                        // The poll has ended: nothing else completes as READABLE, so there is one.
+                        self.ring_client
+                            .push_poll(connection.fd(), READABLE_EVENTS, true, completion.user);
+                    }
                 }
                 self.receive(number, done);
             }
@@ -546,6 +549,8 @@ fn parts(user: u64) -> (u8, u16, u32) {
 
 /// There is something to receive, or the end of the stream.
 const READABLE: u8 = 0;
+/// What is polled for that.
+const READABLE_EVENTS: i16 = libc::POLLIN | libc::POLLRDHUP;
 /// The socket takes bytes again.
 const WRITABLE: u8 = 1;
 /// The mailbox has news.

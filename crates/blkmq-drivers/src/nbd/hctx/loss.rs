@@ -9,7 +9,7 @@ use super::super::dial::Dialed;
 use super::super::reconnect::News;
 use super::super::slots::State;
 use super::super::wire::Wire;
-use super::{CANCEL, EPOCH_MAX, NEWS, NbdHctx, READABLE, WRITABLE, user};
+use super::{CANCEL, EPOCH_MAX, NEWS, NbdHctx, READABLE, READABLE_EVENTS, WRITABLE, user};
 
 impl NbdHctx {
     /// Gives a connection up, and decides what becomes of its requests.
@@ -125,7 +125,7 @@ impl NbdHctx {
         connection.session = dialed.session;
         self.ring_client.push_poll(
             connection.fd(),
-            libc::POLLIN,
+            READABLE_EVENTS,
             true,
             user(READABLE, number, link.epoch),
         );

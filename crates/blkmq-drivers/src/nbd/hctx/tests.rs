@@ -229,6 +229,23 @@ fn without_reconnect_a_lost_connection_fails_its_requests_and_all_until_it_is_ba
 }
 
 #[test]
+fn end_of_a_connection_is_noticed_together_with_a_reply() {
+    for style in [HeaderStyle::Simple, HeaderStyle::Extended] {
+        let server = Server::new(style, RICH);
+        let (mut rig, mut client) = rig(&server, &[]);
+        let mut memory = vec![0; 4096];
+        // From now on the poll is armed: what follows is one wake-up.
+        assert!(rig.turn().is_empty());
+        rig.issue(0, &read(0, &mut memory));
+        let (header, _) = client.request();
+        client.reply(&header, &pattern(4096));
+        drop(client);
+        assert_eq!(rig.wait(1), [(0, Status::Ok)]);
+        rig.wait_for_connections(0);
+    }
+}
+
+#[test]
 fn with_reconnect_requests_wait_and_are_sent_again() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, mut client) = rig(&server, &[("reconnect", "30")]);
