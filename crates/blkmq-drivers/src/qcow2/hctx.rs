@@ -56,6 +56,8 @@ struct Active {
     cookie: Option<Cookie>,
     /// Parts and jobs that have not ended.
     left: u32,
+    /// The parts among them, which the files have: its range is announced for them, and not longer.
+    parts: u32,
     status: Status,
     is_announced: bool,
 }
@@ -289,6 +291,7 @@ impl ImageHctx {
         // What the threads do is not announced, since they wait for what is.
         self.announced
             .announce(number as usize, rq.disk.0, &(rq.offset..rq.offset + begin));
+        self.end_parts(number, (self.extents.len() - first) as u32);
         for extent in &self.extents[first..] {
             pool::submit(Box::new(Job {
                 image: Arc::clone(&image),
@@ -316,6 +319,7 @@ impl ImageHctx {
         self.active[number as usize] = Active {
             cookie: Some(cookie),
             left,
+            parts: left,
             status: Status::Ok,
             is_announced: false,
         };
@@ -326,7 +330,7 @@ impl ImageHctx {
         match issued {
             Issued::Queued => Issued::Queued,
             Issued::Done(status) => self
-                .end_part(number, status)
+                .end_file_part(number, status)
                 .map_or(Issued::Queued, |done| Issued::Done(done.status)),
             no_room => {
                 self.end(number);
@@ -335,7 +339,23 @@ impl ImageHctx {
         }
     }
 
-    /// Counts the end of a part. Returns that of the request, if it was the last one.
+    /// Counts the end of a part that the files had.
+    fn end_file_part(&mut self, number: u32, status: Status) -> Option<Done> {
+        self.end_parts(number, 1);
+        self.end_part(number, status)
+    }
+
+    /// So many parts of a request are not in the files any more. After the last one nobody has to wait for it: threads
+    /// that do would hold up its own jobs, or those of a request that waits for them.
+    fn end_parts(&mut self, number: u32, ended: u32) {
+        let active = &mut self.active[number as usize];
+        active.parts -= ended;
+        if active.parts == 0 && std::mem::take(&mut active.is_announced) {
+            self.announced.withdraw(number as usize);
+        }
+    }
+
+    /// Counts the end of a part or a job. Returns that of the request, if it was the last one.
     fn end_part(&mut self, number: u32, status: Status) -> Option<Done> {
         let active = &mut self.active[number as usize];
         active.status = active.status.and(status);
@@ -368,7 +388,7 @@ impl ImageHctx {
             None if self.active[tag as usize].cookie.is_none() => return Some(end),
             None => tag,
         };
-        self.end_part(number, end.status)
+        self.end_file_part(number, end.status)
     }
 
     /// Goes on with a request whose job has ended.
