@@ -8,6 +8,8 @@ mod losses;
 
 use std::fs::File;
 use std::io;
+#[cfg(feature = "qcow2")]
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -323,6 +325,15 @@ impl FileDisk {
     /// The open file, for calls that may block.
     pub(crate) fn handle(&self) -> &File {
         &self.file
+    }
+
+    /// Writes a range on a thread that may block, while no small request changes blocks of it.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn write_in_turn<T>(&self, range: &Range<u64>, write: impl FnOnce() -> T) -> T {
+        match self.is_direct() {
+            true => self.locks.in_turn(range, write),
+            false => write(),
+        }
     }
 
     /// Finds out where the file ends now, in bytes.

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! One of the two sees the other, since each makes itself visible before it looks (SeqCst). An entry waits only for earlier
-//! ones and for writes that the kernel has, so every one has its turn.
+//! ones and for writes that the kernel has, so every one has its turn. Threads that write for images enter the list, too.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -115,6 +115,17 @@ impl BlockLocks {
         !self.list().overlaps(range, ticket)
     }
 
+    /// Does something to a range on a thread that may block, behind all small requests that have entered before, and
+    /// before those that come later: one of these would write back what it has read of the range before.
+    #[cfg(feature = "qcow2")]
+    pub(super) fn in_turn<T>(&self, range: &Range<u64>, work: impl FnOnce() -> T) -> T {
+        let turn = InTurn(self, self.enter(range.clone()));
+        while !self.is_first(turn.1, range) {
+            std::thread::sleep(LOOK);
+        }
+        work()
+    }
+
     /// Leaves the list.
     pub(super) fn leave(&self, ticket: Ticket) {
         let mut list = self.list();
@@ -127,6 +138,17 @@ impl BlockLocks {
     }
 }
 
+/// A thread's entry of the list.
+#[cfg(feature = "qcow2")]
+struct InTurn<'a>(&'a BlockLocks, Ticket);
+
+#[cfg(feature = "qcow2")]
+impl Drop for InTurn<'_> {
+    fn drop(&mut self) {
+        self.0.leave(self.1);
+    }
+}
+
 impl List {
     /// Returns whether an entry before `ticket` overlaps a range.
     fn overlaps(&self, range: &Range<u64>, ticket: Ticket) -> bool {
@@ -135,6 +157,10 @@ impl List {
         ranges.any(|other| other.start < range.end && range.start < other.end)
     }
 }
+
+/// How often a thread looks whether it is its turn: small requests end within the drive's time.
+#[cfg(feature = "qcow2")]
+const LOOK: std::time::Duration = std::time::Duration::from_micros(50);
 
 #[cfg(test)]
 mod tests {

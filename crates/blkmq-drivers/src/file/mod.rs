@@ -25,7 +25,7 @@ mod sys;
 
 pub use config::{Direct, FileConfig};
 pub use device::FileDevice;
-pub use disk::{Backing, FileDisk};
+pub use disk::{Alignment, Backing, FileDisk};
 pub use driver::DRIVER;
 pub use error::FileError;
 #[cfg(feature = "qcow2")]

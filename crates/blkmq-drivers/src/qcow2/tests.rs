@@ -2,6 +2,7 @@
 //! threads.
 
 mod ordered;
+mod parts;
 mod replaced;
 mod rig;
 
@@ -320,7 +321,7 @@ fn image_grows_while_it_is_served() {
     assert_eq!(again.image.size(), 1 << 30);
 }
 
-const DEPTH: u32 = 16;
+const DEPTH: u32 = 32;
 
 /// Images with bytes of their header and tables changed by chance: they are refused, or cost their own requests an error.
 #[test]

@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use crate::file::FileDisk;
+use crate::file::{Alignment, FileDisk};
 use crate::mapping::Mapping;
 
 /// Memory for direct I/O, of the thread that uses it. It holds zeroes or old content.
@@ -101,7 +101,8 @@ fn read_whole(disk: &FileDisk, mut at: u64, mut into: &mut [u8]) -> io::Result<(
     Ok(())
 }
 
-/// Writes at a byte of a file: in direct I/O, whole blocks, whose rest is read before. Nobody else writes to these blocks.
+/// Writes at a byte of a file: in direct I/O, whole blocks, whose rest is read before. No small request of a ring changes
+/// these blocks meanwhile, and nobody writes to what is read.
 ///
 /// # Errors
 /// The system's.
@@ -109,6 +110,12 @@ pub(super) fn write(disk: &FileDisk, at: u64, bytes: &[u8]) -> io::Result<()> {
     let Some(needs) = disk.direct() else {
         return write_whole(disk, at, bytes);
     };
+    let align = u64::from(needs.range);
+    let blocks = at - at % align..(at + bytes.len() as u64).next_multiple_of(align);
+    disk.write_in_turn(&blocks, || write_blocks(disk, needs, at, bytes))
+}
+
+fn write_blocks(disk: &FileDisk, needs: Alignment, at: u64, bytes: &[u8]) -> io::Result<()> {
     let align = u64::from(needs.range);
     let is_aligned = (at | bytes.len() as u64).is_multiple_of(align)
         && bytes.as_ptr().addr().is_multiple_of(needs.memory as usize);
