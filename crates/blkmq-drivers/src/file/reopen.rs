@@ -62,16 +62,32 @@ impl FileDisk {
             )));
         }
         if !self.read_only {
-            // The first one may report what could not be written before.
-            let synced = rustix::fs::fdatasync(&self.file).or_else(|_| rustix::fs::fdatasync(&self.file));
-            synced.map_err(|error| other(format!("it still cannot be made durable: {error}")))?;
+            self.sync_again(|| Ok(rustix::fs::fdatasync(&self.file)?))?;
         }
         self.lost_from.store(u64::MAX, Ordering::Relaxed);
-        self.flush_failed.store(false, Ordering::Relaxed);
         self.is_failing.store(false, Ordering::Relaxed);
         self.is_full.store(false, Ordering::Relaxed);
         tracing::info!("file {:?}: opened again", self.path);
         Ok(())
+    }
+
+    /// Lets flushes succeed again, if the file can be made durable now.
+    fn sync_again(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+        if sync().is_err() {
+            // What could not be written before, of which no flush may have told: the kernel reports it once.
+            self.note_failed_flush();
+        }
+        // Before the sync that decides: a flush that fails beside it counts.
+        self.flush_failed.store(false, Ordering::Relaxed);
+        let synced = sync();
+        if synced.is_err() {
+            self.note_failed_flush();
+        }
+        synced.map_err(|error| other(format!("it still cannot be made durable: {error}")))?;
+        match self.flush_failed.load(Ordering::Relaxed) {
+            true => Err(other("a flush has failed meanwhile: try again".to_owned())),
+            false => Ok(()),
+        }
     }
 
     /// Returns whether this file was opened, by another mount of its filesystem: its number and when it was made say so.
@@ -125,4 +141,39 @@ impl FileDisk {
 
 fn other(what: String) -> io::Error {
     io::Error::other(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::file::Direct;
+    use crate::testing::scratch_file;
+
+    #[test]
+    fn data_that_a_reopen_finds_lost_is_a_loss_of_which_clients_are_told() {
+        let path = scratch_file("reopen", 4096);
+        let config = FileConfig {
+            path: path.to_path_buf(),
+            direct: Direct::Off,
+            ..FileConfig::default()
+        };
+        let disk = FileDisk::open(&config).unwrap();
+        let failed = || Err(io::Error::from_raw_os_error(libc::EIO));
+        // Syncs, their results last to first, and what the reopen says; and the losses afterwards.
+        for (results, is_open, count) in [
+            (vec![Ok(()), Ok(())], true, 0),
+            (vec![Ok(()), failed()], true, 1),
+            (vec![failed(), Ok(())], false, 2),
+            (vec![Ok(()), failed()], true, 2),
+            (vec![Ok(()), Ok(())], true, 2),
+        ] {
+            let results = RefCell::new(results);
+            let again = disk.sync_again(|| results.borrow_mut().pop().unwrap());
+            assert_eq!(again.is_ok(), is_open, "{again:?}");
+            assert_eq!(disk.losses().count, count);
+            assert_eq!(disk.flush_failed.load(Ordering::Relaxed), !is_open);
+        }
+    }
 }

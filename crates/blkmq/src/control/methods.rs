@@ -248,11 +248,7 @@ pub(super) static METHODS: &[Method] = &[
                 disk: String,
             }
             let Params { disk } = of(params)?;
-            daemon
-                .running
-                .control()
-                .reopen_disk(&disk)
-                .map_err(anyhow::Error::from)?;
+            daemon.running.reopen(&disk)?;
             Ok(json!({}))
         },
     ),

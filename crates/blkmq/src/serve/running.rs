@@ -331,6 +331,22 @@ impl Running {
     fn make_all(&self, state: &mut State, planned: &Planned, mut prepared: Prepared) -> Result<()> {
         let Planned {
             old, new, changes, ..
+    /// Has a disk served again whose drive was full or gone.
+    ///
+    /// # Errors
+    /// As for [`Control::reopen_disk`].
+    pub(crate) fn reopen(&self, disk: &str) -> Result<()> {
+        self.control().reopen_disk(disk)?;
+        // The last sync is to be of what is there now, and to report what is lost from now on.
+        let config = self.config();
+        let opened = Files::open_of(&config, disk)?;
+        let mut files = self.files();
+        let former = files.of(&config, disk);
+        files.remove(&former);
+        files.add(&opened);
+        Ok(())
+    }
+
         } = planned;
         for (done, change) in changes.iter().enumerate() {
             if self.gate.is_closed() {
