@@ -56,6 +56,14 @@ fn nothing_is_left_to_be_done_later() {
     }));
 }
 
+/// `thiserror` takes a field of this name for the cause, which is printed once more behind the text.
+#[test]
+fn no_error_prints_its_cause_twice() {
+    assert_none(lines_where(&rust_files(), |_, line| {
+        line.contains("error(\"") && line.contains(concat!("{", "source"))
+    }));
+}
+
 #[test]
 fn every_unsafe_block_states_why_it_is_safe() {
     let mut broken = Vec::new();

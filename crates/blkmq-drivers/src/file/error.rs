@@ -17,14 +17,14 @@ pub enum FileError {
         path: PathBuf,
     },
     /// The system refuses.
-    #[error("file {path:?}: cannot {action}: {source}{advice}")]
+    #[error("file {path:?}: cannot {action}: {error}{advice}")]
     System {
         /// The file.
         path: PathBuf,
         /// What was tried.
         action: &'static str,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
         /// What to do about it, with its punctuation, or nothing.
         advice: &'static str,
     },

@@ -193,7 +193,7 @@ fn refused(path: &Path, error: io::Error, holder: impl FnOnce() -> Option<String
         _ => FileError::System {
             path,
             action: "lock it",
-            source: error,
+            error,
             advice: "; lock=off serves it without a lock",
         },
     }

@@ -247,11 +247,11 @@ fn cannot_open(config: &FileConfig, error: io::Error) -> FileError {
     system(config, "open it", error, advice)
 }
 
-fn system(config: &FileConfig, action: &'static str, source: io::Error, advice: &'static str) -> FileError {
+fn system(config: &FileConfig, action: &'static str, error: io::Error, advice: &'static str) -> FileError {
     FileError::System {
         path: config.path.clone(),
         action,
-        source,
+        error,
         advice,
     }
 }

@@ -74,12 +74,12 @@ pub enum MultipathError {
         path: String,
     },
     /// Memory for probes.
-    #[error("multipath {device}: no memory for probes: {source}")]
+    #[error("multipath {device}: no memory for probes: {error}")]
     Memory {
         /// The drive.
         device: String,
         /// The kernel's error.
-        source: io::Error,
+        error: io::Error,
     },
 }
 

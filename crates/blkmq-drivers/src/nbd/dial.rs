@@ -35,20 +35,20 @@ pub(super) struct Dialed {
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// Nobody is there.
-    #[error("cannot connect to {address}: {source}")]
+    #[error("cannot connect to {address}: {error}")]
     Connect {
         /// Where to.
         address: String,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
     /// The server went away, or was silent for too long.
-    #[error("the handshake with {address} failed: {source}")]
+    #[error("the handshake with {address} failed: {error}")]
     Handshake {
         /// With whom.
         address: String,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
     /// A file of TLS cannot be used.
     #[error("TLS: {0}")]
@@ -76,9 +76,9 @@ pub(super) fn dial(config: &NbdConfig, block_status: bool) -> Result<Dialed, Dia
         Address::Unix(path) => connect_unix(path, limit).map(Socket::Unix),
         Address::Tcp { host, port } => connect_tcp(host, *port, until).map(Socket::Tcp),
     };
-    let socket = connected.map_err(|source| DialError::Connect {
+    let socket = connected.map_err(|error| DialError::Connect {
         address: address.clone(),
-        source,
+        error,
     })?;
     let mut line = Line {
         socket,
@@ -95,7 +95,7 @@ pub(super) fn dial(config: &NbdConfig, block_status: bool) -> Result<Dialed, Dia
     let agreed = match negotiate(&mut line, handshake, client.as_ref()) {
         Ok(Ok(agreed)) => agreed,
         Ok(Err(failure)) => return Err(DialError::Refused { address, failure }),
-        Err(source) => return Err(DialError::Handshake { address, source }),
+        Err(error) => return Err(DialError::Handshake { address, error }),
     };
     Ok(Dialed {
         socket: line.socket.into(),

@@ -24,12 +24,12 @@ pub struct NbdDisk {
 #[derive(Debug, thiserror::Error)]
 pub enum NbdError {
     /// No connection.
-    #[error("nbd {uri}: {source}")]
+    #[error("nbd {uri}: {error}")]
     Dial {
         /// The URI.
         uri: String,
         /// The obstacle.
-        source: DialError,
+        error: DialError,
     },
     /// The export is one that this driver cannot use.
     #[error("nbd {uri}: {problem}")]
@@ -63,7 +63,7 @@ impl NbdDisk {
     /// is no multiple of it.
     pub fn open(config: &NbdConfig) -> Result<Self, NbdError> {
         let uri = || config.text.clone();
-        let dialed = dial(config, false).map_err(|source| NbdError::Dial { uri: uri(), source })?;
+        let dialed = dial(config, false).map_err(|error| NbdError::Dial { uri: uri(), error })?;
         let shape = Shape::of(&dialed.agreed).map_err(|problem| NbdError::Export { uri: uri(), problem })?;
         // Reconnections read the files as well, and do not say it again.
         let tls = config.tls().ok().flatten();

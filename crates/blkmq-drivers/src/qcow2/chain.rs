@@ -72,9 +72,9 @@ pub(super) fn read_header(disk: &FileDisk) -> Result<Header, ImageError> {
         .map(|bits| u32::from_be_bytes(bits.try_into().unwrap_or_default()));
     let cluster = 1usize << of_cluster.filter(|bits| (9..=16).contains(bits)).unwrap_or(16);
     let header = Header::parse(&first[..read.min(cluster)]);
-    header.map_err(|source| ImageError::Header {
+    header.map_err(|error| ImageError::Header {
         path: disk.path().to_owned(),
-        source,
+        error,
     })
 }
 
@@ -236,11 +236,11 @@ pub(super) fn named(path: &Path, what: &'static str, name: &str, why: String) ->
     }
 }
 
-pub(super) fn system(path: &Path, action: &'static str, source: io::Error) -> ImageError {
+pub(super) fn system(path: &Path, action: &'static str, error: io::Error) -> ImageError {
     ImageError::System {
         path: PathBuf::from(path),
         action,
-        source,
+        error,
     }
 }
 

@@ -14,12 +14,12 @@ pub enum ImageError {
     #[error(transparent)]
     File(#[from] FileError),
     /// Its header is none, or asks for what there is not.
-    #[error("image {path:?}: {source}")]
+    #[error("image {path:?}: {error}")]
     Header {
         /// The image.
         path: PathBuf,
         /// What is wrong.
-        source: HeaderError,
+        error: HeaderError,
     },
     /// Its tables contradict each other or the size of the file.
     #[error("image {path:?}: {problem}: repair it with `qemu-img check -r all`, or restore it")]
@@ -30,14 +30,14 @@ pub enum ImageError {
         problem: String,
     },
     /// The system refuses.
-    #[error("image {path:?}: cannot {action}: {source}")]
+    #[error("image {path:?}: cannot {action}: {error}")]
     System {
         /// The file.
         path: PathBuf,
         /// What was tried.
         action: &'static str,
         /// The system's error.
-        source: io::Error,
+        error: io::Error,
     },
     /// The files that it names cannot be used.
     #[error("image {path:?}: its {what} {name:?} is refused: {why}")]

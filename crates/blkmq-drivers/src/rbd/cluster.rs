@@ -25,7 +25,7 @@ pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> R
                 false => advice(error.source.raw_os_error()).into(),
             },
             action: error.action,
-            source: error.source,
+            error: error.source,
         })?;
         tracing::info!("rbd: connected to cluster {}", rados.fsid());
         Ok(rados)

@@ -19,14 +19,14 @@ pub enum RbdError {
         problem: String,
     },
     /// Ceph refuses something.
-    #[error("rbd {image}: cannot {action}: {source}{advice}")]
+    #[error("rbd {image}: cannot {action}: {error}{advice}")]
     Call {
         /// The image.
         image: String,
         /// What was tried.
         action: Cow<'static, str>,
         /// Ceph's error.
-        source: io::Error,
+        error: io::Error,
         /// What to do about it, with its punctuation, or nothing.
         advice: Cow<'static, str>,
     },

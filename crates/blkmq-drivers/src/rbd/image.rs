@@ -94,11 +94,11 @@ impl RbdDisk {
 /// Opens an image without a limit of time.
 fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
     let name = &config.image.text;
-    let failed = |action: &'static str, source: io::Error| RbdError::Call {
+    let failed = |action: &'static str, error: io::Error| RbdError::Call {
         image: name.clone(),
         action: action.into(),
-        advice: advice(&source, config),
-        source,
+        advice: advice(&error, config),
+        error,
     };
     let rados = cluster::connect(name, &config.cluster, config.open_timeout)?;
     let read_only = config.is_read_only();

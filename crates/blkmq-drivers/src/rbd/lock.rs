@@ -41,14 +41,14 @@ pub(super) fn take(raw: &RawImage, image: &str, wait: Duration) -> Result<(), Rb
 
 /// Takes the lock unless a client that is alive has it; returns that client.
 fn try_to_take(raw: &RawImage, image: &str) -> Result<Option<String>, RbdError> {
-    let failed = |action: &'static str, source: io::Error| match source.raw_os_error() {
+    let failed = |action: &'static str, error: io::Error| match error.raw_os_error() {
         Some(libc::EINVAL) => RbdError::NoLock {
             image: image.to_owned(),
         },
         _ => RbdError::Call {
             image: image.to_owned(),
             action: action.into(),
-            source,
+            error,
             advice: "".into(),
         },
     };
