@@ -35,15 +35,19 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<Joi
 /// # Errors
 /// There can be no thread.
 pub fn start_starter() -> io::Result<()> {
-    let (sender, orders) = channel::<Order>();
-    if STARTER.set(sender).is_ok() {
-        let start = move || {
-            for Order { name, work, answer } in orders {
-                let _ = answer.send(Builder::new().name(name).spawn(work));
-            }
-        };
-        Builder::new().name("starter".to_owned()).spawn(start)?;
+    if STARTER.get().is_some() {
+        return Ok(());
     }
+    let (sender, orders) = channel::<Order>();
+    let start = move || {
+        for Order { name, work, answer } in orders {
+            let _ = answer.send(Builder::new().name(name).spawn(work));
+        }
+    };
+    // First: a starter that could not be made is made by a later call.
+    Builder::new().name("starter".to_owned()).spawn(start)?;
+    // If another call was faster, this sender goes, and its thread ends.
+    let _ = STARTER.set(sender);
     Ok(())
 }
 

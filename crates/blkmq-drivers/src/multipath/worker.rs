@@ -22,13 +22,14 @@ use super::opener::Links;
 #[derive(Default)]
 pub(super) struct Workshop {
     pub(super) runner: OnceLock<Runner>,
-    worker: OnceLock<Worker>,
+    /// `None` before one is needed, and while there can be no thread. Held for as long as a thread takes to start.
+    worker: Mutex<Option<Worker>>,
 }
 
 /// The worker of a drive. Ends with it.
 struct Worker {
     queue: Arc<WorkQueue>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: JoinHandle<()>,
 }
 
 /// What the reactors and the worker share.
@@ -62,7 +63,7 @@ struct Side {
 
 impl Workshop {
     /// Opens a context's side of the worker, which is started for the first one. `None` if the
-    /// drive is not in an engine, whose reactors would have to be run, or no thread can be started.
+    /// drive is not in an engine, whose reactors would have to be run, or no thread can be started now.
     pub(super) fn open(
         &self,
         links: &Arc<Links>,
@@ -71,15 +72,13 @@ impl Workshop {
         depth: u32,
     ) -> Option<Box<dyn Detour>> {
         let runner = self.runner.get()?;
-        let queue = match self.worker.get() {
-            Some(worker) => Arc::clone(&worker.queue),
-            None => self.start(
-                links,
-                runner,
-                usize::from(hctxs).min(REACTORS_MAX),
-                depth as usize,
-            )?,
-        };
+        let mut worker = lock(&self.worker);
+        if worker.is_none() {
+            let hctxs = usize::from(hctxs).min(REACTORS_MAX);
+            *worker = Worker::start(links, runner, hctxs, depth as usize);
+        }
+        let queue = Arc::clone(&worker.as_ref()?.queue);
+        drop(worker);
         let receiver = lock(&queue.backs.get(hctx.index())?.receiver).take()?;
         Some(Box::new(Side {
             hctx,
@@ -87,57 +86,48 @@ impl Workshop {
             receiver: Some(receiver),
         }))
     }
+}
 
-    fn start(
-        &self,
-        links: &Arc<Links>,
-        runner: &Runner,
-        hctxs: usize,
-        depth: usize,
-    ) -> Option<Arc<WorkQueue>> {
-        let worker = self.worker.get_or_init(|| {
-            // For each context: every request once, and one run.
-            let (tasks, receiver) = mpsc::channel(hctxs * (depth + 1));
-            let back = || {
-                let (sender, receiver) = mpsc::channel(depth);
-                Back {
-                    sender,
-                    receiver: Mutex::new(Some(receiver)),
-                }
-            };
-            let queue = Arc::new(WorkQueue {
-                tasks,
-                runs: [const { AtomicBool::new(false) }; REACTORS_MAX],
-                backs: (0..hctxs).map(|_| back()).collect(),
-                thread: OnceLock::new(),
-                is_over: AtomicBool::new(false),
-            });
-            let thread = spawn(Arc::clone(&queue), Arc::clone(links), runner.clone(), receiver);
-            match &thread {
-                // Set before anybody can send: no task is without a thread to wake.
-                Ok(thread) => _ = queue.thread.set(thread.thread().clone()),
-                Err(error) => {
-                    tracing::warn!("multipath: no worker thread, so nothing takes a detour: {error}");
-                }
+impl Worker {
+    /// Starts the thread. `None` if there can be none now.
+    fn start(links: &Arc<Links>, runner: &Runner, hctxs: usize, depth: usize) -> Option<Self> {
+        // For each context: every request once, and one run.
+        let (tasks, receiver) = mpsc::channel(hctxs * (depth + 1));
+        let back = || {
+            let (sender, receiver) = mpsc::channel(depth);
+            Back {
+                sender,
+                receiver: Mutex::new(Some(receiver)),
             }
-            Worker {
-                queue,
-                thread: Mutex::new(thread.ok()),
-            }
+        };
+        let queue = Arc::new(WorkQueue {
+            tasks,
+            runs: [const { AtomicBool::new(false) }; REACTORS_MAX],
+            backs: (0..hctxs).map(|_| back()).collect(),
+            thread: OnceLock::new(),
+            is_over: AtomicBool::new(false),
         });
-        let is_there = lock(&worker.thread).is_some();
-        is_there.then(|| Arc::clone(&worker.queue))
+        match spawn(Arc::clone(&queue), Arc::clone(links), runner.clone(), receiver) {
+            Ok(thread) => {
+                // Set before anybody can send: no task is without a thread to wake.
+                _ = queue.thread.set(thread.thread().clone());
+                Some(Self { queue, thread })
+            }
+            Err(error) => {
+                tracing::warn!("multipath: no worker thread, so nothing takes a detour: {error}");
+                None
+            }
+        }
     }
 }
 
 impl Drop for Workshop {
     fn drop(&mut self) {
-        let Some(worker) = self.worker.get() else { return };
-        let Some(thread) = lock(&worker.thread).take() else {
+        let Some(worker) = lock(&self.worker).take() else {
             return;
         };
         worker.queue.is_over.store(true, Ordering::Release);
-        thread.thread().unpark();
+        worker.thread.thread().unpark();
         // Not joined: the worker itself may drop the drive, with the last reference to the engine.
         // It uses only the queue, blocks only in `park`, and ends by itself.
     }

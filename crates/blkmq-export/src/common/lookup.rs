@@ -35,6 +35,8 @@ struct State {
     queries: Drives<ExtentQuery>,
     threads: usize,
     idle: usize,
+    /// A thread was needed and could not be made: those that there are may all wait for drives.
+    lacks_thread: bool,
     is_over: bool,
 }
 
@@ -104,7 +106,7 @@ impl Lookups {
     pub(crate) fn ask(&self, query: ExtentQuery) {
         let mut state = self.0.lock();
         // The thread that asks this drive continues with the next query.
-        if state.queries.push(query.drive(), query.group, query) {
+        if state.queries.push(query.drive(), query.group, query) || state.lacks_thread {
             self.0.call_thread(&mut state);
         }
     }
@@ -137,9 +139,10 @@ impl Shared {
         let made = thread::Builder::new()
             .name("lookup".to_owned())
             .spawn(move || shared.serve());
+        state.lacks_thread = made.is_err();
         match made {
             Ok(_) => state.threads += 1,
-            // The present threads suffice; the next query tries again.
+            // A present thread may suffice; the next query tries again, whatever drive it is for.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
                 while let Some((drive, query)) = state.queries.next() {

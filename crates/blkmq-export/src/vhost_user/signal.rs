@@ -4,6 +4,7 @@
 
 mod sys;
 
+use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
@@ -21,7 +22,7 @@ pub(super) fn start() {
 /// often enough. Takes a microsecond, and never blocks where the system has asynchronous I/O
 /// (`CONFIG_AIO`, `io_submit` allowed).
 pub(super) fn signal(event: &OwnedFd) {
-    let is_done = CONTEXT.with(|context| match (context, empty()) {
+    let is_done = CONTEXT.with(|context| match (made(context), empty()) {
         (Some(context), Some(empty)) => context.read_nothing(empty, event),
         _ => false,
     });
@@ -40,9 +41,19 @@ fn empty() -> Option<&'static OwnedFd> {
     EMPTY.get()
 }
 
+/// `None` if the system refuses, as while all processes together have too many: the next call tries again.
+fn made(context: &OnceCell<Context>) -> Option<&Context> {
+    if context.get().is_none()
+        && let Some(new) = Context::new()
+    {
+        let _ = context.set(new);
+    }
+    context.get()
+}
+
 thread_local! {
-    /// One for each thread that signals; `None` if the system refuses.
-    static CONTEXT: Option<Context> = Context::new();
+    /// One for each thread that signals.
+    static CONTEXT: OnceCell<Context> = const { OnceCell::new() };
 }
 
 /// A file of which nothing is read: the read ends at once, and the kernel adds to the eventfd.
