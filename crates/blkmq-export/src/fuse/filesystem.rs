@@ -225,10 +225,11 @@ impl FileSystem {
             // when its channel is gone.
             self.common.handover.remove_door(DOOR, &self.address);
         }
-        match lock(&self.mount).unmount() {
+        let is_lost = self.is_lost.load(Ordering::Relaxed);
+        match lock(&self.mount).unmount(is_lost) {
             Ok(Unmounted::Whole) => {}
             // After `umount -f` the path stays covered while it is open, but nobody keeps the disk.
-            Ok(Unmounted::Busy) if self.is_lost.load(Ordering::Relaxed) => {}
+            Ok(Unmounted::Busy) if is_lost => {}
             Ok(Unmounted::Busy) => tracing::warn!(
                 "fuse: {} unmounted while open: who has it open keeps the disk until it is not served any more",
                 self.name

@@ -113,7 +113,12 @@ impl Place {
             .as_ref()
             .is_some_and(|entry| !entry.as_ref().is_some_and(Entry::is_fuse))
         {
-            return Err(io::Error::other("the file was moved meanwhile"));
+            // The mount is where the file is now.
+            let left = std::fs::read_link(path_of(&file)).and_then(|moved| unmount_with(&moved, true));
+            return Err(io::Error::other(match left {
+                Ok(()) => "the file was moved meanwhile".to_owned(),
+                Err(error) => format!("the file was moved meanwhile, and stays mounted: {error}"),
+            }));
         }
         let entry = entry.flatten();
         let mount = Mount {
@@ -221,26 +226,41 @@ impl Mount {
         (self.place.is_made, self.entry.clone())
     }
 
-    /// Unmounts it, if it is ours; processes that have it open keep it.
+    /// Unmounts it, if it is ours; processes that have it open keep it. `is_lost`: somebody else has unmounted it.
     ///
     /// # Errors
     /// The system's error.
-    pub(super) fn unmount(&mut self) -> io::Result<Unmounted> {
+    pub(super) fn unmount(&mut self, is_lost: bool) -> io::Result<Unmounted> {
         if !self.ownership.is_ours() {
             return Ok(Unmounted::Whole);
         }
-        let is_there = self.entry.is_none() || mount_table::at(&self.place.path)? == self.entry;
-        if std::mem::replace(&mut self.is_over, true) || !is_there {
+        let there = self.find(is_lost)?;
+        if std::mem::replace(&mut self.is_over, true) {
             self.place.clear();
             return Ok(Unmounted::Whole);
         }
-        let unmounted = match unmount_with(&self.place.path, false) {
-            Ok(()) => Ok(Unmounted::Whole),
-            // What prevents more than that prevents this, too.
-            Err(_) => unmount_with(&self.place.path, true).map(|()| Unmounted::Busy),
+        let unmounted = match there {
+            None => Ok(Unmounted::Whole),
+            Some(path) => match unmount_with(&path, false) {
+                Ok(()) => Ok(Unmounted::Whole),
+                // What prevents more than that prevents this, too.
+                Err(_) => unmount_with(&path, true).map(|()| Unmounted::Busy),
+            },
         };
         self.place.clear();
         unmounted
+    }
+
+    /// Where it is, if it is mounted. The number of its filesystem may be another one's once that has ended.
+    fn find(&self, is_lost: bool) -> io::Result<Option<PathBuf>> {
+        let path = &self.place.path;
+        match &self.entry {
+            Some(entry) if mount_table::at(path)?.as_ref() != Some(entry) => match is_lost {
+                true => Ok(None),
+                false => mount_table::path_of(entry),
+            },
+            _ => Ok(Some(path.clone())),
+        }
     }
 }
 
@@ -249,7 +269,7 @@ impl Drop for Mount {
         // The daemon that serves it removes the file.
         self.place.is_made &= self.ownership.is_ours();
         if !self.is_over
-            && let Err(error) = self.unmount()
+            && let Err(error) = self.unmount(false)
         {
             tracing::warn!("fuse: {} stays mounted: {error}", self.place.path.display());
         }
@@ -478,5 +498,29 @@ mod tests {
         }
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
         fs::remove_dir_all(scratch).unwrap();
+    }
+
+    #[test]
+    fn mount_whose_directory_was_moved_is_unmounted_where_it_is() {
+        if !rustix::process::geteuid().is_root() || open_device().is_err() {
+            blkmq_skip::skip("mounting needs root and /dev/fuse");
+            return;
+        }
+        let scratch = std::env::temp_dir().join(format!("blkmq-moved-{}", std::process::id()));
+        fs::create_dir_all(scratch.join("tenant")).unwrap();
+        let scratch = scratch.canonicalize().unwrap();
+        let moved = scratch.join("elsewhere");
+        let (mut mount, device) = Place::find(&scratch.join("tenant/disk"))
+            .unwrap()
+            .mount()
+            .unwrap();
+        fs::rename(scratch.join("tenant"), &moved).unwrap();
+        assert!(is_fuse(&moved.join("disk")).unwrap());
+        mount.unmount(false).unwrap();
+        let is_left = is_fuse(&moved.join("disk")).unwrap();
+        drop(device);
+        let _ = rustix::mount::unmount(moved.join("disk"), UnmountFlags::DETACH);
+        fs::remove_dir_all(&scratch).unwrap();
+        assert!(!is_left, "it stays mounted where its directory is now");
     }
 }

@@ -1,9 +1,10 @@
 //! The kernel's table of mounts, which says what is mounted at a path: a question to the file itself would go
 //! to the daemon that serves it, which may be this one, or hang.
 
+use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 /// A mount, as the table lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,22 @@ impl Entry {
 /// The system's error.
 pub(super) fn at(path: &Path) -> io::Result<Option<Entry>> {
     Ok(find(&std::fs::read("/proc/self/mountinfo")?, path))
+}
+
+/// Where a mount is now: the directories of its path may have been moved. `None` if it is nowhere.
+///
+/// # Errors
+/// The system's error.
+pub(super) fn path_of(entry: &Entry) -> io::Result<Option<PathBuf>> {
+    Ok(find_path(&std::fs::read("/proc/self/mountinfo")?, entry))
+}
+
+fn find_path(table: &[u8], wanted: &Entry) -> Option<PathBuf> {
+    table.split(|byte| *byte == b'\n').find_map(|line| {
+        let path = unescaped(line.split(|byte| *byte == b' ').nth(4)?);
+        let path = PathBuf::from(OsString::from_vec(path));
+        (entry(line, &path).as_ref() == Some(wanted)).then_some(path)
+    })
 }
 
 /// Returns whether this process has something open on the mount at a path, without a question to
@@ -141,6 +158,16 @@ mod tests {
         assert_eq!(found("/"), Some(("254:1".into(), false)));
         assert_eq!(found("/srv"), None);
         assert_eq!(number(TABLE, Path::new("/srv/my disk")), Some(&b"92"[..]));
+        let entry = Entry {
+            device: "0:55".into(),
+            kind: "fuse.blkmq".into(),
+        };
+        assert_eq!(find_path(TABLE, &entry), Some("/srv/my disk".into()));
+        let other = Entry {
+            kind: "fuse".into(),
+            ..entry
+        };
+        assert_eq!(find_path(TABLE, &other), None);
         assert_eq!(number(TABLE, Path::new("/srv")), None);
     }
 
