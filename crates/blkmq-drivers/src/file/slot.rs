@@ -248,6 +248,9 @@ impl Slot {
         if self.op != Op::Flush && disk.has_lost(self.offset + self.len) {
             return Some(disk.refuse_lost());
         }
+        if self.op == Op::Discard && disk.is_block_device() && !self.keep_whole_blocks(disk) {
+            return Some(Status::Ok);
+        }
         let first = match self.op {
             Op::Read | Op::Write => Ok(Step::Transfer),
             Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
@@ -262,6 +265,22 @@ impl Slot {
             }
             Err(status) => Some(status),
         }
+    }
+
+    /// Narrows a discard to the whole blocks in its range: a device frees no others, and refuses the rest. Returns whether
+    /// there are any.
+    fn keep_whole_blocks(&mut self, disk: &FileDisk) -> bool {
+        // At least the device's sector.
+        let block = u64::from(match disk.is_direct() {
+            true => disk.range(),
+            false => disk.block_size,
+        });
+        let (start, end) = (self.offset.next_multiple_of(block), self.offset + self.len);
+        let end = end - end % block;
+        if start < end {
+            (self.offset, self.len) = (start, end - start);
+        }
+        start < end
     }
 
     /// Decides what the result of the slot's step leads to: a count of bytes, or a negative errno.

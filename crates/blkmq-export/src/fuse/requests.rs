@@ -334,7 +334,7 @@ fn write(disk: &Disk, range: Range, is_durable: bool) -> Begun {
     ))
 }
 
-/// A range to be freed, or zeroed: of whole blocks. Allocation in advance cannot be promised here.
+/// A range to be freed, or zeroed: of whole blocks, unless the drive takes any. Allocation in advance cannot be promised here.
 fn zero(disk: &Disk, offset: u64, len: u64, mode: u32) -> Begun {
     let (keeps_size, mode) = (
         mode as i32 & libc::FALLOC_FL_KEEP_SIZE != 0,
@@ -355,7 +355,8 @@ fn zero(disk: &Disk, offset: u64, len: u64, mode: u32) -> Begun {
     }
     let end = end.min(size);
     let block = u64::from(disk.block_size);
-    if !offset.is_multiple_of(block) || !end.is_multiple_of(block) {
+    let is_whole = offset.is_multiple_of(block) && end.is_multiple_of(block);
+    if !is_whole && !disk.limits.any_alignment {
         return Err(End::Errno(libc::EINVAL));
     }
     if offset >= end {

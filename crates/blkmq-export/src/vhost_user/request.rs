@@ -149,7 +149,7 @@ fn checked(sector: u64, bytes: u64, disk: &Disk, op: Op) -> Option<std::ops::Ran
         .checked_add(bytes)
         .filter(|end| *end <= disk.current_size())?;
     let block = u64::from(disk.block_size);
-    let is_whole = start.is_multiple_of(block) && bytes.is_multiple_of(block);
+    let is_whole = disk.limits.any_alignment || start.is_multiple_of(block) && bytes.is_multiple_of(block);
     let is_short = !op.has_data() || bytes <= DATA_BYTES_MAX;
     let is_allowed = !op.is_write() || !disk.read_only;
     (bytes > 0 && is_whole && is_short && is_allowed).then_some(start..end)

@@ -40,6 +40,36 @@ fn a_short_transfer_goes_on_from_the_last_whole_block() {
 }
 
 #[test]
+fn discard_of_a_block_device_is_narrowed_to_whole_sectors() {
+    let mut disk = disk("narrow", true);
+    disk.set_alignment(Some(Alignment {
+        memory: 4096,
+        range: 4096,
+    }));
+    for (offset, len, narrowed) in [
+        (0, 4096, Some((0, 4096))),
+        (512, 512, None),
+        (512, 7680, Some((4096, 4096))),
+        (512, 8191, Some((4096, 4096))),
+        (4095, 4097, Some((4096, 4096))),
+        (1, 4096, None),
+    ] {
+        let mut slot = Slot {
+            offset,
+            len,
+            ..slot(Op::Discard, Flags::NONE)
+        };
+        match narrowed {
+            None => assert_eq!(slot.start(&disk), Some(Status::Ok), "{offset} {len}"),
+            Some(range) => {
+                assert_eq!(slot.start(&disk), None, "{offset} {len}");
+                assert_eq!((slot.offset, slot.len), range, "{offset} {len}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_end_of_the_file_is_an_error() {
     let disk = disk("eof", false);
     let mut slot = slot(Op::Read, Flags::NONE);
