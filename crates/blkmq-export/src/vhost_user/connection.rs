@@ -273,6 +273,16 @@ impl FrontEnd {
             );
             self.report(cx, what);
         }
+        if !ready.is_empty()
+            && let Some(size) = self.protocol.device.take_too_small()
+        {
+            let what = format_args!(
+                "a ring has {size} descriptors, and its driver does without indirect ones: it waits for ever for room for a \
+                 request of more than {} pieces; set queue-size=128 or more, or indirect_desc=on",
+                size - 2
+            );
+            self.report(cx, what);
+        }
         let to_repeat: usize = ready.iter().map(|(_, start)| start.ring.to_repeat()).sum();
         if to_repeat > 0 {
             let what = format_args!(

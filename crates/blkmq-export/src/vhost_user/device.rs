@@ -44,6 +44,8 @@ pub(super) struct Device {
     unusable: Option<Broken>,
     /// Rings whose addresses lie outside of the memory, which may still be shared; not logged yet.
     unheard: Vec<(usize, RingAddresses)>,
+    /// Most data descriptors of a request, as the front end has read it last.
+    told_segments: Option<u32>,
 }
 
 #[derive(Default)]
@@ -113,6 +115,7 @@ impl Device {
             is_broken: false,
             unusable: None,
             unheard: Vec::new(),
+            told_segments: None,
         }
     }
 
@@ -456,7 +459,17 @@ impl Device {
         }
     }
 
-    fn get_config(&self, offset: u32, bytes: u32) -> Result<Answer, Refusal> {
+    /// The descriptors of the smallest ring, if its driver was told that a request may have more pieces than it has room
+    /// for: once.
+    pub(super) fn take_too_small(&mut self) -> Option<u32> {
+        let size = self.segments_max() + 2;
+        let is_told = self.told_segments.is_some_and(|told| told + 2 > size);
+        is_told.then(|| self.told_segments = None)?;
+        Some(size)
+    }
+
+    fn get_config(&mut self, offset: u32, bytes: u32) -> Result<Answer, Refusal> {
+        self.told_segments = Some(self.segments_max());
         let space = config_space::space(&self.disk, self.is_writeback, self.segments_max());
         let (from, to) = (offset as usize, offset as usize + bytes as usize);
         let refused = Refusal::Value {
