@@ -225,6 +225,7 @@ impl Protocol for Connection {
     fn wake(client: &mut NbdClient, _cx: &mut Cx<'_>) {
         client.protocol.end_fences();
         client.protocol.take_answers();
+        client.let_others_have_memory();
     }
 
     fn end_of_batch(client: &mut NbdClient, cx: &mut Cx<'_>) {

@@ -80,7 +80,7 @@ impl NbdClient {
     }
 
     /// Returns whether messages are taken now.
-    fn takes(&self) -> bool {
+    pub(super) fn takes(&self) -> bool {
         self.life == Life::Serving && self.protocol.handshake.is_none() && self.refused.is_empty()
     }
 

@@ -65,6 +65,8 @@ impl NbdClient {
             _ => false,
         };
         let is_closing = !self.life.is_open();
+        // It is not called while it is at rest, and would keep others from what becomes free.
+        self.protocol.slots.give_up();
         let connection = &mut self.protocol;
         if connection.has_secrets() {
             return Ok(None);

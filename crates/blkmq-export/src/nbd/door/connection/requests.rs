@@ -55,6 +55,14 @@ impl NbdClient {
         }
     }
 
+    /// A connection that may have been woken for memory and cannot take it now leaves its place in the line, since
+    /// all others wait behind it. It joins the line again with its next try.
+    pub(super) fn let_others_have_memory(&mut self) {
+        if matches!(self.protocol.intake, Intake::Starved(_)) && !self.takes() {
+            self.protocol.slots.give_up();
+        }
+    }
+
     pub(super) fn submit_request(&mut self, cx: &mut Cx<'_>, index: u32) {
         let disk = self.disk.as_ref().expect(SELECTED);
         let queue = disk.queue;
