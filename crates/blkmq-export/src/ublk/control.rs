@@ -278,7 +278,7 @@ fn last<const N: usize>(memory: &[u8]) -> &[u8; N] {
     memory.last_chunk().expect("as long as what was asked for")
 }
 
-fn character_path(number: u32) -> String {
+pub(super) fn character_path(number: u32) -> String {
     format!("/dev/ublkc{number}")
 }
 

@@ -1,13 +1,14 @@
 //! What exists of a device before it is served: nothing, or what a killed daemon has left. A device that
 //! another daemon serves, or that somebody else has made, is not touched.
 
+use std::fs::OpenOptions;
 use std::io;
 use std::time::Duration;
 
 use blkmq_host::disk::Disk;
 use rustix::process::{Pid, test_kill_process};
 
-use super::control::{Control, Named, until};
+use super::control::{Control, Named, character_path, until};
 use super::protocol::{DeviceInfo, LIVE, Parameters, QUIESCED, STOPPED, identity};
 
 /// What another daemon has left of a device, if it has.
@@ -38,7 +39,7 @@ pub(super) fn find(control: &Control, number: u32, disk: &str) -> Result<Found, 
     };
     match info.state {
         QUIESCED => Ok(Found::Waiting(info)),
-        STOPPED if !is_alive(&info) => match control.delete(named) {
+        STOPPED if is_left(&info) => match control.delete(named) {
             Err(error) if error.raw_os_error() != Some(libc::ENODEV) => Err(format!(
                 "ublk device {number}, which a daemon has left, stays: {error}"
             )),
@@ -86,8 +87,8 @@ pub(super) fn remove_stopped(control: &Control, disk: &str) {
     let numbers = names.filter_map(|name| name.to_str()?.strip_prefix("ublkc")?.parse().ok());
     for number in numbers {
         if let Ok(Some(info)) = control.info(number)
-            && (info.identity, info.state) == (identity(disk), STOPPED)
-            && !is_alive(&info)
+            && info.identity == identity(disk)
+            && is_left(&info)
         {
             // A failure does no harm to the device that is to be made.
             if let Err(error) = control.delete(Named::of(&info)) {
@@ -120,6 +121,17 @@ fn wait_for_end(
         Err(error) if error.kind() != io::ErrorKind::ResourceBusy => Err(error),
         _ => Ok(latest),
     }
+}
+
+/// Returns whether nobody is about to serve a device that is stopped. The process that made it may be of another PID
+/// namespace, and its number somebody else's here: the kernel lets one process at a time open a device.
+fn is_left(info: &DeviceInfo) -> bool {
+    let is_held = || {
+        let mut options = OpenOptions::new();
+        let opened = options.read(true).write(true).open(character_path(info.number));
+        opened.is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+    };
+    info.state == STOPPED && !is_alive(info) && !is_held()
 }
 
 /// Returns whether the process that serves it exists. In a container this process may have the
