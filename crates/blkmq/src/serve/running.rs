@@ -327,10 +327,6 @@ impl Running {
         files.sync()
     }
 
-    /// Does all steps, or none.
-    fn make_all(&self, state: &mut State, planned: &Planned, mut prepared: Prepared) -> Result<()> {
-        let Planned {
-            old, new, changes, ..
     /// Has a disk served again whose drive was full or gone.
     ///
     /// # Errors
@@ -347,6 +343,10 @@ impl Running {
         Ok(())
     }
 
+    /// Does all steps, or none.
+    fn make_all(&self, state: &mut State, planned: &Planned, mut prepared: Prepared) -> Result<()> {
+        let Planned {
+            old, new, changes, ..
         } = planned;
         for (done, change) in changes.iter().enumerate() {
             if self.gate.is_closed() {
