@@ -334,7 +334,7 @@ impl Running {
     pub(crate) fn reopen(&self, disk: &str) -> Result<()> {
         self.control().reopen_disk(disk)?;
         // The last sync is to be of what is there now, and to report what is lost from now on.
-        let config = self.config();
+        let config = self.lock().config.clone();
         let opened = Files::open_of(&config, disk)?;
         let mut files = self.files();
         let former = files.of(&config, disk);
