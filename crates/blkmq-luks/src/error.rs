@@ -35,6 +35,9 @@ pub enum LuksError {
     /// No key slot opens with this key.
     #[error("no key slot opens with this key")]
     WrongKey,
+    /// The same, and slots that could not be tried: which, and why.
+    #[error("no key slot opens with this key; not tried: {0}")]
+    Untried(String),
     /// The header, or the area of a key slot, cannot be read.
     #[error("its LUKS header cannot be read: {0}")]
     Read(io::Error),

@@ -10,7 +10,7 @@ use std::io;
 use crate::error::LuksError;
 use crate::kdf;
 use crate::secret::{KEY_BYTES_MAX, Secret};
-use crate::slot::{KeyDigest, Slot, VolumeKey};
+use crate::slot::{KeyDigest, Slots, VolumeKey};
 
 /// Bytes of a header, wherever it is.
 pub trait ReadAt {
@@ -32,10 +32,8 @@ pub struct Header {
     pub payload: Payload,
     /// A defect that does not prevent the use, for people.
     pub warning: Option<String>,
-    /// The slots that may open the disk, in the order in which they are tried.
-    slots: Vec<Slot>,
+    slots: Slots,
     digest: KeyDigest,
-    key_bytes: usize,
 }
 
 /// The encrypted data of a disk.
@@ -63,23 +61,18 @@ impl Header {
         }
     }
 
-    /// Finds the volume key with a passphrase: opens one slot after the other. Blocks for as long as the slots'
-    /// parameters ask, seconds for each by default. `from` is where the header was read.
+    /// Finds the volume key with a passphrase: opens one slot after the other, without those that cannot be used.
+    /// Blocks for as long as the slots' parameters ask, seconds for each by default. `from` is where the header was
+    /// read.
     ///
     /// # Errors
-    /// No slot opens, or a slot's area cannot be read.
+    /// No slot opens.
     pub fn unlock(&self, passphrase: &Secret, from: &mut dyn ReadAt) -> Result<VolumeKey, LuksError> {
         debug_assert!(
             passphrase.bytes().len() <= KEY_BYTES_MAX,
             "a key of any source is bounded"
         );
-        for slot in &self.slots {
-            let key = slot.open(passphrase, from)?;
-            if self.digest.accepts(&key)? {
-                return Ok(key);
-            }
-        }
-        Err(LuksError::WrongKey)
+        self.slots.open(passphrase, &self.digest, from)
     }
 
     /// Checks a volume key that did not come from a slot.
@@ -87,11 +80,9 @@ impl Header {
     /// # Errors
     /// It is not this disk's.
     pub fn check_key(&self, key: &VolumeKey) -> Result<(), LuksError> {
-        let is_right = key.bytes().len() == self.key_bytes && self.digest.accepts(key)?;
-        if is_right {
-            Ok(())
-        } else {
-            Err(LuksError::WrongKey)
+        match self.digest.accepts(key)? {
+            true => Ok(()),
+            false => Err(LuksError::WrongKey),
         }
     }
 }
@@ -111,14 +102,19 @@ impl ReadAt for std::fs::File {
     }
 }
 
-/// Checks the cipher of sectors or of a slot's area. Its key has this many bytes.
-fn check_cipher(cipher: &str, key_bytes: u64) -> Result<usize, LuksError> {
-    if cipher != CIPHER {
-        return Err(LuksError::Unsupported {
+/// Checks the cipher of sectors or of a slot's area.
+fn check_cipher(cipher: &str) -> Result<(), LuksError> {
+    match cipher {
+        CIPHER => Ok(()),
+        _ => Err(LuksError::Unsupported {
             what: format!("the cipher {}", kdf::shown(cipher)),
             allowed: "supported is aes-xts-plain64",
-        });
+        }),
     }
+}
+
+/// Checks how many bytes the key of such a cipher has.
+fn check_key_bytes(key_bytes: u64) -> Result<usize, LuksError> {
     match key_bytes {
         32 | 64 => Ok(key_bytes as usize),
         _ => Err(LuksError::Unsupported {

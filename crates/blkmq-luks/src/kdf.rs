@@ -123,6 +123,14 @@ impl Kdf {
         }
     }
 
+    /// What it costs: iterations, or KiB times passes. Both take about a microsecond, and less on fast processors.
+    pub(crate) fn cost(&self) -> u64 {
+        match self {
+            Self::Pbkdf2 { iterations, .. } => iterations.get().into(),
+            Self::Argon2 { time, memory, .. } => u64::from(*time) * u64::from(*memory),
+        }
+    }
+
     /// Fills `key` from a passphrase. Blocks for as long as the parameters ask, up to minutes.
     pub(crate) fn derive(&self, passphrase: &[u8], key: &mut [u8]) -> Result<(), LuksError> {
         match self {
@@ -184,14 +192,16 @@ pub(crate) fn shown(name: &str) -> String {
     format!("{short:?}")
 }
 
-/// `cryptsetup` measures some millions on a fast processor: this is minutes of one.
-const ITERATIONS_MAX: u64 = 1 << 28;
+/// The largest cost of one derivation: minutes of a processor.
+pub(crate) const COST_MAX: u64 = 1 << 28;
+/// `cryptsetup` measures some millions on a fast processor.
+const ITERATIONS_MAX: u64 = COST_MAX;
 /// As the most that `cryptsetup` accepts, in KiB.
 const MEMORY_KIB_MAX: u64 = 4 << 20;
 const TIME_MAX: u64 = 1 << 16;
 const LANES_MAX: u64 = 64;
-/// Memory times passes, in KiB: minutes of one processor.
-const WORK_KIB_MAX: u64 = 256 << 20;
+/// Memory times passes, in KiB.
+const WORK_KIB_MAX: u64 = COST_MAX;
 const SALT_MIN: usize = 8;
 const SALT_MAX: usize = 1024;
 /// Characters of a name in a message.

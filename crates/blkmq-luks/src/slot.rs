@@ -2,12 +2,14 @@
 //! into many stripes (so that a part that stays on a medium is useless) and encrypted with a key that is
 //! derived from the passphrase. `header` reads slots and digests.
 
+use std::fmt;
+
 use subtle::ConstantTimeEq;
 use zeroize::Zeroize;
 
 use crate::error::LuksError;
 use crate::header::ReadAt;
-use crate::kdf::{Hash, Kdf};
+use crate::kdf::{self, Hash, Kdf};
 use crate::secret::{self, Secret};
 use crate::xts::Xts;
 
@@ -27,6 +29,15 @@ pub(crate) struct Slot {
     pub(crate) offset: u64,
     pub(crate) stripes: u32,
     pub(crate) hash: Hash,
+}
+
+/// The key slots of a header. One that cannot be used leaves the others as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Slots {
+    /// In the order in which they are tried, with their names.
+    usable: Vec<(String, Slot)>,
+    /// Why others cannot be used, for people.
+    unusable: Vec<String>,
 }
 
 /// What a header says of the right volume key.
@@ -54,6 +65,61 @@ impl VolumeKey {
     pub fn copy(&self) -> Result<Self, LuksError> {
         self.0.copy().map(Self).map_err(LuksError::Memory)
     }
+}
+
+impl Slots {
+    /// Adds a slot behind the others.
+    pub(crate) fn add(&mut self, name: impl fmt::Display, slot: Result<Slot, LuksError>) {
+        match slot {
+            Ok(slot) => self.usable.push((name.to_string(), slot)),
+            Err(error) => self.unusable.push(unusable(&name, &error)),
+        }
+    }
+
+    /// Finds the volume key that the digest accepts, in one slot after the other.
+    ///
+    /// # Errors
+    /// No slot opens; with those that could not be tried.
+    pub(crate) fn open(
+        &self,
+        passphrase: &Secret,
+        digest: &KeyDigest,
+        header: &mut dyn ReadAt,
+    ) -> Result<VolumeKey, LuksError> {
+        // One slot, and the digest of its key, may ask for as much as all of them together.
+        self.open_within(2 * kdf::COST_MAX, passphrase, digest, header)
+    }
+
+    fn open_within(
+        &self,
+        cost_max: u64,
+        passphrase: &Secret,
+        digest: &KeyDigest,
+        header: &mut dyn ReadAt,
+    ) -> Result<VolumeKey, LuksError> {
+        let (mut untried, mut left) = (self.unusable.clone(), cost_max);
+        for (name, slot) in &self.usable {
+            let Some(rest) = left.checked_sub(slot.kdf.cost() + digest.kdf.cost()) else {
+                untried.push(format!("slot {name}: slots before it have taken too long"));
+                continue;
+            };
+            left = rest;
+            let opened = slot.open(passphrase, header);
+            match opened.and_then(|key| Ok(digest.accepts(&key)?.then_some(key))) {
+                Ok(Some(key)) => return Ok(key),
+                Ok(None) => {}
+                Err(error) => untried.push(unusable(name, &error)),
+            }
+        }
+        match untried.is_empty() {
+            true => Err(LuksError::WrongKey),
+            false => Err(LuksError::Untried(untried.join("; "))),
+        }
+    }
+}
+
+fn unusable(name: &dyn fmt::Display, error: &LuksError) -> String {
+    format!("slot {name}: {error}")
 }
 
 impl Slot {
@@ -174,6 +240,34 @@ mod tests {
                 assert_eq!(key, long[..len], "{hash:?}");
             }
         }
+    }
+
+    #[test]
+    fn slots_that_take_too_long_together_are_not_tried() {
+        let kdf = |iterations| Kdf::pbkdf2(Hash::Sha256, iterations, vec![3; 32]).unwrap();
+        let slot = |iterations| Slot {
+            kdf: kdf(iterations),
+            key_bytes: 32,
+            area_key_bytes: 32,
+            offset: 0,
+            stripes: 2,
+            hash: Hash::Sha256,
+        };
+        let digest = KeyDigest::new(Hash::Sha256, 10, vec![3; 32], vec![0; 32]).unwrap();
+        let mut slots = Slots::default();
+        [100, 100, 20]
+            .iter()
+            .enumerate()
+            .for_each(|(name, cost)| slots.add(name, Ok(slot(*cost))));
+        let passphrase = Secret::take(&mut [1]).unwrap();
+        let refusal = |cost_max| {
+            let opened = slots.open_within(cost_max, &passphrase, &digest, &mut &[0; 512][..]);
+            opened.map(drop).unwrap_err().to_string()
+        };
+        assert_eq!(refusal(250), "no key slot opens with this key");
+        let too_long =
+            "no key slot opens with this key; not tried: slot 1: slots before it have taken too long";
+        assert_eq!(refusal(219), too_long);
     }
 
     #[test]

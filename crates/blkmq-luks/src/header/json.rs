@@ -7,23 +7,22 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
-use super::{Header, Payload, check_cipher, check_stripes};
+use super::{Header, Payload, check_cipher, check_key_bytes, check_stripes};
 use crate::error::LuksError;
 use crate::kdf::{self, Hash, Kdf};
-use crate::slot::{KeyDigest, Slot};
+use crate::slot::{KeyDigest, Slot, Slots};
 
 #[derive(Deserialize)]
 pub(super) struct Metadata {
     keyslots: BTreeMap<String, serde_json::Value>,
     segments: BTreeMap<String, serde_json::Value>,
-    digests: BTreeMap<String, Digest>,
+    digests: BTreeMap<String, serde_json::Value>,
     config: Config,
 }
 
 #[derive(Deserialize)]
 struct KeySlot {
     key_size: u64,
-    priority: Option<u8>,
     af: Af,
     area: Area,
     kdf: SlotKdf,
@@ -108,24 +107,28 @@ impl Metadata {
                 allowed: "finish a reencryption by cryptsetup reencrypt",
             });
         }
-        let (segment_id, payload, cipher) = self.segment()?;
-        let named = |digest: &&Digest| digest.segments.contains(segment_id);
-        let digest = self.digests.values().find(named);
+        let (segment_id, payload) = self.segment()?;
+        // Others may be of a kind that is not known here.
+        let mut digests = self.digests.values().map(Digest::deserialize);
+        let digest = digests.find(|digest| {
+            digest
+                .as_ref()
+                .is_ok_and(|digest| digest.segments.contains(segment_id))
+        });
         let digest = digest.ok_or_else(|| LuksError::damaged("no digest is of its segment"))?;
-        let (slots, key_bytes) = self.slots(&digest.keyslots, cipher)?;
+        let digest = digest.map_err(malformed)?;
         Ok(Header {
             version: 2,
             uuid,
             payload,
             warning: None,
-            slots,
+            slots: self.slots(&digest.keyslots)?,
             digest: digest.parsed()?,
-            key_bytes,
         })
     }
 
-    /// The only segment: its name, place and cipher.
-    fn segment(&self) -> Result<(&String, Payload, String), LuksError> {
+    /// The only segment: its name and place.
+    fn segment(&self) -> Result<(&String, Payload), LuksError> {
         let mut segments = self.segments.iter();
         let (Some((id, value)), None) = (segments.next(), segments.next()) else {
             return Err(LuksError::Unsupported {
@@ -154,6 +157,7 @@ impl Metadata {
             let size = segment.sector_size;
             return Err(LuksError::damaged(format!("its sectors have {size} bytes")));
         }
+        check_cipher(&segment.encryption)?;
         let size = match &*segment.size {
             "dynamic" => None,
             size => Some(number(size)?),
@@ -164,38 +168,36 @@ impl Metadata {
             sector: segment.sector_size,
             first_sector: number(&segment.iv_tweak)?,
         };
-        Ok((id, payload, segment.encryption))
+        Ok((id, payload))
     }
 
-    /// The slots of a digest, those that are preferred first, and the length of the volume key.
-    fn slots(&self, ids: &[String], cipher: String) -> Result<(Vec<Slot>, usize), LuksError> {
-        let mut slots = Vec::new();
-        let mut key_size = None;
+    /// The slots of a digest, those that are preferred first.
+    fn slots(&self, ids: &[String]) -> Result<Slots, LuksError> {
+        if self.keyslots.len() > SLOTS_MAX {
+            let count = self.keyslots.len();
+            return Err(LuksError::damaged(format!("it has {count} key slots")));
+        }
+        let mut found = Vec::new();
         for (id, value) in self.keyslots.iter().filter(|(id, _)| ids.contains(id)) {
             let kind = value.get("type").and_then(serde_json::Value::as_str);
-            if kind != Some("luks2") {
-                // For example "reencrypt", or a slot of another program's.
-                continue;
-            }
-            let slot = KeySlot::deserialize(value).map_err(malformed)?;
-            key_size = key_size.or(Some(slot.key_size));
-            if slot.priority != Some(0) {
-                slots.push((3 - slot.priority.unwrap_or(1).min(2), id.len(), id, slot));
+            let priority = value.get("priority").and_then(serde_json::Value::as_u64);
+            // Another type is for example "reencrypt", or a slot of another program's.
+            if kind == Some("luks2") && priority != Some(0) {
+                found.push((3 - priority.unwrap_or(1).min(2), id.len(), id, value));
             }
         }
-        // Without a slot, only the length of the key is unknown, and nothing can be opened.
-        let key_bytes = check_cipher(&cipher, key_size.unwrap_or(64))?;
-        slots.sort_by(|one, other| (one.0, one.1, one.2).cmp(&(other.0, other.1, other.2)));
-        let parsed = slots.iter().map(|(.., slot)| slot.parsed(key_bytes));
-        Ok((parsed.collect::<Result<_, _>>()?, key_bytes))
+        found.sort_by_key(|(preference, len, id, _)| (*preference, *len, *id));
+        let mut slots = Slots::default();
+        for (_, _, id, value) in found {
+            let slot = KeySlot::deserialize(value).map_err(malformed);
+            slots.add(kdf::shown(id), slot.and_then(|slot| slot.parsed()));
+        }
+        Ok(slots)
     }
 }
 
 impl KeySlot {
-    fn parsed(&self, key_bytes: usize) -> Result<Slot, LuksError> {
-        if self.key_size != key_bytes as u64 {
-            return Err(LuksError::damaged("its key slots have keys of different lengths"));
-        }
+    fn parsed(&self) -> Result<Slot, LuksError> {
         if self.af.kind != "luks1" || self.area.kind != "raw" {
             return Err(LuksError::Unsupported {
                 what: format!(
@@ -206,6 +208,8 @@ impl KeySlot {
                 allowed: "supported are luks1 and raw",
             });
         }
+        check_cipher(&self.area.encryption)?;
+        let key_bytes = check_key_bytes(self.key_size)?;
         let (stripes, size) = (check_stripes(self.af.stripes)?, number(&self.area.size)?);
         if size < Slot::area_bytes(key_bytes, stripes) as u64 {
             return Err(LuksError::damaged("the area of a key slot is too small"));
@@ -213,7 +217,7 @@ impl KeySlot {
         Ok(Slot {
             kdf: self.kdf.parsed()?,
             key_bytes,
-            area_key_bytes: check_cipher(&self.area.encryption, self.area.key_size)?,
+            area_key_bytes: check_key_bytes(self.area.key_size)?,
             offset: number(&self.area.offset)?,
             stripes,
             hash: Hash::named(&self.af.hash)?,
@@ -273,3 +277,6 @@ fn malformed(error: serde_json::Error) -> LuksError {
         error.column()
     ))
 }
+
+/// As `cryptsetup`: each may ask for minutes.
+const SLOTS_MAX: usize = 32;

@@ -1,10 +1,10 @@
 //! The header of LUKS1: 592 bytes, eight key slots behind each other, one cipher for slots and data. It has
 //! no second copy and no checksum.
 
-use super::{Header, Payload, ReadAt, check_cipher, check_stripes, text};
+use super::{Header, Payload, ReadAt, check_cipher, check_key_bytes, check_stripes, text};
 use crate::error::LuksError;
 use crate::kdf::{Hash, Kdf};
-use crate::slot::{KeyDigest, Slot};
+use crate::slot::{KeyDigest, Slot, Slots};
 
 /// Reads the header, if there is one.
 pub(super) fn read(from: &mut dyn ReadAt) -> Result<Option<Header>, LuksError> {
@@ -34,26 +34,32 @@ fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, LuksError> {
     };
     let cipher = format!("{}-{}", text(&bytes[8..40])?, text(&bytes[40..72])?);
     let hash = Hash::named(&text(&bytes[72..104])?)?;
-    let key_bytes = check_cipher(&cipher, number(108))?;
+    check_cipher(&cipher)?;
+    let key_bytes = check_key_bytes(number(108))?;
     let (digest, salt) = (bytes[112..132].to_vec(), bytes[132..164].to_vec());
     let digest = KeyDigest::new(hash, number(164), salt, digest)?;
     let uuid = text(&bytes[168..208])?;
-    let mut slots = Vec::new();
-    for at in (0..SLOTS).map(|slot| SLOTS_AT + slot * SLOT_BYTES) {
-        match number(at) {
-            ACTIVE => {}
-            INACTIVE => continue,
-            state => return Err(LuksError::damaged(format!("a key slot has the state {state:#x}"))),
+    let slot = |at: usize| -> Result<Slot, LuksError> {
+        if number(at) != ACTIVE {
+            let state = number(at);
+            return Err(LuksError::damaged(format!("a key slot has the state {state:#x}")));
         }
         let salt = bytes[at + 8..at + 40].to_vec();
-        slots.push(Slot {
+        Ok(Slot {
             kdf: Kdf::pbkdf2(hash, number(at + 4), salt)?,
             key_bytes,
             area_key_bytes: key_bytes,
             offset: number(at + 40) * SECTOR,
             stripes: check_stripes(number(at + 44))?,
             hash,
-        });
+        })
+    };
+    let mut slots = Slots::default();
+    for index in 0..SLOTS {
+        let at = SLOTS_AT + index * SLOT_BYTES;
+        if number(at) != INACTIVE {
+            slots.add(index, slot(at));
+        }
     }
     Ok(Header {
         version: 1,
@@ -67,7 +73,6 @@ fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, LuksError> {
         warning: None,
         slots,
         digest,
-        key_bytes,
     })
 }
 

@@ -152,12 +152,27 @@ impl Image {
 
     /// Changes the JSON of both copies of a header of 16 KiB, and makes their checksums right.
     pub(crate) fn replace_json(&self, from: &str, to: &str) {
+        self.change_json(&[0, 1], |json| json.replace(from, to));
+    }
+
+    /// The same, at the first place alone.
+    pub(crate) fn replace_first_in_json(&self, from: &str, to: &str) {
+        self.change_json(&[0, 1], |json| json.replacen(from, to, 1));
+    }
+
+    /// The same, in some of the copies.
+    pub(crate) fn replace_json_of(&self, copies: &[usize], from: &str, to: &str) {
+        self.change_json(copies, |json| json.replace(from, to));
+    }
+
+    fn change_json(&self, copies: &[usize], change: impl Fn(&str) -> String) {
         let mut bytes = self.bytes();
-        for copy in bytes[..2 * COPY_BYTES].chunks_exact_mut(COPY_BYTES) {
+        for number in copies {
+            let copy = &mut bytes[number * COPY_BYTES..(number + 1) * COPY_BYTES];
             let json = String::from_utf8(copy[4096..].to_vec()).unwrap();
             let json = json.trim_end_matches('\0');
-            assert!(json.contains(from), "{json}");
-            let changed = json.replace(from, to);
+            let changed = change(json);
+            assert_ne!(changed, json);
             copy[4096..].fill(0);
             copy[4096..4096 + changed.len()].copy_from_slice(changed.as_bytes());
             copy[448..512].fill(0);

@@ -4,9 +4,11 @@
 mod image;
 
 use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use blkmq_luks::{Header, LuksError, Secret, VolumeKey, Xts};
+use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts};
 
 use self::image::{Image, PASSPHRASE, has_cryptsetup};
 
@@ -173,6 +175,153 @@ fn other_formats_are_refused_by_name() {
         "{}",
         refusal(&empty)
     );
+}
+
+#[test]
+fn slot_that_cannot_be_used_leaves_the_others() {
+    if !has_cryptsetup() {
+        return;
+    }
+    let kinds = [
+        (
+            "\"type\":\"argon2id\"",
+            "\"type\":\"scrypt\"",
+            "the key derivation \"scrypt\"",
+        ),
+        ("\"time\":4", "\"time\":70000", "Argon2 passes 70000"),
+        ("\"key_size\":64", "\"key_size\":48", "a key of 48 bytes"),
+        ("\"stripes\":4000", "\"stripes\":0", "has 0 stripes"),
+        (
+            "\"type\":\"raw\"",
+            "\"type\":\"datashift\"",
+            "the types \"luks1\" and \"datashift\"",
+        ),
+        ("\"salt\":\"", "\"salt\":\"!", "no base64"),
+        ("\"kdf\":", "\"kdf \":", "its JSON"),
+    ];
+    let image = Image::formatted("--type luks2 --pbkdf argon2id");
+    image.add_key("another passphrase", 5);
+    let (_, key) = open(&image).unwrap();
+    let whole = image.bytes();
+    let another = Secret::take(&mut b"another passphrase".to_vec()).unwrap();
+    for (from, to, why) in kinds {
+        image.write(&whole);
+        image.replace_first_in_json(from, to);
+        let mut file = File::open(image.header()).unwrap();
+        let header = Header::read(&mut file).unwrap_or_else(|error| panic!("{to}: {error}"));
+        let opened = header
+            .unlock(&another, &mut file)
+            .unwrap_or_else(|error| panic!("{to}: {error}"));
+        assert_eq!(opened.bytes(), key.bytes(), "{to}");
+        let refused = refusal(&image);
+        assert!(
+            refused.starts_with("no key slot opens with this key; not tried: slot \"0\": ")
+                && refused.contains(why),
+            "{to}: {refused}"
+        );
+    }
+    let image = Image::formatted("--type luks1");
+    image.add_key("another passphrase", 5);
+    let whole = image.bytes();
+    // The state of the first slot, the most significant byte of its iterations, and its stripes.
+    for (place, why) in [
+        (208, "has the state"),
+        (212, "PBKDF2 iterations"),
+        (253, "stripes"),
+    ] {
+        image.write(&whole);
+        image.flip(place);
+        let mut file = File::open(image.header()).unwrap();
+        let header = Header::read(&mut file).unwrap_or_else(|error| panic!("{place}: {error}"));
+        header
+            .unlock(&another, &mut file)
+            .unwrap_or_else(|error| panic!("{place}: {error}"));
+        let refused = refusal(&image);
+        assert!(
+            refused.starts_with("no key slot opens with this key; not tried: slot 0: ")
+                && refused.contains(why),
+            "{place}: {refused}"
+        );
+    }
+}
+
+#[test]
+fn slot_whose_area_cannot_be_read_leaves_the_others() {
+    if !has_cryptsetup() {
+        return;
+    }
+    let image = Image::formatted("--type luks2 --pbkdf pbkdf2");
+    image.add_key("another passphrase", 1);
+    let another = Secret::take(&mut b"another passphrase".to_vec()).unwrap();
+    let mut medium = Medium {
+        bytes: image.bytes(),
+        // The area of the first slot.
+        bad: 32 << 10..33 << 10,
+    };
+    let header = Header::read(&mut medium).unwrap();
+    header.unlock(&another, &mut medium).unwrap();
+    let refused = header.unlock(&key(), &mut medium).unwrap_err().to_string();
+    assert!(
+        refused.contains("not tried: slot \"0\": its LUKS header cannot be read"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn copy_that_cannot_be_read_or_makes_no_sense_is_replaced_by_the_other() {
+    if !has_cryptsetup() {
+        return;
+    }
+    let image = Image::formatted("--type luks2 --pbkdf pbkdf2");
+    let bytes = image.bytes();
+    for (bad, which) in [
+        (0..512, "first"),
+        (8192..8704, "first"),
+        (16384 + 512..20480, "second"),
+    ] {
+        let mut medium = Medium {
+            bytes: bytes.clone(),
+            bad,
+        };
+        let header = Header::read(&mut medium).unwrap();
+        let warning = header.warning.as_deref().unwrap_or_default();
+        assert!(
+            warning.starts_with(&format!("the {which} copy of the LUKS header is damaged")),
+            "{warning}"
+        );
+        header.unlock(&key(), &mut medium).unwrap();
+    }
+    image.replace_json_of(&[0], "\"segments\":", "\"segment \":");
+    assert!(
+        open(&image)
+            .unwrap()
+            .0
+            .warning
+            .unwrap()
+            .starts_with("the first copy")
+    );
+    image.replace_json_of(&[1], "\"segments\":", "\"segment \":");
+    let refused = refusal(&image);
+    assert!(
+        refused.contains("both copies; the first one has a right checksum, but its JSON"),
+        "{refused}"
+    );
+}
+
+/// A header on a medium of which some bytes cannot be read.
+struct Medium {
+    bytes: Vec<u8>,
+    bad: Range<u64>,
+}
+
+impl ReadAt for Medium {
+    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let end = offset + bytes.len() as u64;
+        match offset < self.bad.end && self.bad.start < end {
+            true => Err(io::Error::from_raw_os_error(5)),
+            false => (&self.bytes[..]).read_at(offset, bytes),
+        }
+    }
 }
 
 #[test]
