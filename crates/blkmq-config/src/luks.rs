@@ -8,12 +8,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use blkmq_core::ids::GroupId;
 use blkmq_drivers::keys::Pairs;
 use blkmq_host::Control;
 use blkmq_host::disk::Disk;
-use blkmq_host::encrypted::{EncryptedSpec, SectorCipher};
+use blkmq_host::encrypted::{EncryptedData, EncryptedSpec, SectorCipher};
 use blkmq_host::value::{self, ConfigError};
 use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts, secret};
 
@@ -165,106 +165,162 @@ impl Keyring {
         copies.collect()
     }
 
-    /// Adds the encrypted disks of a plan to an engine, in order. One whose key is missing or wrong is added
-    /// locked; the others serve. Blocks for as long as the drives and the key slots take.
+    /// Adds the encrypted disks of a plan to an engine, in order. One that cannot be opened is added locked; the
+    /// others serve. Keys that were handed over for disks that are not among them are wiped. Blocks for as long as
+    /// the drives and the key slots take.
     ///
     /// # Errors
-    /// A header that cannot be used, or a disk that cannot be added, with its name.
+    /// A disk that cannot be added, or cannot be opened although its key was handed over, with its name.
     pub fn open_all(&self, control: &Control, planned: Vec<PlannedLuks>) -> Result<()> {
+        let mut handed = std::mem::take(&mut *self.lock());
         for one in planned {
             let context = format!("disk {}", one.spec.name);
-            self.open(control, one).context(context)?;
+            let key = handed.remove(&one.spec.name);
+            self.open(control, one, key).context(context)?;
         }
         Ok(())
     }
 
-    fn open(&self, control: &Control, planned: PlannedLuks) -> Result<()> {
+    fn open(&self, control: &Control, planned: PlannedLuks, handed: Option<VolumeKey>) -> Result<()> {
         let PlannedLuks { spec, source, group } = planned;
-        let name = &spec.name;
-        let mut place = HeaderPlace::of(control, &source)?;
-        let header = Header::read(&mut place)?;
-        if let Some(warning) = &header.warning {
-            tracing::warn!("disk {name}: {warning}");
-        }
-        let cipher = match self.find_key(name, &source, &header, &mut place) {
-            Ok(Some(key)) => {
-                let cipher = cipher_of(&header, &key)?;
-                self.insert(name.clone(), key);
-                Some(cipher)
-            }
-            Ok(None) => {
-                tracing::info!(
-                    "disk {name}: is locked, since it has no key=; blkmq ctl unlock {name} opens it"
-                );
-                None
-            }
-            Err(error) => {
-                tracing::error!("disk {name}: stays locked: {error:#}; blkmq ctl unlock {name} opens it");
-                None
-            }
-        };
-        control.add_encrypted(EncryptedSpec {
+        let (name, was_open) = (spec.name.clone(), handed.is_some());
+        let (data, mut opened) = open_source(control, &name, &source, handed);
+        let mut is_usable = data.is_some();
+        let cipher = opened.as_ref().ok().and_then(Option::as_ref);
+        let added = EncryptedSpec {
             name: spec.name,
             description: spec.description,
             serial: spec.serial,
             export: spec.export,
             below: source.below,
-            start: header.payload.offset,
-            size: header.payload.size,
-            sector: header.payload.sector,
+            data,
             read_only: spec.read_only,
             block_size: spec.block_size,
             discard: source.discard,
             group,
             group_path: spec.group,
-            cipher,
-        })?;
+            cipher: cipher.map(|opened| Arc::clone(&opened.cipher)),
+        };
+        let unusable = EncryptedSpec {
+            data: None,
+            cipher: None,
+            ..added.clone()
+        };
+        if let Err(error) = control.add_encrypted(added) {
+            control.add_encrypted(unusable)?;
+            let why = error.to_string();
+            let why = why.strip_prefix(&format!("disk {name}: ")).unwrap_or(&why);
+            (opened, is_usable) = (Err(anyhow!("{why}")), false);
+        }
+        let unlock = format!("blkmq ctl unlock {name} opens it");
+        match opened {
+            Ok(Some(opened)) => self.insert(name, opened.key),
+            Ok(None) => tracing::info!("disk {name}: is locked, since it has no key=; {unlock}"),
+            Err(error) if was_open => return Err(error.context("it is open in the running daemon")),
+            Err(error) if is_usable => tracing::error!("disk {name}: stays locked: {error:#}; {unlock}"),
+            Err(error) => tracing::error!("disk {name}: stays locked while this daemon runs: {error:#}"),
+        }
         Ok(())
     }
 
-    /// The volume key: handed over, or by the configured passphrase. `None` if nothing is configured.
-    fn find_key(
-        &self,
-        name: &str,
-        source: &LuksSource,
-        header: &Header,
-        place: &mut HeaderPlace<'_>,
-    ) -> Result<Option<VolumeKey>> {
-        let handed = self.lock().remove(name);
-        if let Some(key) = handed.filter(|key| header.check_key(key).is_ok()) {
-            return Ok(Some(key));
-        }
-        let Some(from) = &source.key else {
-            return Ok(None);
-        };
-        let passphrase = from.read().with_context(|| format!("key {from}"))?;
-        Ok(Some(header.unlock(&passphrase, place)?))
-    }
-
-    /// Unlocks a disk of a running engine with a passphrase. Blocks as [`Keyring::open_all`].
+    /// Opens a disk of a running engine with what [`Opened::find`] has found.
     ///
     /// # Errors
-    /// There is no such disk, it is not locked, or no slot opens.
-    pub fn unlock(&self, control: &Control, spec: &DiskSpec, passphrase: &Secret) -> Result<()> {
-        let name = &spec.name;
-        let Source::Luks(source) = &spec.source else {
-            bail!("disk {name}: is not encrypted by this daemon");
-        };
-        let opened = || -> Result<()> {
-            let mut place = HeaderPlace::of(control, source)?;
-            let header = Header::read(&mut place)?;
-            let key = header.unlock(passphrase, &mut place)?;
-            let cipher = cipher_of(&header, &key)?;
-            control.unlock(name, cipher)?;
-            self.insert(name.clone(), key);
-            Ok(())
-        };
-        opened().with_context(|| format!("disk {name}"))
+    /// It is not locked, or its header could not be used when it was added.
+    pub fn unlock(&self, control: &Control, opened: Opened) -> Result<()> {
+        control.unlock(&opened.disk, opened.cipher)?;
+        self.insert(opened.disk, opened.key);
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, VolumeKey>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The key of a disk that was found, and its cipher.
+pub struct Opened {
+    disk: String,
+    key: VolumeKey,
+    cipher: Arc<dyn SectorCipher>,
+}
+
+impl Opened {
+    /// Finds the key of a disk of a running engine with a passphrase. Blocks as [`Keyring::open_all`].
+    ///
+    /// # Errors
+    /// There is no such disk, its header cannot be used, or no slot opens.
+    pub fn find(control: &Control, spec: &DiskSpec, passphrase: &Secret) -> Result<Self> {
+        let name = &spec.name;
+        let Source::Luks(source) = &spec.source else {
+            bail!("disk {name}: is not encrypted by this daemon");
+        };
+        let found = || -> Result<Self> {
+            let (header, mut place) = open_header(control, source)?;
+            let key = header.unlock(passphrase, &mut place)?;
+            Self::new(name, &header, key)
+        };
+        found().with_context(|| format!("disk {name}"))
+    }
+
+    fn new(disk: &str, header: &Header, key: VolumeKey) -> Result<Self> {
+        let cipher = LuksCipher {
+            xts: Xts::new(key.bytes(), header.payload.sector)?,
+            first_sector: header.payload.first_sector,
+        };
+        Ok(Self {
+            disk: disk.to_owned(),
+            key,
+            cipher: Arc::new(cipher),
+        })
+    }
+}
+
+/// Where the data of a disk are, if its header can be used; and its key, if it has one.
+fn open_source(
+    control: &Control,
+    name: &str,
+    source: &LuksSource,
+    handed: Option<VolumeKey>,
+) -> (Option<EncryptedData>, Result<Option<Opened>>) {
+    let (header, mut place) = match open_header(control, source) {
+        Ok(read) => read,
+        Err(error) => return (None, Err(error)),
+    };
+    if let Some(warning) = &header.warning {
+        tracing::warn!("disk {name}: {warning}");
+    }
+    let data = EncryptedData {
+        start: header.payload.offset,
+        size: header.payload.size,
+        sector: header.payload.sector,
+    };
+    let found = find_key(handed, source, &header, &mut place);
+    let opened = found.and_then(|key| key.map(|key| Opened::new(name, &header, key)).transpose());
+    (Some(data), opened)
+}
+
+/// Reads the header of a disk. Returns where it is, too.
+fn open_header<'a>(control: &'a Control, source: &LuksSource) -> Result<(Header, HeaderPlace<'a>)> {
+    let mut place = HeaderPlace::of(control, source)?;
+    Ok((Header::read(&mut place)?, place))
+}
+
+/// The volume key: handed over, or by the configured passphrase. `None` if nothing is configured.
+fn find_key(
+    handed: Option<VolumeKey>,
+    source: &LuksSource,
+    header: &Header,
+    place: &mut HeaderPlace<'_>,
+) -> Result<Option<VolumeKey>> {
+    if let Some(key) = handed.filter(|key| header.check_key(key).is_ok()) {
+        return Ok(Some(key));
+    }
+    let Some(from) = &source.key else {
+        return Ok(None);
+    };
+    let passphrase = from.read().with_context(|| format!("key {from}"))?;
+    Ok(Some(header.unlock(&passphrase, place)?))
 }
 
 /// Where a header is.
@@ -299,13 +355,6 @@ impl ReadAt for HeaderPlace<'_> {
 struct LuksCipher {
     xts: Xts,
     first_sector: u64,
-}
-
-fn cipher_of(header: &Header, key: &VolumeKey) -> Result<Arc<dyn SectorCipher>, LuksError> {
-    Ok(Arc::new(LuksCipher {
-        xts: Xts::new(key.bytes(), header.payload.sector)?,
-        first_sector: header.payload.first_sector,
-    }))
 }
 
 impl SectorCipher for LuksCipher {

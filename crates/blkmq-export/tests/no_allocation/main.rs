@@ -20,7 +20,7 @@ use blkmq_core::time::Nanos;
 use blkmq_export::common::{AddressLimits, CONNECTIONS_MAX, Common, OwnedPath, Socket};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
-use blkmq_host::encrypted::{EncryptedSpec, SectorCipher};
+use blkmq_host::encrypted::{EncryptedData, EncryptedSpec, SectorCipher};
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
 use blkmq_nbd::codec::request::{Command, RequestHeader};
@@ -179,9 +179,11 @@ fn encrypt(engine: &Engine, name: &str) {
         serial: None,
         export: None,
         below: below.name,
-        start: 0,
-        size: None,
-        sector: 512,
+        data: Some(EncryptedData {
+            start: 0,
+            size: None,
+            sector: 512,
+        }),
         read_only: false,
         block_size: None,
         discard: false,

@@ -30,6 +30,7 @@ pub trait SectorCipher: Send + Sync {
 }
 
 /// An encrypted disk that is to be added.
+#[derive(Clone)]
 pub struct EncryptedSpec {
     /// Its name, unique in the engine.
     pub name: String,
@@ -41,12 +42,9 @@ pub struct EncryptedSpec {
     pub export: Option<String>,
     /// The name of the disk below.
     pub below: String,
-    /// Where its data begins there, in bytes.
-    pub start: u64,
-    /// Bytes of its data; none for all that follow.
-    pub size: Option<u64>,
-    /// Bytes of a sector: the least block size.
-    pub sector: u32,
+    /// Where its data are there. Without that, since its header cannot be used, the disk has no bytes, and stays
+    /// locked: it keeps others from the disk below.
+    pub data: Option<EncryptedData>,
     /// Whether writes are refused, though the disk below may allow them.
     pub read_only: bool,
     /// Smallest unit of its addresses and lengths, in bytes. Default: the larger of a sector and the block below.
@@ -59,6 +57,17 @@ pub struct EncryptedSpec {
     pub group_path: String,
     /// Its cipher. Without one the disk is locked: its bios fail until [`Control::unlock`](crate::Control::unlock).
     pub cipher: Option<Arc<dyn SectorCipher>>,
+}
+
+/// Where the data of an encrypted disk are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncryptedData {
+    /// Where they begin on the disk below, in bytes.
+    pub start: u64,
+    /// Their bytes; none for all that follow.
+    pub size: Option<u64>,
+    /// Bytes of a sector: the least block size.
+    pub sector: u32,
 }
 
 /// An encrypted disk, as all threads have it.
@@ -102,36 +111,27 @@ impl Encrypted {
 
 /// Finds the disk below, and checks that the data lie in it.
 pub(super) fn make(spec: &EncryptedSpec, disks: &[Disk]) -> Result<(Disk, Arc<Encrypted>), Error> {
-    let refuse = |why: String| Err(Error::Disk(format!("disk {}: {why}", spec.name)));
+    let error = |why: String| Error::Disk(format!("disk {}: {why}", spec.name));
     let Some(below) = disks.iter().find(|disk| disk.name == spec.below) else {
-        return refuse(format!("there is no disk {} for it to lie on", spec.below));
+        return Err(error(format!("there is no disk {} for it to lie on", spec.below)));
     };
     if let Some(user) = &below.used_by {
-        return refuse(format!("disk {} is used by disk {user} already", below.name));
+        return Err(error(format!(
+            "disk {} is used by disk {user} already",
+            below.name
+        )));
     }
-    let block = spec
-        .sector
-        .max(below.block_size)
-        .max(spec.block_size.unwrap_or(0));
-    let left = below.size.saturating_sub(spec.start);
-    let size = spec.size.unwrap_or(left - left % u64::from(block));
-    if !spec.start.is_multiple_of(below.block_size.into()) {
-        return refuse(format!(
-            "its data begin at byte {} of disk {}, which is no multiple of that one's block size {}",
-            spec.start, below.name, below.block_size
-        ));
-    }
-    if size == 0 || size > left || !size.is_multiple_of(block.into()) {
-        return refuse(format!(
-            "its data, {size} bytes from byte {} on, must be whole blocks of {block} bytes within the {} bytes of disk {}",
-            spec.start, below.size, below.name
-        ));
-    }
+    let sector = spec.data.map_or(0, |data| data.sector);
+    let block = sector.max(below.block_size).max(spec.block_size.unwrap_or(0));
+    let (start, size) = match spec.data {
+        None => (0, 0),
+        Some(data) => place(data, block, below).map_err(error)?,
+    };
     let limits = &below.limits;
     let discard_max = if spec.discard { limits.discard_max } else { 0 };
     let encrypted = Encrypted {
         below: (below.queue, below.id),
-        start: spec.start,
+        start,
         size,
         read_only: spec.read_only || below.read_only,
         limits: Limits {
@@ -152,6 +152,29 @@ pub(super) fn make(spec: &EncryptedSpec, disks: &[Disk]) -> Result<(Disk, Arc<En
         encrypted.unlock(Arc::clone(cipher));
     }
     Ok((below.clone(), Arc::new(encrypted)))
+}
+
+/// The first byte of data on the disk below, and how many there are.
+///
+/// # Errors
+/// Why there cannot be any, for people.
+fn place(data: EncryptedData, block: u32, below: &Disk) -> Result<(u64, u64), String> {
+    let start = data.start;
+    let left = below.size.saturating_sub(start);
+    let size = data.size.unwrap_or(left - left % u64::from(block));
+    if !start.is_multiple_of(below.block_size.into()) {
+        return Err(format!(
+            "its data begin at byte {start} of disk {}, which is no multiple of that one's block size {}",
+            below.name, below.block_size
+        ));
+    }
+    if size == 0 || size > left || !size.is_multiple_of(block.into()) {
+        return Err(format!(
+            "its data, {size} bytes from byte {start} on, must be whole blocks of {block} bytes within the {} bytes of disk {}",
+            below.size, below.name
+        ));
+    }
+    Ok((start, size))
 }
 
 /// What is known of an encrypted disk beside its bios.

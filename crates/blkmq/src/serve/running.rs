@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
-use blkmq_config::luks::Keyring;
+use blkmq_config::luks::{Keyring, Opened};
 use blkmq_config::{Config, Detail, Document, ExportSpec, live};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::Common;
@@ -145,7 +145,13 @@ impl Running {
         let config = self.document().config()?;
         let spec = config.disks.iter().find(|spec| spec.name == disk);
         let spec = spec.with_context(|| format!("disk {disk}: there is no such disk"))?;
-        self.keyring.unlock(&self.control(), spec, passphrase)
+        // Key slots take seconds, in which other changes go on.
+        let opened = Opened::find(&self.control(), spec, passphrase)?;
+        let _state = self.open_state()?;
+        self.keyring.unlock(&self.control(), opened)?;
+        // A daemon that takes over and was sent keys before has not this one.
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 
     /// The configuration of the control socket.

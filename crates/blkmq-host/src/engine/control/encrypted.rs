@@ -77,7 +77,7 @@ impl Control {
     /// Gives a locked disk its cipher.
     ///
     /// # Errors
-    /// If there is no such disk, it is not encrypted, or it has its cipher already.
+    /// If there is no such disk, it is not encrypted, it was added without data, or it has its cipher already.
     pub fn unlock(&self, name: &str, cipher: Arc<dyn SectorCipher>) -> Result<(), Error> {
         let refuse = |why: &str| Error::Disk(format!("disk {name}: {why}"));
         let disks = self.shared.disks();
@@ -86,6 +86,11 @@ impl Control {
         let index = disk.id.0.checked_sub(FIRST).filter(|_| disk.queue == MAPPED);
         let index = index.ok_or_else(|| refuse("is not encrypted by this daemon"))?;
         let encrypted = Arc::clone(&self.shared.encrypted()[index as usize]);
+        if encrypted.size == 0 {
+            return Err(refuse(
+                "its header could not be used when this daemon started: start another one, with --take-over",
+            ));
+        }
         if !encrypted.unlock(cipher) {
             return Err(refuse("is not locked"));
         }

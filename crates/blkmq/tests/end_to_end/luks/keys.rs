@@ -39,7 +39,7 @@ pub(super) fn start(scratch: &Scratch, disks: &[String], more: &[&str]) -> Daemo
     Daemon::start(&words)
 }
 
-fn state(scratch: &Scratch, name: &str) -> String {
+pub(super) fn state(scratch: &Scratch, name: &str) -> String {
     let path = scratch.path("control.sock");
     // A successor has its socket a moment after it has taken over.
     let until = std::time::Instant::now() + Duration::from_secs(10);

@@ -289,7 +289,7 @@ pub(crate) fn pretend(path: &Path, step: usize) -> Channel {
 }
 
 /// A connection to the upgrade socket that has received the locks and sockets.
-pub(super) fn greeted(path: &Path) -> Channel {
+pub(crate) fn greeted(path: &Path) -> Channel {
     let mut channel = Channel::new(UnixStream::connect(path).expect("it listens")).expect("our own user");
     channel
         .send(&Message::Hello { version: VERSION }, &[], LIMIT)
