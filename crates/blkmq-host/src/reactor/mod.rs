@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   orders, services that come and go, ring, shared memory, timers
-//!      -> queues run -> room offered -> ended bios to services, unplug -> end_of_batch -> unplug, kicks
+//!      -> queues run -> (room offered -> ended bios to services, unplug), several times -> end_of_batch
+//!      -> unplug, kicks
 //!      -> wait, unless there is news -> the same again
 //! ```
 
@@ -118,8 +119,11 @@ impl Reactor {
         self.poll_services();
         self.take_timers();
         self.core.run_queues();
-        self.offer_room();
         for _ in 0..ROUNDS_MAX {
+            // Whatever had no room has some where bios have ended, also those that end while they are issued: no event
+            // may follow. Before they are delivered, since their submitters send others.
+            self.core.ended();
+            self.offer_room();
             self.deliver();
             self.core.unplug();
             if self.core.ended().is_empty() {
