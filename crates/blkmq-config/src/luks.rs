@@ -41,6 +41,8 @@ pub enum KeySource {
     Descriptor(u32),
     /// A credential of systemd's.
     Credential(String),
+    /// A program with its arguments, which prints it. It is run before the daemon confines itself.
+    Command(Vec<String>),
 }
 
 /// An encrypted disk of a plan, to be added when the engine runs.
@@ -53,7 +55,11 @@ pub struct PlannedLuks {
 
 /// The keys of the disks that are open, in locked memory: another daemon that takes over needs them.
 #[derive(Debug, Default)]
-pub struct Keyring(Mutex<BTreeMap<String, VolumeKey>>);
+pub struct Keyring {
+    keys: Mutex<BTreeMap<String, VolumeKey>>,
+    /// What the commands of disks have printed, until these are opened.
+    printed: Mutex<BTreeMap<String, Result<Secret>>>,
+}
 
 impl LuksSource {
     /// Parses `luks=DISK` and the keys that belong to it.
@@ -101,11 +107,21 @@ impl LuksSource {
 
 impl KeySource {
     fn parse(text: &str) -> Result<Self, ConfigError> {
-        let bad = || value::bad("key", text, "a file, fd:NUMBER, or cred:NAME");
+        let bad = || {
+            value::bad(
+                "key",
+                text,
+                "a file, fd:NUMBER, cred:NAME, or cmd:PROGRAM with its arguments",
+            )
+        };
         match text.split_once(':') {
             Some(("fd", number)) => number.parse().map(Self::Descriptor).or_else(|_| bad()),
             Some(("cred", name)) if !name.is_empty() && !name.contains('/') => {
                 Ok(Self::Credential(name.to_owned()))
+            }
+            Some(("cmd", words)) if !words.trim().is_empty() => {
+                let words = words.split_ascii_whitespace().map(str::to_owned);
+                Ok(Self::Command(words.collect()))
             }
             Some(("cred" | "cmd", _)) => bad(),
             _ if text.is_empty() => bad(),
@@ -113,7 +129,7 @@ impl KeySource {
         }
     }
 
-    /// The file, or what is open by its number. `None` for a credential where there are none.
+    /// The file, or what is open by its number. `None` for a command, and for a credential where there are none.
     fn path(&self) -> Option<PathBuf> {
         match self {
             Self::File(path) => Some(path.clone()),
@@ -127,14 +143,16 @@ impl KeySource {
                 let directory = std::env::var_os("CREDENTIALS_DIRECTORY")?;
                 Some(Path::new(&directory).join(name))
             }
+            Self::Command(_) => None,
         }
     }
 
     /// Reads the passphrase, each byte of it.
     fn read(&self) -> Result<Secret> {
-        let path = self
-            .path()
-            .context("there are no credentials of systemd's here")?;
+        let path = self.path().with_context(|| match self {
+            Self::Command(_) => "a command is run when the daemon starts, and not later",
+            _ => "there are no credentials of systemd's here",
+        })?;
         Ok(Secret::read_from(File::open(path)?)?)
     }
 }
@@ -145,6 +163,7 @@ impl fmt::Display for KeySource {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Descriptor(number) => write!(f, "fd:{number}"),
             Self::Credential(name) => write!(f, "cred:{name}"),
+            Self::Command(words) => write!(f, "cmd:{}", words.join(" ")),
         }
     }
 }
@@ -165,6 +184,12 @@ impl Keyring {
         copies.collect()
     }
 
+    /// Puts in what a disk's command has printed, or why it has not.
+    pub fn set_printed(&self, disk: String, passphrase: Result<Secret>) {
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        printed.insert(disk, passphrase);
+    }
+
     /// Adds the encrypted disks of a plan to an engine, in order. One that cannot be opened is added locked; the
     /// others serve. Keys that were handed over for disks that are not among them are wiped. Blocks for as long as
     /// the drives and the key slots take.
@@ -173,18 +198,23 @@ impl Keyring {
     /// A disk that cannot be added, or cannot be opened although its key was handed over, with its name.
     pub fn open_all(&self, control: &Control, planned: Vec<PlannedLuks>) -> Result<()> {
         let mut handed = std::mem::take(&mut *self.lock());
+        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut printed = std::mem::take(&mut *printed);
         for one in planned {
             let context = format!("disk {}", one.spec.name);
-            let key = handed.remove(&one.spec.name);
-            self.open(control, one, key).context(context)?;
+            let given = Given {
+                key: handed.remove(&one.spec.name),
+                printed: printed.remove(&one.spec.name),
+            };
+            self.open(control, one, given).context(context)?;
         }
         Ok(())
     }
 
-    fn open(&self, control: &Control, planned: PlannedLuks, handed: Option<VolumeKey>) -> Result<()> {
+    fn open(&self, control: &Control, planned: PlannedLuks, given: Given) -> Result<()> {
         let PlannedLuks { spec, source, group } = planned;
-        let (name, was_open) = (spec.name.clone(), handed.is_some());
-        let (data, mut opened) = open_source(control, &name, &source, handed);
+        let (name, was_open) = (spec.name.clone(), given.key.is_some());
+        let (data, mut opened) = open_source(control, &name, &source, given);
         let mut is_usable = data.is_some();
         let cipher = opened.as_ref().ok().and_then(Option::as_ref);
         let added = EncryptedSpec {
@@ -234,8 +264,16 @@ impl Keyring {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, VolumeKey>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What a disk has got of its key beside its configuration.
+struct Given {
+    /// The key that another daemon has handed over.
+    key: Option<VolumeKey>,
+    /// What its command has printed.
+    printed: Option<Result<Secret>>,
 }
 
 /// The key of a disk that was found, and its cipher.
@@ -281,7 +319,7 @@ fn open_source(
     control: &Control,
     name: &str,
     source: &LuksSource,
-    handed: Option<VolumeKey>,
+    given: Given,
 ) -> (Option<EncryptedData>, Result<Option<Opened>>) {
     let (header, mut place) = match open_header(control, source) {
         Ok(read) => read,
@@ -295,7 +333,7 @@ fn open_source(
         size: header.payload.size,
         sector: header.payload.sector,
     };
-    let found = find_key(handed, source, &header, &mut place);
+    let found = find_key(given, source, &header, &mut place);
     let opened = found.and_then(|key| key.map(|key| Opened::new(name, &header, key)).transpose());
     (Some(data), opened)
 }
@@ -308,18 +346,19 @@ fn open_header<'a>(control: &'a Control, source: &LuksSource) -> Result<(Header,
 
 /// The volume key: handed over, or by the configured passphrase. `None` if nothing is configured.
 fn find_key(
-    handed: Option<VolumeKey>,
+    given: Given,
     source: &LuksSource,
     header: &Header,
     place: &mut HeaderPlace<'_>,
 ) -> Result<Option<VolumeKey>> {
-    if let Some(key) = handed.filter(|key| header.check_key(key).is_ok()) {
+    if let Some(key) = given.key.filter(|key| header.check_key(key).is_ok()) {
         return Ok(Some(key));
     }
     let Some(from) = &source.key else {
         return Ok(None);
     };
-    let passphrase = from.read().with_context(|| format!("key {from}"))?;
+    let passphrase = given.printed.unwrap_or_else(|| from.read());
+    let passphrase = passphrase.with_context(|| format!("key {from}"))?;
     Ok(Some(header.unlock(&passphrase, place)?))
 }
 
@@ -429,14 +468,19 @@ mod tests {
         );
         let credential = Some(KeySource::Credential("vm1".to_owned()));
         assert_eq!(source("name=a,luks=b,key=cred:vm1").key, credential);
+        let words = ["/bin/secret", "get", "vm1"].map(str::to_owned);
+        assert_eq!(
+            source("name=a,luks=b,key=cmd:/bin/secret get  vm1").key,
+            Some(KeySource::Command(words.into()))
+        );
     }
 
     #[test]
     fn wrong_keys_of_an_encrypted_disk_are_refused() {
-        for key in ["fd:x", "cred:", "cred:../x", "cmd:cat", ""] {
+        for key in ["fd:x", "cred:", "cred:../x", "cmd:", "cmd: ", ""] {
             let refused = refusal(&format!("name=a,luks=b,key={key}"));
             assert!(
-                refused.contains("must be a file, fd:NUMBER, or cred:NAME"),
+                refused.contains("must be a file, fd:NUMBER, cred:NAME, or cmd:PROGRAM with its arguments"),
                 "{refused}"
             );
         }

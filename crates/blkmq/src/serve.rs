@@ -60,6 +60,7 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
         return check::check(&config);
     }
     // While this is the only thread.
+    let keyring = keys::of_commands(&config)?;
     let sandbox = Sandbox::enter(&config, args.config.as_deref())?;
     log.start().context("no thread for the log can be made")?;
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("signals cannot be handled")?;
@@ -67,7 +68,7 @@ pub fn main(args: &ServeArgs, log: &Log) -> Result<()> {
     thread::scope(|scope| {
         let serve = move || {
             let _over = over;
-            serve((document, config), sandbox, args, log)
+            serve((document, config), (sandbox, keyring), args, log)
         };
         let thread = thread::Builder::new().name("serve".to_owned());
         let serving = thread.stack_size(STACK_BYTES).spawn_scoped(scope, serve);
@@ -99,7 +100,7 @@ fn end_at_once_on_the_second(signals: &mut Signals) {
 
 fn serve(
     (document, config): (Document, Config),
-    sandbox: Sandbox,
+    (sandbox, keyring): (Sandbox, Keyring),
     args: &ServeArgs,
     log: &Log,
 ) -> Result<()> {
@@ -109,10 +110,12 @@ fn serve(
     // A write beyond the limit of a file's size fails; by default the signal would end the daemon.
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).context("signals cannot be handled")?;
     let daemon = match &args.take_over {
-        Some(address) => upgrade::take_over((document, config), sandbox, address, &args.same_data)?,
+        Some(address) => {
+            upgrade::take_over((document, config), (sandbox, keyring), address, &args.same_data)?
+        }
         None => {
             let plan = plan(&config)?;
-            Daemon::start(document, config, plan, sandbox)?
+            Daemon::start((document, config), plan, (sandbox, keyring))?
         }
     };
     daemon.run(args, signals, log)
@@ -211,19 +214,22 @@ impl Daemon {
     ///
     /// # Errors
     /// An address, a tunable or a thread fails.
-    pub fn start(document: Document, config: Config, plan: Plan, sandbox: Sandbox) -> Result<Self> {
+    pub fn start(
+        configuration: (Document, Config),
+        plan: Plan,
+        confined: (Sandbox, Keyring),
+    ) -> Result<Self> {
         let handover = Arc::new(Handover::new(Phase::Serving));
-        Self::start_with((document, config), plan, sandbox, &handover, Keyring::default())
+        Self::start_with(configuration, plan, confined, &handover)
     }
 
-    /// The same; if another daemon's clients are taken over, nobody is served yet.
-    /// `keyring` has the keys that it has handed over.
+    /// The same; if another daemon's clients are taken over, nobody is served yet, and the keyring has the keys
+    /// that it has handed over.
     fn start_with(
         (document, config): (Document, Config),
         mut plan: Plan,
-        sandbox: Sandbox,
+        (sandbox, keyring): (Sandbox, Keyring),
         handover: &Arc<Handover>,
-        keyring: Keyring,
     ) -> Result<Self> {
         let luks = std::mem::take(&mut plan.luks);
         if !luks.is_empty() {

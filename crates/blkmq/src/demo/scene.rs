@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blkmq_config::luks::Keyring;
 use blkmq_config::{Config, DiskSpec, Document, ExportSpec, GroupSpec, QueueSettings, plan};
 use blkmq_core::group::{CapKind, Caps};
 use blkmq_core::sched::{self, ElevatorType};
@@ -36,7 +37,11 @@ impl Scene {
         let config = config(&drive, depth, &socket)?;
         let daemon = {
             let plan = plan(&config)?;
-            Daemon::start(Document::default(), config, plan, Sandbox::none())?
+            Daemon::start(
+                (Document::default(), config),
+                plan,
+                (Sandbox::none(), Keyring::default()),
+            )?
         };
         Ok(Self {
             daemon,

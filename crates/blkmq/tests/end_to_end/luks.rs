@@ -4,6 +4,7 @@
 mod crypt;
 mod keys;
 mod over_image;
+mod sources;
 mod unlock;
 
 use std::path::Path;

@@ -29,14 +29,13 @@ use crate::serve::{Daemon, keys};
 /// The reason why not. The other daemon continues then.
 pub(crate) fn take_over(
     (document, config): (Document, Config),
-    sandbox: Sandbox,
+    (sandbox, keyring): (Sandbox, Keyring),
     address: &str,
     same_data: &[String],
 ) -> Result<Daemon> {
     let handover = Arc::new(Handover::new(Phase::Suspended));
     file::begin_takeover();
     let mut channel = greet(address, &handover)?;
-    let keyring = Keyring::default();
     let predecessor = take_what_a_start_needs(&mut channel, &handover, &keyring)?;
     let (our_document, our_config) = (document.clone(), config.clone());
     let ours = Ours {
@@ -47,7 +46,7 @@ pub(crate) fn take_over(
     let started = predecessor
         .check(&ours)
         .and_then(|()| plan(&config))
-        .and_then(|plan| Daemon::start_with((document, config), plan, sandbox, &handover, keyring));
+        .and_then(|plan| Daemon::start_with((document, config), plan, (sandbox, keyring), &handover));
     let mut daemon = match started {
         Ok(daemon) => daemon,
         Err(error) => {
