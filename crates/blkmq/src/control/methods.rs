@@ -16,7 +16,7 @@ use blkmq_luks::secret::KEY_BYTES_MAX;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use super::API;
 use super::images;
@@ -263,11 +263,16 @@ pub(super) static METHODS: &[Method] = &[
             #[serde(deny_unknown_fields)]
             struct Params {
                 disk: String,
-                key: String,
             }
-            let Params { disk, mut key } = of(params)?;
-            let decoded = STANDARD.decode(&key).map(Zeroizing::new);
-            key.zeroize();
+            // Taken out first: what is refused is not wiped.
+            let mut params = params;
+            let key = params.as_object_mut().and_then(|params| params.remove("key"));
+            let key = match key {
+                Some(Value::String(key)) => Zeroizing::new(key),
+                _ => return Err(Failure::new(BAD_PARAMS, "key: must be a text")),
+            };
+            let Params { disk } = of(params)?;
+            let decoded = STANDARD.decode(&*key).map(Zeroizing::new);
             let decoded = decoded
                 .ok()
                 .filter(|bytes| (1..=KEY_BYTES_MAX).contains(&bytes.len()));

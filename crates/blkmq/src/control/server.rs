@@ -22,7 +22,7 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::Value;
-use zeroize::Zeroize;
+use zeroize::{Zeroize, Zeroizing};
 
 use super::methods::{self, Session};
 use super::protocol::{self, Failure, NO_JSON, NO_METHOD};
@@ -201,8 +201,8 @@ fn serve(stream: UnixStream, roles: &Arc<Roles>, daemon: &Arc<Daemon>) {
 /// One client.
 struct Client {
     stream: UnixStream,
-    /// What came of a line that has not ended.
-    input: Vec<u8>,
+    /// What came of a line that has not ended. It may have a passphrase, and is wiped.
+    input: Zeroizing<Vec<u8>>,
 }
 
 impl Client {
@@ -210,7 +210,7 @@ impl Client {
         stream.set_nonblocking(false)?;
         Ok(Self {
             stream,
-            input: Vec::new(),
+            input: Zeroizing::default(),
         })
     }
 
@@ -223,7 +223,7 @@ impl Client {
                 if len == 0 {
                     return Ok(());
                 }
-                self.input.extend_from_slice(&piece[..len]);
+                self.keep(&piece[..len]);
                 piece[..len].zeroize();
                 let taken = self.take_lines(daemon, &mut session);
                 // After the answer, and also if nobody takes it.
@@ -237,6 +237,17 @@ impl Client {
                 self.send(line.as_bytes())?;
             }
         }
+    }
+
+    /// Adds bytes to the input. What it had elsewhere before is wiped.
+    fn keep(&mut self, piece: &[u8]) {
+        let len = self.input.len() + piece.len();
+        if len > self.input.capacity() {
+            let mut larger = Zeroizing::new(Vec::with_capacity(len.next_power_of_two()));
+            larger.extend_from_slice(&self.input);
+            self.input = larger;
+        }
+        self.input.extend_from_slice(piece);
     }
 
     /// Sends all of it, within the time that a client has for that.
@@ -301,10 +312,11 @@ impl Client {
                 self.send_with(answer.as_bytes(), session.take_descriptor())?;
             }
         }
-        let taken = input.len() - rest.len();
-        // A line may have had a passphrase.
-        input[..taken].zeroize();
-        input.drain(..taken);
+        let left = rest.len();
+        let taken = input.len() - left;
+        input.copy_within(taken.., 0);
+        input[left..].zeroize();
+        input.truncate(left);
         if input.len() > LINE_MAX {
             let failure = Failure::new(NO_JSON, format!("a line has at most {LINE_MAX} bytes"));
             let _ = self.send(protocol::answer(&Value::Null, Err(failure)).as_bytes());

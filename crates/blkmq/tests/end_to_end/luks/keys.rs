@@ -1,10 +1,13 @@
 //! Keys: a disk without one is locked alone, they come over `ctl`, they are in no log, dump or core, and a
 //! successor gets them.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use blkmq::control::client::Client as Control;
 use serde_json::json;
 
@@ -116,11 +119,13 @@ fn keys_are_in_no_log_no_dump_and_no_core() {
     let crypt = Crypt::new(&scratch);
     let one = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf argon2id");
     let two = crypt.format("two", 32 * MIB, "--type luks1");
+    let encoded = STANDARD.encode(KEY);
     // While nobody has the lock of the image.
     let secrets = [
         // No secret, but in the daemon's memory.
         scratch.word("nbd.sock").into_bytes(),
         KEY.as_bytes().to_vec(),
+        encoded.clone().into_bytes(),
         crypt.volume_key(&one),
         crypt.volume_key(&two),
     ];
@@ -130,6 +135,21 @@ fn keys_are_in_no_log_no_dump_and_no_core() {
         format!("name=vm2-raw,file={two}"),
     ]);
     let daemon = start(&scratch, &all, &[]);
+    // Requests that are refused, are not read to the end, or whose answers nobody reads.
+    let request = |disk: &str, more: &str| {
+        let params = format!("{{\"disk\":\"{disk}\",\"key\":\"{encoded}\"{more}}}");
+        format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"disk.unlock\",\"params\":{params}}}\n")
+    };
+    for line in [
+        request("vm2", ",\"more\":1"),
+        request("vm3", ""),
+        request("vm1", ""),
+    ] {
+        for end in [line.len(), line.len() - 2] {
+            let stream = UnixStream::connect(scratch.path("control.sock")).expect("it listens");
+            (&stream).write_all(&line.as_bytes()[..end]).expect("it reads");
+        }
+    }
     assert!(ctl(&scratch, &["unlock", "vm2", "--key-file", &crypt.key_file()]).success);
     for disk in ["vm1", "vm2"] {
         let mut client = Client::connect(&scratch.path("nbd.sock"), disk).expect("it is served");
