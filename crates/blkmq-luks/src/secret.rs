@@ -93,13 +93,15 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Overwrites what computations with keys have left on this thread's stack. Call it when they have returned.
+/// Overwrites what computations with keys have left on this thread's stack and in its registers. Call it when they
+/// have returned.
 #[inline(never)]
 pub fn wipe_stack() {
     let mut below = [0_u64; STACK_BYTES / size_of::<u64>()];
     // Volatile writes, and the array is handed out, so the compiler keeps both.
     below.zeroize();
     std::hint::black_box(&mut below);
+    sys::clear_registers();
 }
 
 /// The same for what [`crate::Xts`] has left: fewer bytes, in about a microsecond.
@@ -108,6 +110,7 @@ pub fn wipe_stack_of_sectors() {
     let mut below = [0_u64; SECTORS_STACK_BYTES / size_of::<u64>()];
     below.zeroize();
     std::hint::black_box(&mut below);
+    sys::clear_registers();
 }
 
 /// Largest passphrase, in bytes: all of it is locked while it is read.

@@ -130,13 +130,14 @@ impl Encrypter {
         self.free.len() < self.slots.len()
     }
 
-    /// Wipes what ciphers have left on this thread's stack. Call it before the thread sleeps, from a frame above
-    /// those that encrypt.
+    /// Wipes what ciphers have left on this thread's stack, and the last slice of data. Call it before the thread
+    /// sleeps, from a frame above those that encrypt.
     #[inline]
-    pub(crate) fn wipe_stack(&mut self) {
+    pub(crate) fn wipe(&mut self) {
         if let Some(disk) = self.dirty.take()
             && let Some(cipher) = self.disks[disk as usize].cipher()
         {
+            self.scratch.fill(0);
             cipher.wipe_stack();
         }
     }

@@ -60,6 +60,72 @@ unsafe impl Send for Pages {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Pages {}
 
+/// Clears the vector registers of this thread, in which AES leaves parts of keys: a core has them, too.
+pub(super) fn clear_registers() {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has AVX-512, as the line above has found.
+            unsafe { clear_upper_sixteen() };
+        }
+        if is_x86_feature_detected!("avx") {
+            // SAFETY: the processor has AVX, as the line above has found.
+            unsafe { clear_lower_sixteen() };
+        }
+    }
+}
+
+/// Clears the registers that all AVX has, whatever their length.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+fn clear_lower_sixteen() {
+    std::arch::x86_64::_mm256_zeroall();
+}
+
+/// Clears those that AVX-512 adds.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn clear_upper_sixteen() {
+    // SAFETY: the instructions change these registers alone, which are declared as changed.
+    unsafe {
+        std::arch::asm!(
+            "vpxord zmm16, zmm16, zmm16",
+            "vpxord zmm17, zmm17, zmm17",
+            "vpxord zmm18, zmm18, zmm18",
+            "vpxord zmm19, zmm19, zmm19",
+            "vpxord zmm20, zmm20, zmm20",
+            "vpxord zmm21, zmm21, zmm21",
+            "vpxord zmm22, zmm22, zmm22",
+            "vpxord zmm23, zmm23, zmm23",
+            "vpxord zmm24, zmm24, zmm24",
+            "vpxord zmm25, zmm25, zmm25",
+            "vpxord zmm26, zmm26, zmm26",
+            "vpxord zmm27, zmm27, zmm27",
+            "vpxord zmm28, zmm28, zmm28",
+            "vpxord zmm29, zmm29, zmm29",
+            "vpxord zmm30, zmm30, zmm30",
+            "vpxord zmm31, zmm31, zmm31",
+            out("zmm16") _,
+            out("zmm17") _,
+            out("zmm18") _,
+            out("zmm19") _,
+            out("zmm20") _,
+            out("zmm21") _,
+            out("zmm22") _,
+            out("zmm23") _,
+            out("zmm24") _,
+            out("zmm25") _,
+            out("zmm26") _,
+            out("zmm27") _,
+            out("zmm28") _,
+            out("zmm29") _,
+            out("zmm30") _,
+            out("zmm31") _,
+            options(nomem, nostack, preserves_flags),
+        );
+    };
+}
+
 /// A value in memory for keys, as a key schedule.
 pub struct Locked<T> {
     value: NonNull<T>,

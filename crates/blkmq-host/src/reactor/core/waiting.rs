@@ -133,7 +133,7 @@ impl ReactorCore {
 
     /// Submits pushed entries and sleeps, in one system call, for at most `timeout`.
     fn sleep(&mut self, timeout: Option<Nanos>, others: &mut impl News) {
-        self.encrypter.wipe_stack();
+        self.encrypter.wipe();
         self.is_told |= self.wakeup().prepare_to_sleep();
         if !self.runs_again && !self.has_mail() && !others.before_sleep() {
             if self.is_for_io() {
