@@ -34,4 +34,4 @@ pub(crate) fn dir() -> Result<PathBuf> {
     Ok(target_dir()?.join("outside"))
 }
 
-const EXAMPLES: [&str; 1] = ["elevator-outside"];
+const EXAMPLES: [&str; 3] = ["elevator-outside", "driver-outside", "workload-outside"];

@@ -31,7 +31,7 @@ pub(crate) fn run(steps: &mut Steps, sanitizer: Sanitizer) -> Result<()> {
     }
     // With an explicit target, the flags do not apply to build scripts and procedural macros.
     let mut command = cargo(
-        "test -Zbuild-std --target x86_64-unknown-linux-gnu --tests -p blkmq-sync -p blkmq-nbd -p blkmq-host -p blkmq-drivers -p blkmq-config -p blkmq-export",
+        "test -Zbuild-std --target x86_64-unknown-linux-gnu --tests -p blkmq-sync -p blkmq-nbd -p blkmq-host -p blkmq-drivers -p blkmq-config -p blkmq-export -p blkmq-engine",
     );
     command
         // The stable compiler accepts these flags only with this variable.

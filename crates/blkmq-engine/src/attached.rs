@@ -21,6 +21,9 @@ use crate::loans::{Loans, result_of};
 ///
 /// A drop blocks until all I/O has ended. The thread of an `Attached` should come back to it while it has I/O
 /// under way: nobody else issues what is staged or finds what has ended.
+///
+/// In a fork of the engine's process, I/O that is submitted ends with [`Status::Shutdown`], I/O of the parent never
+/// ends, and a drop leaks.
 pub struct Attached {
     /// Always present, except while it is being dropped.
     host: Option<blkmq_host::Attached>,
@@ -49,6 +52,7 @@ impl Completion {
     ///
     /// # Errors
     /// If the status is not [`Status::Ok`].
+    #[inline]
     pub fn into_result(self) -> Result<Buffer, IoError> {
         result_of(self.status, self.buffer)
     }
@@ -123,17 +127,35 @@ impl Attached {
     /// Issues staged bios, appends what has ended to `completions`, and returns how many have. Never blocks.
     #[inline]
     pub fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
-        self.host.as_mut().expect(THERE).poll(&mut self.ended);
-        self.give(completions)
+        self.poll_each(usize::MAX, |completion| completions.push(completion))
+    }
+
+    /// Issues staged bios, hands at most `max` completions to `each`, and returns how many. Never blocks.
+    #[inline]
+    pub fn poll_each(&mut self, max: usize, each: impl FnMut(Completion)) -> usize {
+        if !self.engine.is_forked() {
+            self.host.as_mut().expect(THERE).poll(&mut self.ended);
+        }
+        self.give(max, each)
     }
 
     /// Like [`Self::poll`], but blocks until a bio has ended or `timeout` is over (none: no limit). With no bio
     /// under way it returns at once.
     pub fn wait(&mut self, completions: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
+        self.wait_each(timeout, usize::MAX, |completion| completions.push(completion))
+    }
+
+    /// Like [`Self::poll_each`], but blocks as [`Self::wait`] does.
+    pub fn wait_each(
+        &mut self,
+        timeout: Option<Duration>,
+        max: usize,
+        each: impl FnMut(Completion),
+    ) -> usize {
         if self.ended.is_empty() {
             self.look(timeout);
         }
-        self.give(completions)
+        self.give(max, each)
     }
 
     /// A descriptor that becomes readable when [`Self::poll`] has work: for an event loop of this thread's own. It
@@ -144,6 +166,7 @@ impl Attached {
     /// # Errors
     /// If the system has no descriptor left.
     pub fn event(&mut self) -> Result<OwnedFd, Error> {
+        self.engine.host()?;
         let host = self.host.as_mut().expect(THERE);
         let event = host.event().and_then(|event| event.try_clone_to_owned());
         event.map_err(|error| Error::Engine(format!("the event of a thread's own loop: {error}")))
@@ -153,6 +176,9 @@ impl Attached {
     /// the next [`Self::poll`]: not at all (zero) or at most some time, which both must be kept; none for no
     /// limit. Never blocks.
     pub fn prepare_to_wait(&mut self) -> Option<Duration> {
+        if self.engine.is_forked() {
+            return (!self.ended.is_empty()).then_some(Duration::ZERO);
+        }
         let wait = self.host.as_mut().expect(THERE).prepare_to_wait();
         if self.ended.is_empty() {
             wait.map(|wait| Duration::from_nanos(wait.0))
@@ -161,21 +187,30 @@ impl Attached {
         }
     }
 
-    /// Bios that were submitted and not returned.
+    /// Bios that were submitted and not returned. In a fork, those that were submitted there.
     pub fn outstanding(&self) -> usize {
-        let host = self.host.as_ref();
+        let host = self.host.as_ref().filter(|_| !self.engine.is_forked());
         host.map_or(0, |host| host.outstanding() as usize) + self.ended.len()
     }
 
     /// Waits until more bios have ended, or `timeout` is over.
     fn look(&mut self, timeout: Option<Duration>) {
+        if self.engine.is_forked() {
+            return;
+        }
         let host = self.host.as_mut().expect(THERE);
         host.wait(&mut self.ended, timeout.map(nanos));
     }
 
     #[inline]
     fn submit_as(&mut self, disk: &Disk, bio: Bio, owner: Owner) -> Result<(), Bio> {
-        let (loan, bio) = bio.lend(disk.host(), self.loans.next());
+        let (loan, mut bio) = bio.lend(disk.host(), self.loans.next());
+        if self.engine.is_forked() {
+            bio.status = Status::Shutdown;
+            self.loans.add(loan, owner);
+            self.ended.push(bio);
+            return Ok(());
+        }
         let host = self.host.as_mut().expect(THERE);
         match host.submit(disk.host().queue, bio) {
             Ok(()) => {
@@ -187,19 +222,19 @@ impl Attached {
     }
 
     #[inline]
-    fn give(&mut self, completions: &mut Vec<Completion>) -> usize {
-        let count = self.ended.len();
-        completions.extend(self.ended.drain(..).map(|ended| {
+    fn give(&mut self, max: usize, mut each: impl FnMut(Completion)) -> usize {
+        let count = self.ended.len().min(max);
+        for ended in self.ended.drain(..count) {
             let (owner, status, buffer) = self.loans.end(ended);
             let Owner::User(cookie) = owner else {
                 unreachable!("a call of `run` waits for its own bio")
             };
-            Completion {
+            each(Completion {
                 cookie,
                 status,
                 buffer,
-            }
-        }));
+            });
+        }
         count
     }
 }

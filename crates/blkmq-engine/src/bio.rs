@@ -20,12 +20,14 @@ pub struct Bio {
 
 impl Bio {
     /// Fills the buffer from `offset`.
+    #[inline]
     pub fn read(offset: u64, buffer: Buffer) -> Self {
         Self::with_data(Op::Read, offset, buffer)
     }
 
     /// Stores the buffer at `offset`. It is durable when a [flush](Self::flush) that was submitted later has
     /// ended.
+    #[inline]
     pub fn write(offset: u64, buffer: Buffer) -> Self {
         Self::with_data(Op::Write, offset, buffer)
     }
@@ -67,10 +69,12 @@ impl Bio {
     }
 
     /// Takes the buffer out; nothing is done.
+    #[inline]
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
 
+    #[inline]
     fn with_data(op: Op, offset: u64, buffer: Buffer) -> Self {
         Self {
             len: buffer.len() as u64,
@@ -79,6 +83,7 @@ impl Bio {
         }
     }
 
+    #[inline]
     fn without_data(op: Op, offset: u64, len: u64) -> Self {
         Self {
             op,
@@ -110,6 +115,7 @@ impl Bio {
     }
 
     /// The bio that was lent, which the engine refused.
+    #[inline]
     pub(crate) fn take_back(loan: Loan, refused: bio::Bio) -> Self {
         Self {
             op: refused.op,

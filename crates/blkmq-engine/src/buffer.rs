@@ -2,17 +2,15 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use crate::sys::Memory;
 
 /// Bytes that begin at a page, so that no driver copies them. Read and changed as a slice.
 ///
 /// Its length does not change. The length of a read or write is that of its buffer.
 #[derive(Default)]
-pub struct Buffer {
-    /// Has room to begin at a page.
-    memory: Vec<u8>,
-    start: usize,
-    len: usize,
-}
+pub struct Buffer(Memory);
 
 impl Buffer {
     /// The most bytes of one buffer: 1 GiB.
@@ -25,12 +23,17 @@ impl Buffer {
     pub fn new(len: usize) -> Self {
         let max = Self::LEN_MAX;
         assert!(len <= max, "a buffer of {len} bytes: at most {max} are possible");
-        if len == 0 {
-            return Self::default();
-        }
-        let memory = vec![0; len + PAGE - 1];
-        let start = memory.as_ptr().align_offset(PAGE);
-        Self { memory, start, len }
+        Self(Memory::zeroed(len as u32))
+    }
+
+    pub(crate) fn from_memory(memory: Memory) -> Self {
+        Self(memory)
+    }
+
+    /// The place of its first byte, and its length; no reference is made.
+    #[inline]
+    pub(crate) fn place(&self) -> (NonNull<u8>, u32) {
+        (self.0.start(), self.0.len())
     }
 }
 
@@ -46,28 +49,29 @@ impl From<&[u8]> for Buffer {
 impl Deref for Buffer {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
-        &self.memory[self.start..][..self.len]
+        self.0.bytes()
     }
 }
 
 impl DerefMut for Buffer {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..][..self.len]
+        self.0.bytes_mut()
     }
 }
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer of {} bytes", self.len)
+        write!(f, "Buffer of {} bytes", self.len())
     }
 }
-
-const PAGE: usize = 4096;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::PAGE;
 
     #[test]
     fn buffer_begins_at_a_page_and_stays_there_when_it_is_moved() {

@@ -1,12 +1,12 @@
 //! The description of an engine: disks, groups and queues in the words of the command. `engine` is what
 //! becomes of it.
 
-use blkmq_config::{Config, DiskSpec, Plan, group, plan_with_all_groups};
-use blkmq_core::sched;
+use blkmq_config::{Config, DiskSpec, Plan, Registries, group, plan_with_all_groups};
 use blkmq_host::EngineConfig;
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::sys::count_forks;
 
 /// What an engine shall have. Faults in the texts are reported by [`Builder::start`].
 #[derive(Clone, Debug)]
@@ -16,7 +16,8 @@ pub struct Builder {
     disks: Vec<String>,
     groups: Vec<String>,
     scheduler: Option<String>,
-    threads: usize,
+    threads: Option<usize>,
+    registries: Registries,
     attached_max: usize,
 }
 
@@ -27,7 +28,8 @@ impl Default for Builder {
             disks: Vec::new(),
             groups: Vec::new(),
             scheduler: None,
-            threads: 1,
+            threads: None,
+            registries: Registries::default(),
             attached_max: ATTACHED_MAX,
         }
     }
@@ -61,10 +63,10 @@ impl Builder {
         self
     }
 
-    /// Threads of the engine's own, 1 to 128 together with [`Self::attached_max`]. Default 1. They do the I/O
-    /// of threads that do not attach, and sleep otherwise.
+    /// Threads of the engine's own, 1 to 128 together with [`Self::attached_max`]. Default: `reactors` of
+    /// [`Self::toml`], otherwise 1. They do the I/O of threads that do not attach, and sleep otherwise.
     pub fn threads(mut self, count: usize) -> Self {
-        self.threads = count;
+        self.threads = Some(count);
         self
     }
 
@@ -75,6 +77,14 @@ impl Builder {
         self
     }
 
+    /// Has disks and queues use drivers and schedulers of one's own, which internal crates describe: these may change
+    /// with every version, and so may this call.
+    #[cfg(feature = "registries")]
+    pub fn registries(mut self, registries: Registries) -> Self {
+        self.registries = registries;
+        self
+    }
+
     /// Opens the disks and starts the engine. Blocks for some milliseconds, and as long as a drive needs to
     /// open.
     ///
@@ -82,12 +92,15 @@ impl Builder {
     /// The first fault of the texts, a drive that cannot be opened, or what the system lacks. Nothing is left
     /// running or locked.
     pub fn start(&self) -> Result<Engine, Error> {
+        let no_count = |error| Error::Engine(format!("forks cannot be noticed: {error}"));
+        count_forks().map_err(no_count)?;
         let config = self.config().map_err(|error| Error::configuration(&error))?;
         let planned = plan_with_all_groups(&config);
         let Plan { queues, mapped, luks } = planned.map_err(|error| Error::configuration(&error))?;
         blkmq_config::luks::refuse(&luks).map_err(|error| Error::configuration(&error))?;
+        let threads = self.threads.or(config.reactors.map(usize::from));
         let host = blkmq_host::Engine::start(EngineConfig {
-            reactors: self.threads.max(1),
+            reactors: threads.unwrap_or(1).max(1),
             attached_max: self.attached_max,
             wait: config.wait,
             queues,
@@ -98,15 +111,15 @@ impl Builder {
     }
 
     fn config(&self) -> anyhow::Result<Config> {
-        let mut config = Config::from_toml(&self.toml)?;
+        let mut config = Config::from_toml_with(&self.toml, &self.registries)?;
         for text in &self.disks {
-            config.disks.push(DiskSpec::parse(text)?);
+            config.disks.push(DiskSpec::parse_with(text, &self.registries)?);
         }
         for text in &self.groups {
             config.groups.push(group::parse(text)?);
         }
         if let Some(name) = &self.scheduler {
-            let kind = sched::Registry::default().choose(name);
+            let kind = self.registries.elevators.choose(name);
             let kind = kind.map_err(|error| anyhow::anyhow!("scheduler {name} rejected: {error}"))?;
             config.sched = Some(kind);
         }

@@ -9,7 +9,7 @@ use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service, Waker};
 
 use crate::bio::Bio;
-use crate::io::{Io, Promise};
+use crate::io::Promise;
 use crate::loans::Loans;
 
 /// The callers' end. A drop lets the service end when its bios have.
@@ -59,18 +59,17 @@ impl Client {
     }
 
     /// Sends a bio, which ends with [`Status::Shutdown`] if the engine takes no more.
-    pub(crate) fn send(&self, bio: Bio) -> Io {
+    pub(crate) fn send(&self, bio: Bio, promise: Promise) {
         let mut inside = self.0.lock();
         if inside.is_closed {
-            return Io::ended(Status::Shutdown, bio.into_buffer());
+            drop(inside);
+            return promise.end(Status::Shutdown, bio.into_buffer());
         }
-        let (io, promise) = Io::new();
         inside.sent.push(Sent { bio, promise });
         // One call for all that is sent until the service takes it.
         let waker = (inside.sent.len() == 1).then(|| inside.waker.clone()).flatten();
         drop(inside);
         waker.inspect(Waker::wake);
-        io
     }
 }
 

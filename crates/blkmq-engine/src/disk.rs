@@ -10,7 +10,9 @@ use crate::bio::Bio;
 use crate::buffer::Buffer;
 use crate::client::Client;
 use crate::engine::Running;
-use crate::io::Io;
+use crate::error::IoError;
+use crate::io::{Io, Promise};
+use crate::sys::forks;
 
 /// A disk whose I/O is accounted to a group. Cheap to clone; for any thread.
 ///
@@ -28,7 +30,8 @@ pub struct Disk {
 /// The way to a thread of the engine's, which is made at the first I/O.
 struct Way {
     engine: Weak<Running>,
-    process: u32,
+    /// Forks that were counted when it was found.
+    forks: u32,
     client: OnceLock<Option<Client>>,
 }
 
@@ -36,7 +39,7 @@ impl Disk {
     pub(crate) fn new(host: blkmq_host::Disk, engine: Weak<Running>) -> Self {
         let way = Way {
             engine,
-            process: std::process::id(),
+            forks: forks(),
             client: OnceLock::new(),
         };
         let way = Arc::new(way);
@@ -86,13 +89,28 @@ impl Disk {
     /// Does one I/O. In a fork of the engine's process, and after the engine's end, it ends with
     /// [`Status::Shutdown`].
     pub fn submit(&self, bio: Bio) -> Io {
+        let (io, promise) = Io::new();
+        self.send(bio, promise);
+        io
+    }
+
+    /// Does one I/O, and calls `end` with its buffer, on a thread of the engine's. The call must not block, since
+    /// the thread does the I/O of others; it may submit more. If it panics, that is logged, and harms no other I/O.
+    ///
+    /// Where [`Self::submit`] ends with [`Status::Shutdown`] the call comes, too: on the caller's thread, before
+    /// this returns, if the engine had ended by then.
+    pub fn submit_with(&self, bio: Bio, end: impl FnOnce(Result<Buffer, IoError>) + Send + 'static) {
+        self.send(bio, Promise::calling(end));
+    }
+
+    fn send(&self, bio: Bio, promise: Promise) {
         let way = &*self.way;
         let open = || Running::open_client(&way.engine, &self.host);
         // A fork has a copy of the client, but nobody at its other end.
-        let client = (way.process == std::process::id()).then(|| way.client.get_or_init(open).as_ref());
+        let client = (way.forks == forks()).then(|| way.client.get_or_init(open).as_ref());
         match client.flatten() {
-            Some(client) => client.send(bio),
-            None => Io::ended(Status::Shutdown, bio.into_buffer()),
+            Some(client) => client.send(bio, promise),
+            None => promise.end(Status::Shutdown, bio.into_buffer()),
         }
     }
 

@@ -16,6 +16,7 @@ use crate::client::Client;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::statistics::Statistics;
+use crate::sys::forks;
 
 /// A running engine. Cheap to clone; for any thread.
 ///
@@ -23,7 +24,7 @@ use crate::statistics::Statistics;
 /// way is finished first, for at most 30 s.
 ///
 /// After a `fork(2)` it belongs to the parent. In the child, its calls return [`Error::Forked`], a drop does
-/// nothing, and an [`Attached`] of the parent must not be used.
+/// nothing, and I/O that is submitted ends with [`Status::Shutdown`](crate::Status::Shutdown).
 #[derive(Clone)]
 pub struct Engine(Arc<Running>);
 
@@ -32,6 +33,8 @@ pub(crate) struct Running {
     /// Always present, except while it is being dropped.
     host: Option<blkmq_host::Engine>,
     process: u32,
+    /// Forks that were counted when it started.
+    forks: u32,
     /// How many clients were opened. None when the engine shuts down, so that none comes behind the order to drain.
     clients: Mutex<Option<usize>>,
 }
@@ -46,6 +49,7 @@ impl Engine {
         Self(Arc::new(Running {
             host: Some(host),
             process: std::process::id(),
+            forks: forks(),
             clients: Mutex::new(Some(0)),
         }))
     }
@@ -156,15 +160,26 @@ impl Engine {
         Ok(host.shutdown(nanos(limit))?)
     }
 
+    /// Says whether this process is the engine's own. Cheap.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a fork.
+    #[inline]
+    pub fn check_fork(&self) -> Result<(), Error> {
+        let process = self.0.process;
+        match self.is_forked() {
+            false => Ok(()),
+            true => Err(Error::Forked { process }),
+        }
+    }
+
+    #[inline]
     pub(crate) fn is_forked(&self) -> bool {
         self.0.is_forked()
     }
 
-    fn host(&self) -> Result<&blkmq_host::Engine, Error> {
-        let process = self.0.process;
-        if self.is_forked() {
-            return Err(Error::Forked { process });
-        }
+    pub(crate) fn host(&self) -> Result<&blkmq_host::Engine, Error> {
+        self.check_fork()?;
         Ok(self.0.host.as_ref().expect("there until dropped"))
     }
 
@@ -190,8 +205,9 @@ impl Running {
         Some(client)
     }
 
-    fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        forks() != self.forks
     }
 }
 

@@ -21,8 +21,14 @@ use crate::loans::result_of;
 #[must_use = "the buffer and the error of the I/O come from it"]
 pub struct Io(Arc<Shared>);
 
-/// The engine's end of an [`Io`]. A drop reports [`Status::Shutdown`].
-pub(crate) struct Promise(Arc<Shared>);
+/// The engine's end of an I/O. A drop reports [`Status::Shutdown`].
+pub(crate) struct Promise(Option<Receiver>);
+
+/// Who is told of the end.
+enum Receiver {
+    Io(Arc<Shared>),
+    Call(Box<dyn FnOnce(Result<Buffer, IoError>) + Send>),
+}
 
 #[derive(Default)]
 struct Shared(Mutex<State>);
@@ -46,13 +52,7 @@ impl Default for State {
 impl Io {
     pub(crate) fn new() -> (Self, Promise) {
         let shared = Arc::new(Shared::default());
-        (Self(Arc::clone(&shared)), Promise(shared))
-    }
-
-    pub(crate) fn ended(status: Status, buffer: Buffer) -> Self {
-        let (io, promise) = Self::new();
-        promise.end(status, buffer);
-        io
+        (Self(Arc::clone(&shared)), Promise(Some(Receiver::Io(shared))))
     }
 
     /// Blocks until the I/O has ended, and returns its buffer; one without bytes for operations without data.
@@ -96,33 +96,43 @@ impl Future for Io {
 }
 
 impl Promise {
-    pub(crate) fn end(self, status: Status, buffer: Buffer) {
-        self.0.end(result_of(status, buffer));
+    /// One whose end is a call.
+    pub(crate) fn calling(end: impl FnOnce(Result<Buffer, IoError>) + Send + 'static) -> Self {
+        Self(Some(Receiver::Call(Box::new(end))))
+    }
+
+    pub(crate) fn end(mut self, status: Status, buffer: Buffer) {
+        self.tell(result_of(status, buffer));
+    }
+
+    /// Calls the user's code, on the engine's thread: its panic must not end everybody's I/O.
+    fn tell(&mut self, result: Result<Buffer, IoError>) {
+        let Some(receiver) = self.0.take() else {
+            return;
+        };
+        let told = catch_unwind(AssertUnwindSafe(|| match receiver {
+            Receiver::Io(shared) => shared.end(result),
+            Receiver::Call(end) => end(result),
+        }));
+        if told.is_err() {
+            tracing::error!(
+                "a waker or a callback of the library's user has panicked; what waits for it may hang"
+            );
+        }
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.0.end(result_of(Status::Shutdown, Buffer::default()));
+        self.tell(result_of(Status::Shutdown, Buffer::default()));
     }
 }
 
 impl Shared {
-    /// Ends it, unless it has ended.
     fn end(&self, result: Result<Buffer, IoError>) {
-        let mut state = self.lock();
-        let State::UnderWay(waker) = &mut *state else {
-            return;
-        };
-        let waker = waker.take();
-        *state = State::Ended(result);
-        drop(state);
-        // The caller's code, on the engine's thread: its panic must not end everybody's I/O.
-        let woken = catch_unwind(AssertUnwindSafe(|| waker.into_iter().for_each(Waker::wake)));
-        if woken.is_err() {
-            tracing::error!(
-                "a waker of the library's user has panicked; the task that it should wake may hang"
-            );
+        let ended = std::mem::replace(&mut *self.lock(), State::Ended(result));
+        if let State::UnderWay(Some(waker)) = ended {
+            waker.wake();
         }
     }
 

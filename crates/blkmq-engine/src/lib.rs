@@ -4,28 +4,39 @@
 //! ```
 //! use blkmq_engine::{Buffer, Engine};
 //!
-//! # fn main() -> Result<(), blkmq_engine::Error> {
-//! // Disks and groups are written as for `blkmq serve --disk` and `--group`.
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let path = std::env::temp_dir().join("image.raw");
+//! # let path = path.with_file_name(format!("blkmq-doc-{}.raw", std::process::id()));
+//! std::fs::write(&path, vec![7; 1 << 20])?;
+//! // A file that two tenants share, one with three times the weight of the other.
 //! let engine = Engine::builder()
-//!     .disk("name=scratch,ram=64M,group=/batch")
-//!     .disk("name=journal,ram=16M,group=/live")
+//!     .disk(&format!("name=image,file={}", path.display()))
 //!     .group("/batch,weight=100")
 //!     .group("/live,weight=300")
 //!     .scheduler("bfq")
 //!     .start()?;
-//! let journal = engine.disk("journal")?;
+//! let live = engine.disk_in_group("image", "/live")?;
 //!
 //! // This thread takes part: it submits, issues and reaps by itself.
 //! let mut attached = engine.attach()?;
-//! attached.write(&journal, 8192, Buffer::from(&[7; 4096][..]))?;
-//! attached.flush(&journal)?;
-//! let read = attached.read(&journal, 8192, Buffer::new(4096))?;
-//!
-//! assert!(read.iter().all(|&byte| byte == 7));
-//! assert_eq!(engine.statistics("/live")?.read.bytes, 4096);
+//! let mut block = attached.read(&live, 8192, Buffer::new(4096))?;
+//! assert!(block.iter().all(|&byte| byte == 7));
+//! block.fill(8);
+//! attached.write(&live, 8192, block)?;
+//! attached.flush(&live)?;
+//! println!("{:?}", engine.statistics("/live")?.read);
+//! # assert_eq!(engine.statistics("/live")?.read.bytes, 4096);
+//! # std::fs::remove_file(&path)?;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A disk is written as for `blkmq serve --disk`: `name=NAME`, where it lies (`file=PATH`, `qcow2=PATH`, `ram=SIZE`,
+//! `null=SIZE`, `nbd=URI`, `rbd=POOL/IMAGE`; or on parts of other disks, `linear=DISK:OFFSET:LENGTH`), and keys such as
+//! `read_only=on` and `group=/batch`, to which its I/O is accounted otherwise. Disks in files of one drive share a
+//! queue, and so their scheduler. Offsets and lengths are multiples of [`Disk::block_size`]. Each thread that does I/O
+//! by itself attaches; to keep a drive busy, it [submits](Attached::submit) many bios before it
+//! [waits](Attached::wait).
 //!
 //! Threads that do not attach hand their I/O to one of the engine's, and wait or await its end:
 //!

@@ -165,3 +165,23 @@ fn attached_thread_that_leaves_waits_for_its_io() {
     engine.shutdown(Duration::from_secs(10)).unwrap();
     assert!(engine.attach().is_err(), "it is shut down");
 }
+
+#[test]
+fn completions_can_be_taken_a_few_at_a_time() {
+    let engine = engine();
+    let disk = engine.disk("ram").unwrap();
+    let mut attached = engine.attach().unwrap();
+    for cookie in 0..10 {
+        attached
+            .submit(&disk, Bio::read(0, Buffer::new(512)), cookie)
+            .unwrap();
+    }
+    let mut cookies = Vec::new();
+    while attached.outstanding() > 0 {
+        let count = attached.wait_each(None, 3, |ended| cookies.push(ended.cookie));
+        assert!((1..=3).contains(&count), "{count}");
+        attached.poll_each(0, |_| panic!("none was asked for"));
+    }
+    cookies.sort_unstable();
+    assert_eq!(cookies, (0..10).collect::<Vec<_>>());
+}

@@ -198,3 +198,42 @@ fn waker_that_panics_harms_no_other_io() {
     assert_eq!(panic.0.load(Ordering::Relaxed), 1);
     block_on(io).unwrap();
 }
+
+#[test]
+fn callback_comes_once_and_its_panic_harms_no_other_io() {
+    let engine = engine(1);
+    let disk = engine.disk("ram").unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    for n in 0..100 {
+        let tell = tell.clone();
+        let write = Bio::write(n * 4096, Buffer::from(&[n as u8; 4096][..]));
+        disk.submit_with(write, move |result| {
+            assert!(n % 10 != 3, "the test's own: a callback panics");
+            tell.send((n, result.unwrap().len())).unwrap();
+        });
+    }
+    drop(tell);
+    let mut ended: Vec<_> = told.iter().collect();
+    ended.sort_unstable();
+    let expected = (0..100).filter(|n| n % 10 != 3).map(|n| (n, 4096));
+    assert!(ended.into_iter().eq(expected), "{engine:?}");
+    for n in [3, 4] {
+        assert_eq!(
+            disk.read(n * 4096, Buffer::new(512)).wait().unwrap()[511],
+            n as u8
+        );
+    }
+}
+
+#[test]
+fn callback_comes_at_once_with_the_buffer_when_the_engine_has_ended() {
+    let engine = engine(1);
+    let disk = engine.disk("ram").unwrap();
+    engine.shutdown(Duration::from_secs(10)).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    disk.submit_with(Bio::read(0, Buffer::new(512)), move |result| {
+        let error = result.unwrap_err();
+        tell.send((error.status, error.buffer.len())).unwrap();
+    });
+    assert_eq!(told.try_recv(), Ok((Status::Shutdown, 512)));
+}

@@ -4,7 +4,7 @@ mod sys;
 
 use std::time::Duration;
 
-use blkmq_engine::{Bio, Buffer, Engine, Error, Status};
+use blkmq_engine::{Attached, Bio, Buffer, Disk, Engine, Error, Status};
 
 use crate::sys::is_true_in_fork;
 
@@ -24,13 +24,17 @@ fn fork_refuses_calls_and_drops_nothing_of_its_parents() {
     let before = disk.read(0, Buffer::new(512));
     let mut held = Some((engine, disk, attached));
     let is_true = is_true_in_fork(|| {
-        let (engine, disk, attached) = held.take().expect("the child has a copy");
+        let (engine, disk, mut attached) = held.take().expect("the child has a copy");
         let is_refused = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
         let sent = disk.read(0, Buffer::new(512)).wait();
         let is_right = is_refused(engine.attach().map(drop))
             && is_refused(engine.shutdown(Duration::ZERO))
             && engine.disks().is_empty()
-            && sent.is_err_and(|error| error.status == Status::Shutdown);
+            && sent.is_err_and(|error| error.status == Status::Shutdown)
+            && attached.outstanding() == 0
+            && is_refused(attached.event().map(drop))
+            && ends_with_shutdown(&mut attached, &disk)
+            && is_fit_for_another();
         drop(attached);
         drop(disk);
         drop(engine);
@@ -47,4 +51,26 @@ fn fork_refuses_calls_and_drops_nothing_of_its_parents() {
     disk.read(0, Buffer::new(512)).wait().unwrap();
     drop(attached);
     engine.shutdown(Duration::from_secs(10)).unwrap();
+}
+
+/// Whether I/O of the parent's attached thread ends at once, in both ways to do it.
+fn ends_with_shutdown(attached: &mut Attached, disk: &Disk) -> bool {
+    let run = attached.read(disk, 0, Buffer::new(512));
+    let is_submitted = attached.submit(disk, Bio::read(0, Buffer::new(512)), 77).is_ok();
+    let mut ended = Vec::new();
+    attached.wait(&mut ended, None);
+    let is_shutdown = |status| status == Status::Shutdown;
+    run.is_err_and(|error| is_shutdown(error.status))
+        && is_submitted
+        && ended.len() == 1
+        && ended[0].cookie == 77
+        && is_shutdown(ended[0].status)
+        && attached.wait(&mut ended, None) == 0
+}
+
+/// Whether the child can have an engine of its own.
+fn is_fit_for_another() -> bool {
+    let engine = Engine::builder().disk("name=d,ram=1M").start();
+    let read = |engine: Engine| Ok(engine.disk("d")?.read(0, Buffer::new(512)).wait()?);
+    engine.and_then(read).is_ok()
 }
