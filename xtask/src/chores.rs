@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::steps::Steps;
 use crate::{
     ceph, check, crashes, figures, filesystems, fio, fuzz, guest, instructions, loom, mutants, package,
-    path_loss, sanitize, screens, setup, siege, sim, skips, soak, test,
+    path_loss, release, sanitize, screens, setup, siege, sim, skips, soak, test,
 };
 
 /// The project's own chores: test set-up, tests, heavy checks
@@ -57,6 +57,12 @@ pub(crate) enum Chore {
         /// Use four preemptions
         #[arg(long)]
         deep: bool,
+    },
+    /// Check the crates that are meant to be published, and print their order; nothing is ever published
+    Release {
+        /// Make their packages, the notes and a tag as well, all on this machine
+        #[arg(long)]
+        make: bool,
     },
     /// Make a Debian package and a tarball in the build directory
     Package {
@@ -229,6 +235,7 @@ impl Chore {
             Self::Screens => screens::run(steps),
             Self::Loom { deep: true } => loom::run(steps, loom::Depth::Deep),
             Self::Loom { deep: false } => loom::run(steps, loom::Depth::Short),
+            Self::Release { make } => release::run(steps, make),
             Self::Package { test } => package::run(steps, test),
             Self::Sim { seeds } => sim::run(steps, seeds),
             Self::Fuzz { seconds, target } => fuzz::run(steps, seconds, target.as_deref()),

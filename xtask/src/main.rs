@@ -18,6 +18,7 @@ mod outside;
 mod package;
 mod path_loss;
 mod place;
+mod release;
 mod sanitize;
 mod screens;
 mod setup;

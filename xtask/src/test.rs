@@ -7,7 +7,9 @@ use anyhow::Result;
 
 use crate::place::{cargo, has_cargo_command};
 use crate::steps::{Steps, run_shown};
-use crate::{ceph, fuzz, guest, instructions, loom, mutant, outside, path_loss, setup, siege, sim, skips};
+use crate::{
+    ceph, fuzz, guest, instructions, loom, mutant, outside, path_loss, release, setup, siege, sim, skips,
+};
 
 /// # Errors
 /// The first step that fails; with [`skips::Mode::Strict`] also a skip that is not allowed.
@@ -30,6 +32,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     instructions::run(steps, false)?;
     fuzz::replay(steps)?;
     outside::run(steps)?;
+    release::run(steps, false)?;
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
     guest::run_short(steps)?;
