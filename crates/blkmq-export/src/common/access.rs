@@ -1,17 +1,14 @@
 //! Who may open the disks at a unix socket: the owner and the mode of its path, and the users whose connections are
 //! accepted, whatever the modes on the way to it allow. Front doors that listen share the keys; `listener` asks.
 
-use std::fs::{self, Permissions};
-use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
 
 use blkmq_host::value::{self, ConfigError};
 
 use super::accounts;
 use super::address::Address;
 use super::credentials::Credentials;
+use super::path_rights::PathRights;
 use super::socket::OpenError;
 use crate::keys::{Key, Keys};
 
@@ -90,18 +87,16 @@ impl Access {
         let Address::Unix(path) = address else {
             return Ok(());
         };
-        self.set(path).map_err(|error| {
+        let default = if self.group.is_some() { 0o660 } else { 0o600 };
+        let rights = PathRights {
+            owner: self.owner,
+            group: self.group,
+            mode: self.mode.unwrap_or(default),
+        };
+        rights.give(path).map_err(|error| {
             let what = format!("export {address}: the socket cannot be given to this owner and group");
             OpenError::new(what).with_source(error)
         })
-    }
-
-    fn set(&self, path: &Path) -> io::Result<()> {
-        if self.owner.is_some() || self.group.is_some() {
-            chown(path, self.owner, self.group)?;
-        }
-        let default = if self.group.is_some() { 0o660 } else { 0o600 };
-        fs::set_permissions(path, Permissions::from_mode(self.mode.unwrap_or(default)))
     }
 }
 
@@ -166,9 +161,12 @@ const ROOT: u32 = 0;
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::common::listen_at;
     use crate::keys::Value;
 
     fn parse(pairs: &[(&str, &str)], address: &str) -> Result<Access, ConfigError> {
@@ -186,7 +184,7 @@ mod tests {
     fn access_is_the_owners_alone_unless_a_group_or_a_mode_is_given() {
         let path = std::env::temp_dir().join(format!("blkmq-access-{}", std::process::id()));
         let address = Address::Unix(path.clone());
-        fs::write(&path, "").unwrap();
+        let _listener = listen_at(&path).unwrap();
         let own = rustix::process::getegid().as_raw().to_string();
         for (pairs, expected) in [
             (&[][..], 0o600),

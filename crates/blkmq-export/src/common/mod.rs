@@ -4,7 +4,7 @@
 //! | part | decides |
 //! |---|---|
 //! | `client`, `life` | what every client does whatever its protocol, and in which states |
-//! | `access`, `accounts` | who may open the disks at a unix socket |
+//! | `access`, `accounts`, `path_rights` | who may open the disks at a unix socket |
 //! | `address`, `socket` | how an address is written, and how it becomes a socket that listens |
 //! | `systemd` | which of the sockets that systemd hands over an address gets |
 //! | `owned_path`, `turn` | whose the path of a socket is; daemons that start at the same moment |
@@ -50,6 +50,7 @@ pub(crate) mod losses;
 pub(crate) mod memory;
 mod owned_path;
 mod pace;
+mod path_rights;
 pub(crate) mod payload;
 pub(crate) mod peer;
 pub(crate) mod place;
@@ -84,6 +85,7 @@ pub use credentials::Credentials;
 pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
 pub use owned_path::{FreePath, OwnedPath};
+pub use path_rights::PathRights;
 pub use place::{Place, check_socket};
 pub use socket::{OpenError, Socket, listen_at_port, loopbacks, open};
 

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::mem;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use blkmq_config::Control;
-use blkmq_export::common::OwnedPath;
+use blkmq_export::common::{OwnedPath, PathRights};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
@@ -144,8 +144,11 @@ fn listen_for(path: &Path, roles: &Roles) -> Result<(UnixListener, OwnedPath)> {
             .create(dir)
             .with_context(|| format!("its directory {} cannot be made", dir.display()))?;
     }
-    let mode = PermissionsExt::from_mode(roles.mode());
-    listen::listen(path, |made| Ok(std::fs::set_permissions(made, mode)?))
+    let rights = PathRights {
+        mode: roles.mode(),
+        ..PathRights::OWN
+    };
+    listen::listen(path, |made| Ok(rights.give(made)?))
 }
 
 fn accept(listener: &UnixListener, roles: &Arc<Roles>, daemon: &Arc<Daemon>, state: &State) {

@@ -4,7 +4,6 @@
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use blkmq_config::Detail;
-use blkmq_export::common::{OwnedPath, listen_at_port};
+use blkmq_export::common::{OwnedPath, PathRights, listen_at_port};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -100,8 +99,11 @@ fn listen_there(place: &Place) -> Result<(Vec<Listener>, Option<OwnedPath>)> {
     match place {
         Place::Unix(path) => {
             let whose = |path: &std::path::Path| {
-                let mode = PermissionsExt::from_mode(0o660);
-                Ok(std::fs::set_permissions(path, mode)?)
+                let rights = PathRights {
+                    mode: 0o660,
+                    ..PathRights::OWN
+                };
+                Ok(rights.give(path)?)
             };
             let (listener, owned) = listen::listen(path, whose)
                 .with_context(|| format!("metrics address unix:{}", path.display()))?;

@@ -4,9 +4,7 @@
 //! `docs/design/0013-live-upgrade.md` has a drawing.
 
 use std::collections::BTreeMap;
-use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blkmq_core::group::Debts;
-use blkmq_export::common::{self, Common, Credentials, Socket};
+use blkmq_export::common::{self, Common, Credentials, PathRights, Socket};
 use blkmq_export::handover::channel::{Channel, ChannelError};
 use blkmq_export::handover::codec::{
     self, Message, Origin, VERSION, VERSION_MIN, VERSION_OF_KEYS, VERSION_OF_SOURCES,
@@ -78,7 +76,8 @@ impl Outgoing {
         let path = super::socket_path(address)?;
         let opened = common::open(&common::Address::Unix(path.clone()), &common.handover)?;
         let socket = opened.into_iter().next().context("a unix socket is one")?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o600))
+        PathRights::OWN
+            .give(&path)
             .with_context(|| format!("upgrade socket {address}: its mode cannot be set"))?;
         let shared = Shared {
             is_busy: Mutex::default(),
