@@ -26,16 +26,34 @@ struct Shared {
 struct State {
     waker: Option<Waker>,
     wanted: Vec<Disk>,
+    /// How often flushes were asked for: those of earlier times, which were waited for in vain, may end later.
+    round: u64,
     /// Of the disks asked for last: the number of flushes that have not ended, and the disks whose
     /// flushes failed.
     left: usize,
     failed: Vec<String>,
 }
 
+impl State {
+    fn begin(&mut self, wanted: Vec<Disk>) {
+        self.round += 1;
+        (self.left, self.failed) = (wanted.len(), Vec::new());
+        self.wanted = wanted;
+    }
+
+    /// A flush of a round has ended.
+    fn end(&mut self, round: u64, failure: Option<String>) {
+        if round == self.round {
+            self.left -= 1;
+            self.failed.extend(failure);
+        }
+    }
+}
+
 struct FlushService {
     shared: Arc<Shared>,
-    /// The disks whose flushes are under way, by their cookies.
-    disks: Vec<Disk>,
+    /// The disks whose flushes are under way, by their cookies, with their rounds.
+    disks: Vec<(u64, Disk)>,
     /// Bios for which the queue had no room.
     refused: Vec<(Disk, Bio)>,
     has_ended: bool,
@@ -67,8 +85,7 @@ impl Flusher {
         if disks.is_empty() {
             return Ok(());
         }
-        (state.left, state.failed) = (disks.len(), Vec::new());
-        state.wanted = disks;
+        state.begin(disks);
         let waker = state.waker.clone();
         drop(state);
         waker.iter().for_each(Waker::wake);
@@ -91,7 +108,7 @@ impl Flusher {
 impl FlushService {
     fn take_orders(&mut self, cx: &mut Cx<'_>) {
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = std::mem::take(&mut state.wanted);
+        let (round, wanted) = (state.round, std::mem::take(&mut state.wanted));
         drop(state);
         for disk in wanted {
             let bio = Bio {
@@ -101,7 +118,7 @@ impl FlushService {
                 cookie: self.disks.len() as u64,
                 ..Bio::default()
             };
-            self.disks.push(disk.clone());
+            self.disks.push((round, disk.clone()));
             self.submit(cx, disk, bio);
         }
     }
@@ -124,14 +141,10 @@ impl Service for FlushService {
     fn on_ring(&mut self, _cx: &mut Cx<'_>, _completed: &[Completion]) {}
 
     fn on_end(&mut self, cx: &mut Cx<'_>, bio: Bio) {
+        let (round, disk) = &self.disks[bio.cookie as usize];
+        let failure = || format!("disk {} cannot be flushed: {:?}", disk.name, bio.status);
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.left = state.left.saturating_sub(1);
-        if !bio.status.is_ok() {
-            let name = &self.disks[bio.cookie as usize].name;
-            state
-                .failed
-                .push(format!("disk {name} cannot be flushed: {:?}", bio.status));
-        }
+        state.end(*round, (!bio.status.is_ok()).then(failure));
         drop(state);
         self.shared.changed.notify_all();
         if cx.outstanding() == 0 && self.refused.is_empty() {
@@ -156,5 +169,23 @@ impl Service for FlushService {
 
     fn is_finished(&self) -> bool {
         self.has_ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flush_that_was_waited_for_in_vain_counts_for_no_later_one() {
+        let mut state = State::default();
+        state.begin(Vec::new());
+        let first = state.round;
+        state.begin(Vec::new());
+        state.left = 1;
+        state.end(first, Some("late".to_owned()));
+        assert_eq!((state.left, state.failed.len()), (1, 0));
+        state.end(first + 1, None);
+        assert_eq!(state.left, 0);
     }
 }
