@@ -299,8 +299,8 @@ pub(super) static METHODS: &[Method] = &[
         "the groups of each queue, and groups without disks, with weights, caps and targets",
         |session, params, daemon| {
             none(params)?;
-            let configured = daemon.running.document().config()?.groups;
-            let all = report::groups(&daemon.running.control(), &configured);
+            let config = daemon.running.config();
+            let all = report::groups(&daemon.running.control(), &config.groups);
             Ok(session.client.role.shown(all, "path"))
         },
     ),

@@ -72,7 +72,7 @@ pub(super) fn clients(daemon: &Daemon, name: &str, kinds: &[Client], role: &Role
     if !role.sees(group.as_deref().unwrap_or_default()) {
         return None;
     }
-    let config = daemon.running.document().config().ok()?;
+    let config = daemon.running.config();
     let mut all = Vec::new();
     for export in config
         .exports

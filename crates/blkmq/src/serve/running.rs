@@ -50,8 +50,9 @@ pub(crate) struct Running {
     files: Mutex<Files>,
     /// Addresses that are not served for now. Never held for longer than a moment.
     refused: Mutex<Vec<Refused>>,
-    /// The document after the last change, for queries during a change.
-    shown: Mutex<Document>,
+    /// The document after the last change and its meaning, for queries during a change. Never held for longer than a
+    /// moment.
+    shown: Mutex<Shown>,
     /// The number of changes.
     changes: AtomicU64,
     sandbox: Sandbox,
@@ -65,6 +66,14 @@ pub(crate) struct Changed {
     pub(crate) steps: Vec<String>,
     /// What to know of them.
     pub(crate) notes: Vec<String>,
+}
+
+/// The daemon's description as it is written, and as it was understood: names of users are looked up for that, which
+/// may take as long as the host's name service does not answer.
+#[derive(Clone)]
+struct Shown {
+    document: Document,
+    config: Arc<Config>,
 }
 
 /// The daemon's description, and the state that belongs to it.
@@ -92,7 +101,10 @@ impl Running {
         (exports, refused): (Vec<OpenExport>, Vec<Refused>),
         (sandbox, keyring): (Sandbox, Keyring),
     ) -> Self {
-        let shown = Mutex::new(document.clone());
+        let shown = Mutex::new(Shown {
+            document: document.clone(),
+            config: Arc::new(config.clone()),
+        });
         let state = Mutex::new(State {
             document,
             config,
@@ -115,7 +127,18 @@ impl Running {
 
     /// The document that describes the daemon.
     pub(crate) fn document(&self) -> Document {
-        self.shown().clone()
+        self.shown().document.clone()
+    }
+
+    /// What the document means.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.shown().config)
+    }
+
+    /// The document and what it means.
+    pub(crate) fn description(&self) -> (Document, Arc<Config>) {
+        let Shown { document, config } = self.shown().clone();
+        (document, config)
     }
 
     /// The number of changes since the start.
@@ -142,7 +165,7 @@ impl Running {
     /// # Errors
     /// There is no such disk, it is not locked, or no slot opens.
     pub(crate) fn unlock(&self, disk: &str, passphrase: &Secret) -> Result<()> {
-        let config = self.document().config()?;
+        let config = self.config();
         let spec = config.disks.iter().find(|spec| spec.name == disk);
         let spec = spec.with_context(|| format!("disk {disk}: there is no such disk"))?;
         // Key slots take seconds, in which other changes go on.
@@ -204,11 +227,7 @@ impl Running {
     /// The limit of the shutdown.
     pub(crate) fn shutdown_limit(&self) -> Duration {
         // Not of the state, which a change may have that does not end.
-        let config = self.document().config();
-        config.map_or_else(
-            |_| Config::default().shutdown_limit,
-            |config| config.shutdown_limit,
-        )
+        self.config().shutdown_limit
     }
 
     /// Changes the daemon to the result of `edit` on its document. Returns the steps that were done
@@ -256,10 +275,7 @@ impl Running {
             let made = self.make_all(&mut state, &planned, prepared);
             let made = made.and_then(|()| self.notes(&planned, is_dry_run));
             if made.is_ok() {
-                state.config = planned.new;
-                self.shown().clone_from(&planned.document);
-                state.document = planned.document;
-                self.changes.fetch_add(1, Ordering::Relaxed);
+                self.describe(&mut state, planned.document, planned.new);
             }
             let removed = mem::take(&mut state.removed);
             drop(state);
@@ -272,12 +288,30 @@ impl Running {
         }
     }
 
+    /// Records what the daemon is after a change.
+    fn describe(&self, state: &mut State, document: Document, config: Config) {
+        *self.shown() = Shown {
+            document: document.clone(),
+            config: Arc::new(config.clone()),
+        };
+        (state.document, state.config) = (document, config);
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Finds the steps of a change.
     fn planned(&self, edit: impl Fn(&mut Document) -> Result<()>) -> Result<Planned> {
-        let state = self.open_state()?;
-        let mut document = state.document.clone();
-        edit(&mut document)?;
-        let new = checked(&document)?;
+        let (state, document, new) = loop {
+            // Before the document is read: one that is newer is seen below.
+            let seen = self.changes();
+            let mut document = self.document();
+            edit(&mut document)?;
+            // With no lock held: see `Shown`.
+            let new = checked(&document)?;
+            let state = self.open_state()?;
+            if self.changes() == seen {
+                break (state, document, new);
+            }
+        };
         let served = self.engine.disks();
         let sizes = served.iter().map(|disk| (disk.name.clone(), disk.size)).collect();
         let changes = diff(&state.config, &new, &sizes)?;
@@ -301,6 +335,22 @@ impl Running {
             }
             self.files().remove(&files);
         }
+    }
+
+    /// Has a disk served again whose drive was full or gone.
+    ///
+    /// # Errors
+    /// As for [`Control::reopen_disk`].
+    pub(crate) fn reopen(&self, disk: &str) -> Result<()> {
+        self.control().reopen_disk(disk)?;
+        // The last sync is to be of what is there now, and to report what is lost from now on.
+        let config = self.config();
+        let opened = Files::open_of(&config, disk)?;
+        let mut files = self.files();
+        let former = files.of(&config, disk);
+        files.remove(&former);
+        files.add(&opened);
+        Ok(())
     }
 
     /// Makes all addresses read their certificates again. Returns which have, and which cannot: those
@@ -331,22 +381,6 @@ impl Running {
     pub(super) fn sync(&self) -> Result<()> {
         let files = self.files().clone();
         files.sync()
-    }
-
-    /// Has a disk served again whose drive was full or gone.
-    ///
-    /// # Errors
-    /// As for [`Control::reopen_disk`].
-    pub(crate) fn reopen(&self, disk: &str) -> Result<()> {
-        self.control().reopen_disk(disk)?;
-        // The last sync is to be of what is there now, and to report what is lost from now on.
-        let config = self.lock().config.clone();
-        let opened = Files::open_of(&config, disk)?;
-        let mut files = self.files();
-        let former = files.of(&config, disk);
-        files.remove(&former);
-        files.add(&opened);
-        Ok(())
     }
 
     /// Does all steps, or none.
@@ -452,7 +486,7 @@ impl Running {
         Ok(())
     }
 
-    fn shown(&self) -> MutexGuard<'_, Document> {
+    fn shown(&self) -> MutexGuard<'_, Shown> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -28,6 +28,13 @@ pub struct FoundSize {
     new: u64,
 }
 
+impl FoundSize {
+    /// In bytes, whole blocks.
+    pub fn size(&self) -> u64 {
+        self.new
+    }
+}
+
 /// Disks and queues. All of these are for any thread but a reactor's, and for an engine to which no thread can be attached.
 impl Control {
     /// Adds a disk to a queue; `opened` is its driver's argument ([`crate::device::Device::add_disk`]). If the

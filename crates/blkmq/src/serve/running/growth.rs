@@ -1,13 +1,13 @@
 //! How disks grow while they are served, and which of their clients are told.
 
-use std::sync::atomic::Ordering;
+use std::sync::MutexGuard;
 
 use anyhow::Result;
-use blkmq_config::Kind;
+use blkmq_config::{Config, Document, Kind};
 use blkmq_host::control::Control;
-use blkmq_host::disk::Hearing;
+use blkmq_host::disk::{Disk, Hearing};
 
-use super::Running;
+use super::{Running, State};
 
 impl Running {
     /// Changes a disk's size to that of its file or device, after setting it to `size` bytes if
@@ -19,20 +19,11 @@ impl Running {
         drop(self.open_state()?);
         // A drive that does not answer must not prevent changes, nor the shutdown.
         let found = self.control().ask_size(name, size)?;
-        let mut state = self.open_state()?;
+        let (mut state, document, config) = self.described_with(name, found.size())?;
         let (old, new) = self.control().resize_disk(&found)?;
         if new > old {
-            // A configuration that has the size gets the new one.
-            let said = state.document.get(Kind::Disk, name);
-            if said.is_some_and(|keys| keys.contains_key("size")) {
-                let keys = [("size".to_owned(), Some(toml::Value::Integer(new.try_into()?)))];
-                state.document.set(Kind::Disk, name, keys)?;
-                state.config = state.document.config()?;
-                self.shown().clone_from(&state.document);
-            }
-            let config = state.config.clone();
             self.offer(&mut state, &config, &self.engine.disks())?;
-            self.changes.fetch_add(1, Ordering::Relaxed);
+            self.describe(&mut state, document, config);
             tracing::info!("disk {name}: has grown from {old} to {new} bytes");
             let (_, not_told) = self.hearings(name);
             if let Some((who, why)) = not_told.first() {
@@ -43,6 +34,30 @@ impl Running {
             }
         }
         Ok((old, new))
+    }
+
+    /// The state, to change it, with the description of a daemon whose disk has grown to `size` bytes: a configuration
+    /// that has the size gets the new one.
+    fn described_with(&self, name: &str, size: u64) -> Result<(MutexGuard<'_, State>, Document, Config)> {
+        let is_smaller = |disk: &Disk| disk.name == name && disk.size < size;
+        let grows = self.engine.disks().iter().any(is_smaller);
+        loop {
+            let (seen, mut document) = (self.changes(), self.document());
+            let said = document.get(Kind::Disk, name);
+            let config = match grows && said.is_some_and(|keys| keys.contains_key("size")) {
+                true => {
+                    let keys = [("size".to_owned(), Some(toml::Value::Integer(size.try_into()?)))];
+                    document.set(Kind::Disk, name, keys)?;
+                    // With no lock held: see `Shown`.
+                    document.config()?
+                }
+                false => Config::clone(&self.config()),
+            };
+            let state = self.open_state()?;
+            if self.changes() == seen {
+                return Ok((state, document, config));
+            }
+        }
     }
 
     /// The users of a disk that are told when it grows; and those that cannot be, with the reason and what to do.

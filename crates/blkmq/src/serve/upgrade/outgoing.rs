@@ -248,8 +248,9 @@ impl Conductor {
         channel.send(&welcome, &[], ANSWER_MAX)?;
         let mut count = 0;
         if version >= VERSION_OF_SOURCES {
-            let document = self.running.document();
-            for source in sources::of_running(&document, &self.control, &handover.disks())? {
+            let (document, config) = self.running.description();
+            let described = (&document, &*config);
+            for source in sources::of_running(described, &self.control, &handover.disks())? {
                 channel.send(&Message::Source(source), &[], ANSWER_MAX)?;
                 count += 1;
             }

@@ -17,11 +17,10 @@ use blkmq_host::disk::MAPPED;
 /// # Errors
 /// A disk has more keys than a message can have.
 pub(super) fn of_running(
-    document: &Document,
+    (document, config): (&Document, &Config),
     control: &Control,
     connected: &BTreeSet<String>,
 ) -> Result<Vec<Source>> {
-    let config = document.config()?;
     let (disks, below) = (control.disks(), config.below_mapped());
     let source = |spec: &DiskSpec| {
         let name = spec.name.clone();
