@@ -6,11 +6,15 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg,
+    socket_with, sockopt,
 };
 
 use crate::common::Credentials;
@@ -23,6 +27,8 @@ pub struct Channel {
     stream: UnixStream,
     /// Kept to reuse its memory.
     out: Vec<u8>,
+    /// When all messages of the present step are to be through.
+    end: Option<Instant>,
 }
 
 /// Why communication with the other daemon ended.
@@ -55,6 +61,26 @@ impl From<DecodeError> for ChannelError {
 }
 
 impl Channel {
+    /// Connects to the daemon at a path, in at most `limit`: one that hangs accepts nobody.
+    ///
+    /// # Errors
+    /// Nobody listens there, or nobody accepts in time; or as for [`Channel::new`].
+    pub fn connect(path: &Path, limit: Duration) -> io::Result<Self> {
+        let until = Instant::now() + limit;
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        loop {
+            match connect(&socket, &address) {
+                Ok(()) => return Self::new(socket.into()),
+                // Its backlog is full.
+                Err(Errno::AGAIN) if Instant::now() < until => thread::sleep(CONNECT_AGAIN),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
     /// Communicates over this connection, with a process of the same user.
     ///
     /// # Errors
@@ -74,7 +100,20 @@ impl Channel {
         Ok(Self {
             stream,
             out: Vec::new(),
+            end: None,
         })
+    }
+
+    /// Has all messages from now on be through after `limit`, until the next call: each may be in time, and all of them
+    /// together too late.
+    pub fn end_within(&mut self, limit: impl Into<Option<Duration>>) {
+        self.end = limit.into().map(|limit| Instant::now() + limit);
+    }
+
+    /// When a message is to be through that may take `limit`.
+    fn end_of_message(&self, limit: Duration) -> Instant {
+        let own = Instant::now() + limit;
+        self.end.map_or(own, |end| own.min(end))
     }
 
     /// Sends a message with its descriptors, in at most `limit`.
@@ -94,7 +133,7 @@ impl Channel {
         assert!((least..=most).contains(&fds.len()), "{} descriptors", fds.len());
         self.out.clear();
         message.write(&mut self.out);
-        let until = Instant::now() + limit;
+        let until = self.end_of_message(limit);
         let (mut sent, mut unsent) = (0, fds);
         while sent < self.out.len() {
             self.stream
@@ -129,7 +168,7 @@ impl Channel {
     /// # Errors
     /// The failure; `Refused` if the other daemon refuses.
     pub fn receive(&mut self, limit: Duration) -> Result<(Message, Vec<OwnedFd>), ChannelError> {
-        let until = Instant::now() + limit;
+        let until = self.end_of_message(limit);
         let mut fds = Vec::new();
         let mut header = [0; HEADER_BYTES];
         self.fill(&mut header, &mut fds, until)?;
@@ -233,6 +272,8 @@ fn retry_or_fail(error: io::Error) -> Result<(), ChannelError> {
     }
 }
 
+/// How long to wait before another try to connect.
+const CONNECT_AGAIN: Duration = Duration::from_millis(10);
 /// Step by which memory for a body grows.
 const BODY_STEP: usize = 1 << 20;
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -309,6 +350,40 @@ mod tests {
             }
         }
         sender.join().unwrap();
+    }
+
+    #[test]
+    fn messages_that_are_in_time_each_and_too_late_together_end_the_channel() {
+        let (mut one, other) = pair();
+        let mut other = Channel::new(other).unwrap();
+        let sender = std::thread::spawn(move || {
+            while one.send(&Message::Ready, &[], LIMIT).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        other.end_within(Duration::from_millis(50));
+        let start = Instant::now();
+        let late = loop {
+            match other.receive(LIMIT) {
+                Ok((message, _)) => assert_eq!(message, Message::Ready),
+                Err(error) => break error,
+            }
+            assert!(start.elapsed() < LIMIT, "no end");
+        };
+        assert!(matches!(late, ChannelError::Late), "{late}");
+        drop(other);
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn daemon_that_accepts_nobody_is_not_waited_for_without_end() {
+        let path = std::env::temp_dir().join(format!("blkmq-backlog-{}", std::process::id()));
+        let listener = crate::common::listen_at(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = UnixStream::connect(&path).unwrap();
+        let full = Channel::connect(&path, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -37,5 +37,7 @@ pub(super) fn socket_path(address: &str) -> Result<PathBuf> {
 
 /// The name of the upgrade socket in a hand-over.
 const DOOR: &str = "upgrade";
+/// Time for all that a start needs: sources, keys, locks and sockets.
+const START_MAX: Duration = Duration::from_secs(30);
 /// Time for a message that the other daemon should have ready.
 const ANSWER_MAX: Duration = Duration::from_secs(5);

@@ -2,7 +2,6 @@
 //! configuration, takes the clients, and serves when it is told to. If anything fails before, it ends, and
 //! leaves everything to the other one.
 
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::control::Control;
 
 use super::sources::{Ours, Predecessor};
-use super::{ANSWER_MAX, Earlier};
+use super::{ANSWER_MAX, Earlier, START_MAX};
 use crate::sandbox::Sandbox;
 use crate::serve::{Daemon, keys};
 
@@ -83,9 +82,8 @@ fn greet(address: &str, handover: &Handover) -> Result<Channel> {
     let path = super::socket_path(address)?;
     let mut version = VERSION;
     loop {
-        let stream = UnixStream::connect(&path)
+        let mut channel = Channel::connect(&path, ANSWER_MAX)
             .with_context(|| format!("no daemon can be reached at {address}: start without --take-over"))?;
-        let mut channel = Channel::new(stream).with_context(|| address.to_owned())?;
         channel.send(&Message::Hello { version }, &[], ANSWER_MAX)?;
         match channel.receive(TURN_MAX) {
             Ok((
@@ -114,6 +112,7 @@ fn take_what_a_start_needs(
     handover: &Handover,
     keyring: &Keyring,
 ) -> Result<Predecessor> {
+    channel.end_within(START_MAX);
     let mut predecessor = Predecessor::default();
     let mut count = 0;
     loop {
@@ -143,6 +142,7 @@ fn take_clients(
     handover: &Handover,
     differences: Vec<codec::Difference>,
 ) -> Result<Earlier> {
+    channel.end_within(CLIENTS_MAX);
     for disk in &*daemon.engine().disks() {
         let disk = codec::Disk {
             name: disk.name.clone(),
@@ -243,6 +243,8 @@ fn go_on(control: &Control, statistics: &codec::Statistics) -> Result<()> {
 /// Time for the running daemon to flush disks, and to end requests in flight; and to wait while
 /// another daemon tries to take over.
 const TURN_MAX: Duration = Duration::from_secs(60);
+/// Time for all clients to arrive: that of the first message, and for the rest.
+const CLIENTS_MAX: Duration = Duration::from_secs(90);
 /// Time for connections to be restored.
 const SETTLE_MAX: Duration = Duration::from_secs(3);
 /// Most groups of all queues.

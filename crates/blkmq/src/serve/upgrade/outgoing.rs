@@ -25,7 +25,7 @@ use blkmq_host::engine::Engine;
 use signal_hook::iterator::Handle;
 
 use super::flusher::Flusher;
-use super::{ANSWER_MAX, DOOR, Earlier, sources};
+use super::{ANSWER_MAX, DOOR, Earlier, START_MAX, sources};
 use crate::serve::keys;
 use crate::serve::running::{Held, Running};
 
@@ -204,6 +204,7 @@ impl Conductor {
             _ => bail!("it does not begin with a hello"),
         };
         let changes = self.running.changes();
+        channel.end_within(START_MAX);
         self.tell_what_a_start_needs(channel, version)?;
         let theirs = receive_disks(channel)?;
         // Not before: a peer that says nothing must not keep anybody from a change.
@@ -352,6 +353,7 @@ impl Conductor {
         must_flush: Vec<Disk>,
     ) -> Result<usize> {
         let handover = &self.common.handover;
+        channel.end_within(HAND_OVER_MAX);
         handover.suspend();
         // Requests that wait for a cap would delay the stop: they are dispatched at once, and the
         // group owes them to the other daemon's caps.
@@ -381,6 +383,7 @@ impl Conductor {
             _ => bail!("it is not ready"),
         }
         channel.send(&Message::Go, &[], ANSWER_MAX)?;
+        channel.end_within(None);
         wait_until_taken(channel, taken_max)?;
         Ok(count)
     }
@@ -419,26 +422,40 @@ impl Conductor {
 }
 
 /// The incoming daemon was told to go: it either reports that it serves, or has ended without serving
-/// anybody. If it does neither within `limit`, it is told that it is too late, and has to report that first:
-/// it cannot do so any more, and serves nobody. Older ones serve whatever they are told, and have no limit.
+/// anybody. Older ones serve whatever they are told, and have no limit.
 fn wait_until_taken(channel: &mut Channel, limit: Option<Duration>) -> Result<()> {
-    let is_late = !channel.wait(limit)?;
-    if is_late {
-        let reason = TOO_LATE.to_owned();
-        channel.send(&Message::Refused { reason }, &[], ANSWER_MAX)?;
-        channel.end_hearing()?;
+    let until = limit.map(|limit| Instant::now() + limit);
+    let is_over = |until: Instant| Instant::now() >= until;
+    // What is there already counts, however late it is.
+    let mut is_first = true;
+    while std::mem::take(&mut is_first) || !until.is_some_and(is_over) {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if !channel.wait(left)? {
+            break;
+        }
+        match channel.receive(left.unwrap_or(ANSWER_MAX).min(ANSWER_MAX)) {
+            Ok((Message::Taken, _)) => return Ok(()),
+            Err(ChannelError::Closed) => bail!("it has ended before it served anybody"),
+            Ok(_) | Err(_) => {}
+        }
     }
+    refuse_late(channel, limit.unwrap_or_default())
+}
+
+/// Tells the incoming daemon that it is too late: it has to report that it serves before it does, cannot do so any
+/// more, and serves nobody. A report that it has sent in this moment counts.
+fn refuse_late(channel: &mut Channel, limit: Duration) -> Result<()> {
+    channel.end_within(ANSWER_MAX);
+    let reason = TOO_LATE.to_owned();
+    // It may have closed the channel, after it has said that it serves.
+    let _ = channel.send(&Message::Refused { reason }, &[], ANSWER_MAX);
+    channel.end_hearing()?;
     loop {
-        channel.wait(None)?;
         match channel.receive(ANSWER_MAX) {
             Ok((Message::Taken, _)) => return Ok(()),
-            Err(ChannelError::Closed) if is_late => {
-                bail!(
-                    "it has not said within {:?} that it serves",
-                    limit.unwrap_or_default()
-                )
+            Err(ChannelError::Closed | ChannelError::Late) => {
+                bail!("it has not said within {limit:?} that it serves")
             }
-            Err(ChannelError::Closed) => bail!("it has ended before it served anybody"),
             Ok(_) | Err(_) => {}
         }
     }
@@ -446,6 +463,7 @@ fn wait_until_taken(channel: &mut Channel, limit: Option<Duration>) -> Result<()
 
 /// Receives the other daemon's disks; it opens them meanwhile, which may take long.
 fn receive_disks(channel: &mut Channel) -> Result<Theirs> {
+    channel.end_within(OPEN_MAX);
     let mut theirs = Theirs::default();
     loop {
         match channel.receive(OPEN_MAX)? {
@@ -489,6 +507,8 @@ fn compare(ours: &Disk, theirs: &Theirs) -> Result<()> {
 const STOP_MAX: Duration = Duration::from_secs(2);
 /// How long disks may take to be flushed while clients are served.
 const FLUSH_MAX: Duration = Duration::from_secs(30);
+/// How long all messages may take while no client is served, requests in flight and flushes included.
+const HAND_OVER_MAX: Duration = Duration::from_secs(20);
 /// How long the other daemon may take to open its disks.
 const OPEN_MAX: Duration = Duration::from_secs(120);
 /// How long the other daemon may take to report that it serves, when all is ready.
@@ -499,6 +519,8 @@ const DISKS_MAX: usize = 1 << 16;
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::serve::upgrade::incoming::tell_taken;
 
@@ -515,6 +537,24 @@ mod tests {
         assert!(late.expect_err("it is late").to_string().contains("20ms"));
         let refused = tell_taken(&mut theirs).expect_err("it may not serve");
         assert!(refused.to_string().contains(TOO_LATE), "{refused}");
+    }
+
+    #[test]
+    fn daemon_that_sends_half_a_message_and_hangs_is_too_late() {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+        let mut ours = Channel::new(ours).expect("a process of this user");
+        theirs.write_all(&[0; 3]).expect("it takes three bytes");
+        let start = Instant::now();
+        wait_until_taken(&mut ours, Some(Duration::from_millis(50))).expect_err("it is late");
+        assert!(start.elapsed() < ANSWER_MAX, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn daemon_that_says_in_the_last_moment_that_it_serves_and_lets_go_has_taken_over() {
+        let [mut ours, mut theirs] = channels();
+        tell_taken(&mut theirs).expect("it serves");
+        drop(theirs);
+        refuse_late(&mut ours, Duration::ZERO).expect("it has taken over");
     }
 
     #[test]
