@@ -6,6 +6,7 @@ mod cases;
 mod clients;
 mod images;
 mod kernel;
+pub mod own;
 mod pictures;
 mod processes;
 mod scene;
@@ -19,7 +20,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_host::value;
@@ -47,9 +48,15 @@ pub struct FairnessArgs {
     /// Allow writing to the file
     #[arg(long)]
     pub overwrite: bool,
-    /// As clients see it: `blkmq serve` and an fio for each tenant, processes of their own, over NBD
+    /// As clients see it: `blkmq serve` and a client for each tenant, processes of their own
     #[arg(long, conflicts_with = "file")]
     pub clients: bool,
+    /// The front door of --clients
+    #[arg(long, value_name = "DOOR", default_value = "nbd", requires = "clients")]
+    pub door: Door,
+    /// The program of --clients; fio is for NBD, and spins in pauses below 5 ms [default: fio for NBD, else own]
+    #[arg(long, value_name = "CLIENT", requires = "clients")]
+    pub client: Option<Client>,
     /// Directory for the images of --clients; may be given again [default: the current one, and
     /// /dev/shm]
     #[arg(long, value_name = "DIR", requires = "clients")]
@@ -63,7 +70,7 @@ pub struct FairnessArgs {
     /// Beside the kernel's own schedulers, on a loop device over the same file; needs root
     #[arg(long)]
     pub kernel: bool,
-    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP][@RATE],… as in 1:64:64k,2:4:64k:randwrite,1:1:4k@200;
+    /// Measure these tenants instead: WEIGHT:DEPTH:SIZE[:OP][@RATE|/REST],… as in 1:64:64k,2:4:64k:randwrite,1:1:4k@200;
     /// may be given again
     #[arg(long, value_name = "SPEC", value_parser = spec::parse)]
     case: Vec<Scene>,
@@ -96,6 +103,24 @@ pub enum Side {
     Target,
 }
 
+/// The front door through which clients come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Door {
+    /// NBD on a unix socket.
+    Nbd,
+    /// vhost-user-blk, one virtqueue each.
+    VhostUser,
+}
+
+/// The program that loads a tenant's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Client {
+    /// fio with its nbd engine.
+    Fio,
+    /// This program, which sleeps in every pause.
+    Own,
+}
+
 /// What a visit is compared with, from the same round.
 #[derive(Default)]
 struct Reference {
@@ -115,6 +140,13 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     interrupt::listen()?;
     if args.clients {
         return clients::main(args);
+    }
+    let pauses = |scene: &&Scene| scene.tenants().iter().any(|tenant| tenant.load.is_light());
+    if let Some(scene) = args.case.iter().find(pauses) {
+        bail!(
+            "--case {} rejected: only clients pause; add --clients",
+            scene.case
+        );
     }
     if let Some(file) = &args.file {
         std::fs::metadata(file).with_context(|| format!("--file {} rejected", file.display()))?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use blkmq_nbd::codec::HeaderStyle;
 
-pub(crate) use self::client::{Load, connect};
+pub(crate) use self::client::{Load, ReplyStream, connect, connect_to};
 pub(crate) use self::peers::EXPORT;
 use self::peers::{Server, Side};
 use crate::args::{BenchArgs, Plan};

@@ -2,11 +2,11 @@
 //! All other `unsafe` of this crate is in `doors/fuse/sys`.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
-
 use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::time::Duration;
 
-use blkio::{Blkioq, Completion};
+use blkio::{Blkioq, Completion, Errno};
 use blkmq_core::bio::{Bio, Data, Lent};
 
 /// Waits until `count_min` requests of a queue have ended, and returns as many of them as fit in
@@ -17,8 +17,28 @@ pub(crate) fn completions<'a>(
     count_min: usize,
 ) -> blkio::Result<&'a [Completion]> {
     let count = queue.do_io(room, count_min, None, None)?;
+    Ok(filled(room, count))
+}
+
+/// The same for at most `time`; then none has ended.
+pub(crate) fn completions_within<'a>(
+    queue: &mut Blkioq,
+    room: &'a mut [MaybeUninit<Completion>],
+    count_min: usize,
+    mut time: Duration,
+) -> blkio::Result<&'a [Completion]> {
+    match queue.do_io(room, count_min, Some(&mut time), None) {
+        Ok(count) => Ok(filled(room, count)),
+        // What has ended meanwhile, if less than wanted, comes with the next call.
+        Err(error) if error.errno() == Errno::TIME => Ok(&[]),
+        Err(error) => Err(error),
+    }
+}
+
+/// The first `count` of `room`, which `do_io` has filled.
+fn filled(room: &[MaybeUninit<Completion>], count: usize) -> &[Completion] {
     // SAFETY: `do_io` has written as many as it says, and the two types have the same layout.
-    Ok(unsafe { &*(&raw const room[..count] as *const [Completion]) })
+    unsafe { &*(&raw const room[..count] as *const [Completion]) }
 }
 
 /// Buffers of one size, aligned for direct I/O, each lent to at most one bio at a time.

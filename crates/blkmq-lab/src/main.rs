@@ -29,6 +29,9 @@ enum Command {
     Sim(sim::SimArgs),
     /// Play recorded I/O again, on any disks or on a modelled drive
     Replay(replay::ReplayCommand),
+    /// One tenant's client, which `bench fairness --clients` starts
+    #[command(hide = true)]
+    Client(blkmq_bench::fairness::own::OwnArgs),
 }
 
 /// What can be measured.
@@ -77,6 +80,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(what) => bench(what)?,
         Command::Sim(args) => return Ok(sim::main(&args)),
         Command::Replay(args) => replay::main(&args)?,
+        Command::Client(args) => blkmq_bench::fairness::own::main(&args)?,
     }
     Ok(ExitCode::SUCCESS)
 }

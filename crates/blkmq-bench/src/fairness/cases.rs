@@ -7,7 +7,7 @@ use std::time::Duration;
 use blkmq_core::bio::Op;
 use blkmq_core::group::{ROOT, WEIGHT_MAX};
 
-use super::scene::{Load, Model, Scene, Turn};
+use super::scene::{Goal, Load, Model, Scene, Turn};
 
 /// All cases of the modelled drives.
 pub(super) fn all() -> Vec<Scene> {
@@ -35,7 +35,6 @@ pub(super) fn on_file() -> Vec<Scene> {
     }
     scenes.extend(of_unequal_depths());
     scenes.extend(victims());
-    scenes.extend(with_pauses());
     scenes
 }
 
@@ -49,6 +48,7 @@ pub(super) fn of_clients() -> Vec<Scene> {
     scenes.push(mix(&[1, 2, 4], &MIXED_KIB, &[16]));
     scenes.extend(of_unequal_depths());
     scenes.extend(victims());
+    scenes.extend(with_pauses());
     scenes
 }
 
@@ -62,7 +62,8 @@ pub(super) fn with_pauses() -> Vec<Scene> {
             .tenant(ROOT, 100, flood)
             .victim(100, light.at(rate))
     };
-    let mut scenes: Vec<Scene> = [200, 50, 1000, 5000].map(|rate| beside(flood, rate)).into();
+    let mut scenes = vec![beside(flood, 200).with_goal(350, 1000, 0.9)];
+    scenes.extend([50, 1000, 5000].map(|rate| beside(flood, rate)));
     scenes.push(beside(Load::random(Op::Write, 256 << 10, FLOOD_DEPTH), 200));
     scenes.push(beside(Load::reads(4096, 256), 200));
     let mut mix = Scene::new("pause/8x4k@200+2x16k@1000+2x32x64k");
@@ -90,18 +91,24 @@ pub(super) fn with_pauses() -> Vec<Scene> {
 
 /// The same on modelled drives, with the keys of their null disks.
 pub(super) fn on_models() -> Vec<(Scene, &'static str)> {
-    let named = |(scene, keys): (Scene, &'static str), model: &str| {
+    let named = |mut scene: Scene, model: &str| {
+        // Goals in time are those of one drive.
+        scene.goal = Goal::default();
         let case = format!("model/{model}/{}", scene.case);
-        (scene.named(case), keys)
+        scene.named(case)
     };
-    let mut cases: Vec<(Scene, &'static str)> = with_pauses()
-        .into_iter()
-        .map(|scene| named((scene, MODEL_300M), "300M"))
-        .collect();
-    let of_first = with_pauses().into_iter().next().expect("there are cases");
-    for (model, keys) in MODELS {
-        cases.push(named((of_first.clone(), keys), model));
+    let mut cases = Vec::new();
+    for (place, scene) in with_pauses().into_iter().enumerate() {
+        let floods = scene.crowd.iter().filter(|tenant| !tenant.load.is_light());
+        let scene = match floods.count() {
+            2 => named(scene, "300M").with_goal(700, 1600, 0.85),
+            _ if place == 0 => named(scene, "300M").with_goal(500, 1000, 0.95),
+            _ => named(scene, "300M"),
+        };
+        cases.push((scene, MODEL_300M));
     }
+    let of_first = with_pauses().into_iter().next().expect("there are cases");
+    cases.extend(MODELS.map(|(model, keys)| (named(of_first.clone(), model), keys)));
     cases
 }
 
@@ -293,6 +300,37 @@ mod tests {
             let names: BTreeSet<&str> = table.iter().map(|scene| scene.case.as_str()).collect();
             assert_eq!(names.len(), table.len());
         }
+    }
+
+    #[test]
+    fn tenants_that_pause_are_those_of_clients_alone() {
+        let pausing = |scenes: Vec<Scene>| {
+            let pauses = |scene: &Scene| scene.tenants().iter().any(|tenant| tenant.load.is_light());
+            scenes.iter().filter(|scene| pauses(scene)).count()
+        };
+        assert_eq!((pausing(all()), pausing(on_file())), (0, 0));
+        assert_eq!(pausing(of_clients()), with_pauses().len());
+    }
+
+    #[test]
+    fn the_goals_of_the_mix_and_of_the_first_model_are_their_own() {
+        let goal = |name: &str| {
+            let models = on_models();
+            let found = models.iter().find(|(scene, _)| scene.case == name);
+            found.expect("the case is there").0.goal
+        };
+        let mix = goal("model/300M/pause/8x4k@200+2x16k@1000+2x32x64k");
+        assert_eq!(
+            (mix.latency.unwrap().1, mix.of_none),
+            (Duration::from_micros(1600), 0.85)
+        );
+        let first = goal("model/300M/pause/1x4k@200+32x64k");
+        assert_eq!(
+            (first.latency.unwrap().0, first.of_none),
+            (Duration::from_micros(500), 0.95)
+        );
+        assert_eq!(goal("model/1G/pause/1x4k@200+32x64k"), Goal::default());
+        assert_eq!(goal("model/300M/pause/1x4k@50+32x64k"), Goal::default());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The shares of the drive as clients see them: for each visit a daemon and an fio for each tenant, in
+//! The shares of the drive as clients see them: for each visit a daemon and a client for each tenant, in
 //! processes of their own. The kernel's schedulers, on a loop device over the same files, are measured in the
 //! same round.
 
@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blkmq_core::group::ROOT;
-use blkmq_core::sched::{self, ElevatorType};
+use blkmq_core::sched;
 
-use self::figures::{Alone, Outcome, may_lack_depth};
-use self::server::{Drive, Server};
+use self::figures::{Alone, Outcome, Reference, Totals, may_lack_depth};
+use self::server::{Drive, Schedule, Server, images_of};
 use super::images::Images;
 use super::kernel::Loop;
 use super::processes::Visit;
 use super::scene::{Load, Scene};
-use super::stage::warm_up;
-use super::{FairnessArgs, MEMORY, Side, cases, chosen};
+use super::stage::{CAP_MIN, warm_up};
+use super::{Client, Door, FairnessArgs, MEMORY, Side, cases, chosen};
 use crate::args::{BenchArgs, Plan};
 use crate::fio;
 use crate::report::{About, Report, Row};
@@ -64,7 +64,7 @@ enum Family {
 struct Bench {
     server: Server,
     /// Totals of this round without a scheduler, by case and family.
-    none: RefCell<BTreeMap<(String, Family), f64>>,
+    none: RefCell<BTreeMap<(String, Family), Totals>>,
     /// Results of loads alone, and the round in which each was measured.
     alone: RefCell<BTreeMap<(String, Family), (u32, Alone)>>,
 }
@@ -74,7 +74,7 @@ struct Visited<'a> {
     ground: &'a Ground,
     case: &'a Case,
     family: Family,
-    kind: &'static ElevatorType,
+    side: Side,
     /// One for each visit.
     outcomes: RefCell<Vec<Outcome>>,
 }
@@ -85,15 +85,14 @@ struct Visited<'a> {
 /// If an option is out of range, a directory cannot take the images, the daemon or a client fails,
 /// or a result cannot be written.
 pub(super) fn main(args: &FairnessArgs) -> Result<()> {
-    ensure!(
-        fio::is_installed() && fio::has_engine("nbd"),
-        "--clients needs fio with its nbd engine: install it"
-    );
-    let kinds = kinds(&args.side)?;
+    let client = client(args)?;
+    let sides = sides(&args.side)?;
     let cases = cases_of(args)?;
     let server = Server {
         program: program(args)?,
         reactors: args.reactors.unwrap_or(REACTORS_DEFAULT),
+        door: args.door,
+        client,
     };
     let grounds = grounds(args, &cases)?;
     let bench = Bench {
@@ -101,7 +100,7 @@ pub(super) fn main(args: &FairnessArgs) -> Result<()> {
         none: RefCell::default(),
         alone: RefCell::default(),
     };
-    let visited = visited(&grounds, &cases, &kinds);
+    let visited = visited(&grounds, &cases, &sides);
     let plan = plan(&args.common, visited.len())?;
     let about = about(&bench.server, &grounds, &plan);
     let mut report = Report::start("fairness", about, &plan);
@@ -120,25 +119,46 @@ pub(super) fn main(args: &FairnessArgs) -> Result<()> {
     report.finish_with(&table, rows, &args.common)
 }
 
-/// The requested schedulers, and always `none`, with which the others are compared.
-fn kinds(asked: &[Side]) -> Result<Vec<&'static ElevatorType>> {
-    let mut kinds = vec![sched::NONE];
-    for side in asked {
-        match side {
-            Side::Elevator(kind) if kinds.contains(kind) => {}
-            Side::Elevator(kind) => kinds.push(*kind),
-            _ => ensure!(
-                false,
-                "--side {} rejected with --clients: must be one of {}",
-                side.name(),
-                sched::Registry::default().names()
-            ),
+/// The clients' program.
+///
+/// # Errors
+/// If it cannot be used here.
+fn client(args: &FairnessArgs) -> Result<Client> {
+    let by_default = match args.door {
+        Door::Nbd => Client::Fio,
+        Door::VhostUser => Client::Own,
+    };
+    let client = args.client.unwrap_or(by_default);
+    ensure!(
+        client == Client::Own || args.door == Door::Nbd,
+        "--client fio rejected with --door vhost-user: fio has no engine for it; leave --client out"
+    );
+    ensure!(
+        client == Client::Own || fio::is_installed() && fio::has_engine("nbd"),
+        "--clients needs fio with its nbd engine: install it, or add --client own"
+    );
+    Ok(client)
+}
+
+/// The requested sides, after `none`, with which the others are compared and from which caps are known.
+fn sides(asked: &[Side]) -> Result<Vec<Side>> {
+    let none = Side::Elevator(sched::NONE);
+    let mut sides = vec![none];
+    for &side in asked {
+        ensure!(
+            side != Side::Target,
+            "--side {} rejected with --clients: must be one of caps, {}",
+            side.name(),
+            sched::Registry::default().names()
+        );
+        if !sides.contains(&side) {
+            sides.push(side);
         }
     }
     if asked.is_empty() {
-        kinds.push(sched::BFQ);
+        sides.push(Side::Elevator(sched::BFQ));
     }
-    Ok(kinds)
+    Ok(sides)
 }
 
 fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
@@ -166,7 +186,7 @@ fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
 /// on the first.
 fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
     let needed = |case: &Case| match case.drive {
-        On::Images => case.scene.tenants().len(),
+        On::Images => images_of(&case.scene),
         On::Nbd | On::Model(_) => 1,
     };
     let count = cases.iter().map(needed).max().unwrap_or(1);
@@ -237,27 +257,25 @@ fn plan(common: &BenchArgs, visits: usize) -> Result<Plan> {
 }
 
 /// All visits of a round, the sides of a case one after the other.
-fn visited<'a>(
-    grounds: &'a [Ground],
-    cases: &'a [Case],
-    kinds: &[&'static ElevatorType],
-) -> Vec<Visited<'a>> {
+fn visited<'a>(grounds: &'a [Ground], cases: &'a [Case], sides: &[Side]) -> Vec<Visited<'a>> {
     let mut visited = Vec::new();
     for (place, ground) in grounds.iter().enumerate() {
         for case in cases {
             if place > 0 && matches!(case.drive, On::Model(_)) {
                 continue;
             }
-            for &kind in kinds {
+            let can_bind = |side: &&Side| **side != Side::Caps || case.scene.caps_can_bind();
+            for &side in sides.iter().filter(can_bind) {
+                let is_kernels = matches!(side, Side::Elevator(_)) && ground.kernel.is_some();
                 let families = [
                     Some(Family::Daemon),
-                    (ground.kernel.is_some() && case.drive == On::Images).then_some(Family::Kernel),
+                    (is_kernels && case.drive == On::Images).then_some(Family::Kernel),
                 ];
                 visited.extend(families.into_iter().flatten().map(|family| Visited {
                     ground,
                     case,
                     family,
-                    kind,
+                    side,
                     outcomes: RefCell::default(),
                 }));
             }
@@ -272,8 +290,8 @@ impl Visited<'_> {
         Point {
             case: self.name(),
             side: match self.family {
-                Family::Daemon => self.kind.name.into(),
-                Family::Kernel => format!("kernel-{}", self.kind),
+                Family::Daemon => self.side.name().into(),
+                Family::Kernel => format!("kernel-{}", self.side.name()),
             },
             measure: Box::new(move |plan| {
                 round += 1;
@@ -291,26 +309,43 @@ impl Visited<'_> {
 
     fn measure(&self, bench: &Bench, round: u32, plan: &Plan) -> Result<Sample> {
         let scene = &self.case.scene;
-        let alone = scene.tenants().into_iter().zip(may_lack_depth(scene));
-        let alone = alone.map(|(tenant, is_asked)| {
-            is_asked
+        let light = scene.light_places();
+        let alone = (0..).zip(scene.tenants()).zip(may_lack_depth(scene));
+        let alone = alone.map(|((place, tenant), is_asked)| {
+            (is_asked || light.contains(&place))
                 .then(|| self.alone(bench, tenant.load, round, plan))
                 .transpose()
         });
         let alone = alone.collect::<Result<Vec<_>>>()?;
-        let visit = self.play(bench, scene, self.kind, plan)?;
         let key = (self.name(), self.family);
-        let none = self
-            .kind
-            .is_some()
-            .then(|| bench.none.borrow().get(&key).copied());
-        let none = none.flatten();
-        let outcome = Outcome::new(scene, &visit, none, &alone);
-        if self.kind == sched::NONE {
-            bench.none.borrow_mut().insert(key, outcome.total);
+        let is_none = self.side == Side::Elevator(sched::NONE);
+        let none = bench.none.borrow().get(&key).copied().filter(|_| !is_none);
+        let reference = Reference {
+            none,
+            alone,
+            flood_request: self.flood_request(bench, round, plan)?,
+        };
+        let visit = self.play(bench, scene, self.side, none, plan)?;
+        let outcome = Outcome::new(scene, &visit, &reference);
+        if is_none {
+            bench.none.borrow_mut().insert(key, outcome.totals);
         }
         self.outcomes.borrow_mut().push(outcome);
         Ok(visit.total(scene))
+    }
+
+    /// What one request of the floods takes by itself, of the slowest of them, if there are light tenants beside.
+    fn flood_request(&self, bench: &Bench, round: u32, plan: &Plan) -> Result<Option<Duration>> {
+        let scene = &self.case.scene;
+        let light = scene.light_places();
+        let mut longest = None;
+        for (place, tenant) in scene.tenants().iter().enumerate() {
+            if !light.is_empty() && !light.contains(&place) {
+                let alone = self.alone(bench, tenant.load.one_at_a_time(), round, plan)?;
+                longest = longest.max(Some(Duration::from_nanos(alone.latency.p50_ns)));
+            }
+        }
+        Ok(longest)
     }
 
     /// The result of a load alone, without a scheduler; it is measured once in a round, whichever
@@ -328,7 +363,7 @@ impl Visited<'_> {
         }
         let scene = Scene::new(format!("{load} alone")).tenant(ROOT, 100, load);
         let visit = self
-            .play(bench, &scene, sched::NONE, plan)
+            .play(bench, &scene, Side::Elevator(sched::NONE), None, plan)
             .with_context(|| scene.case.clone())?;
         let alone = Alone {
             bytes: visit.series.rates().iter().sum(),
@@ -338,20 +373,42 @@ impl Visited<'_> {
         Ok(alone)
     }
 
-    fn play(&self, bench: &Bench, scene: &Scene, kind: &'static ElevatorType, plan: &Plan) -> Result<Visit> {
+    fn play(
+        &self,
+        bench: &Bench,
+        scene: &Scene,
+        side: Side,
+        none: Option<Totals>,
+        plan: &Plan,
+    ) -> Result<Visit> {
         let images = &self.ground.images;
+        let schedule = match side {
+            Side::Elevator(kind) => Schedule { kind, caps: None },
+            Side::Caps | Side::Target => Schedule {
+                kind: sched::NONE,
+                caps: none.map(|none| caps(scene, none)),
+            },
+        };
         match (self.family, &self.ground.kernel) {
-            (Family::Kernel, Some(kernel)) => kernel.play(scene, kind.name, plan),
+            (Family::Kernel, Some(kernel)) => kernel.play(scene, schedule.kind.name, plan),
             _ => {
                 let drive = match self.case.drive {
                     On::Images => Drive::Images(images),
                     On::Nbd => Drive::Nbd(images),
                     On::Model(keys) => Drive::Model(keys),
                 };
-                bench.server.play(scene, kind, &drive, plan)
+                bench.server.play(scene, &schedule, &drive, plan)
             }
         }
     }
+}
+
+/// The due part of each tenant, light ones included, of what all had without a scheduler, in bytes per second.
+fn caps(scene: &Scene, none: Totals) -> Vec<u64> {
+    let due = scene.due(&scene.tree, &scene.tenants());
+    due.iter()
+        .map(|due| (none.all * due).max(CAP_MIN) as u64)
+        .collect()
 }
 
 fn about(server: &Server, grounds: &[Ground], plan: &Plan) -> About {
@@ -372,9 +429,15 @@ fn about(server: &Server, grounds: &[Ground], plan: &Plan) -> About {
         .collect();
     setting.extend([
         format!(
-            "blkmq serve, {} reactor(s), afresh for each visit: one queue, one unix socket, a disk and a group for each tenant; an fio each, nbd engine",
-            server.reactors
+            "blkmq serve, {} reactor(s), afresh for each visit: one queue, a disk and a group for each tenant; {} each",
+            server.reactors,
+            match (server.client, server.door) {
+                (Client::Fio, _) => "fio's nbd engine",
+                (Client::Own, Door::Nbd) => "a client of blkmq-lab, over NBD,",
+                (Client::Own, Door::VhostUser) => "a client of blkmq-lab, over vhost-user-blk,",
+            }
         ),
+        "caps: no scheduler, each tenant capped at its due part of what all had with none in this round".into(),
         "kernel-…: the kernel's scheduler on a loop device over the first file, direct I/O, a control group and an fio with io_uring each".into(),
         format!(
             "tenants run for {} ms before; shares are of bytes, over the time in which all are measured; worst: of all visits",
@@ -399,14 +462,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn none_is_always_measured_and_bfq_unless_others_are_asked_for() {
-        assert_eq!(kinds(&[]).unwrap(), [sched::NONE, sched::BFQ]);
-        let asked = [Side::Elevator(sched::KYBER), Side::Elevator(sched::NONE)];
-        assert_eq!(kinds(&asked).unwrap(), [sched::NONE, sched::KYBER]);
-        let error = kinds(&[Side::Caps]).unwrap_err().to_string();
+    fn none_is_always_measured_first_and_bfq_unless_others_are_asked_for() {
+        let none = Side::Elevator(sched::NONE);
+        assert_eq!(sides(&[]).unwrap(), [none, Side::Elevator(sched::BFQ)]);
+        let asked = [Side::Caps, Side::Elevator(sched::KYBER), none];
+        assert_eq!(
+            sides(&asked).unwrap(),
+            [none, Side::Caps, Side::Elevator(sched::KYBER)]
+        );
+        let error = sides(&[Side::Target]).unwrap_err().to_string();
         assert!(
-            error.contains("--side caps rejected with --clients: must be one of none, mq-deadline"),
+            error.contains(
+                "--side bfq-target rejected with --clients: must be one of caps, none, mq-deadline"
+            ),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn each_tenant_is_capped_at_its_due_part_of_none() {
+        let scene = super::super::spec::parse("1:64:64k,3:4:64k").unwrap();
+        let none = Totals {
+            all: 400e6,
+            floods: 400e6,
+        };
+        assert_eq!(caps(&scene, none), [100_000_000, 300_000_000]);
+        assert_eq!(
+            caps(
+                &scene,
+                Totals {
+                    all: 1e6,
+                    floods: 1e6
+                }
+            ),
+            [1 << 20; 2]
         );
     }
 }

@@ -47,7 +47,7 @@ impl Loop {
             .map(|(place, tenant)| Group::make(place, scene.weight(tenant)))
             .collect::<Result<Vec<Group>>>()?;
         let process = |place: usize, _: &_| {
-            Ok(Process {
+            Ok(Process::Fio {
                 command: groups[place].command(),
                 target: vec![
                     format!("--filename={}", self.0.block().path()),

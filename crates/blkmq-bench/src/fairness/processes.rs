@@ -1,4 +1,5 @@
-//! A scene that is played by processes: an fio for each tenant, all started together, which logs every I/O.
+//! A scene that is played by processes: one for each tenant, fio or our own client, all started together, which
+//! log every I/O.
 //! Only I/Os count that ended in a window in which all processes ran. `clients` gives them disks of a daemon,
 //! `kernel` a loop device.
 
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use super::own;
 use super::scene::{Load, Scene, Tenant};
 use super::score::Series;
 use super::stage::warm_up;
@@ -20,12 +22,13 @@ use crate::rounds::{Latency, Sample};
 use crate::server::Scratch;
 use crate::usage::Usage;
 
-/// One tenant's process.
-pub(super) struct Process {
-    /// A command that becomes fio when fio's options are added.
-    pub(super) command: Command,
-    /// Options that choose engine and target. An engine's own options follow its name.
-    pub(super) target: Vec<String>,
+/// One tenant's process, as a command to which the load's options are added.
+pub(super) enum Process {
+    /// A command that becomes fio, and the options that choose engine and target. An engine's own options follow its
+    /// name.
+    Fio { command: Command, target: Vec<String> },
+    /// `blkmq-lab client`, with the options that choose the disk.
+    Own(Command),
 }
 
 /// The results of the processes: the crowd's first and then the light tenant's.
@@ -70,15 +73,7 @@ pub(super) fn play(
     fs::write(dir.join(WAIT), WAIT_SCRIPT).context("writing the script that clients wait with")?;
     let mut processes = Vec::new();
     for (place, tenant) in scene.tenants().iter().enumerate() {
-        let Process {
-            mut command,
-            mut target,
-        } = process(place, tenant)?;
-        command.current_dir(dir.join(""));
-        target.extend(load(&tenant.load));
-        target.extend(log(&dir.join(&place.to_string())));
-        target.push(format!("--exec_prerun=sh {WAIT} {place}"));
-        processes.push((command, target));
+        processes.push(loaded(process(place, tenant)?, place, &tenant.load, &dir));
     }
     let places = processes.len();
     let (whole, usage) = run(processes, &dir, plan, usage)?;
@@ -93,17 +88,47 @@ pub(super) fn play(
     })
 }
 
+/// The process with the options of its load, its log and its start.
+fn loaded(process: Process, place: usize, tenant: &Load, dir: &Scratch) -> Process {
+    let prefix = dir.join(&place.to_string());
+    match process {
+        Process::Fio {
+            mut command,
+            mut target,
+        } => {
+            command.current_dir(dir.join(""));
+            target.extend(load(tenant));
+            target.extend(log(&prefix));
+            target.push(format!("--exec_prerun=sh {WAIT} {place}"));
+            Process::Fio { command, target }
+        }
+        Process::Own(mut command) => {
+            let files = own::Files {
+                prefix: &prefix,
+                ready: &dir.join(&format!("{READY}{place}")),
+                go: &dir.join(GO),
+            };
+            own::add_options(&mut command, &files, tenant, place as u64);
+            Process::Own(command)
+        }
+    }
+}
+
 /// Starts all processes, lets them begin at once, and waits for them.
 fn run(
-    processes: Vec<(Command, Vec<String>)>,
+    processes: Vec<Process>,
     dir: &Scratch,
     plan: &Plan,
     usage: impl Fn() -> Usage,
 ) -> Result<(Vec<Sample>, Usage)> {
     let (window, warm_up) = (plan.window, warm_up(plan));
     std::thread::scope(|scope| {
-        let start = |(command, options): (Command, Vec<String>)| {
-            scope.spawn(move || fio::run_as(command, &options, Duration::ZERO, warm_up + window + SLACK))
+        let length = warm_up + window + SLACK;
+        let start = |process: Process| {
+            scope.spawn(move || match process {
+                Process::Fio { command, target } => fio::run_as(command, &target, Duration::ZERO, length),
+                Process::Own(command) => own::run_as(command, length),
+            })
         };
         let running: Vec<_> = processes.into_iter().map(start).collect();
         wait_until_ready(dir, &running);
@@ -115,7 +140,7 @@ fn run(
         let used = usage() - before;
         let ended = running.into_iter().map(|thread| thread.join());
         let samples: Result<Vec<Sample>> = ended
-            .map(|sample| sample.expect("a thread that waits for fio"))
+            .map(|sample| sample.expect("a thread that waits for a client"))
             .collect();
         let used = Usage {
             cpu_ns: 2 * used.cpu_ns,

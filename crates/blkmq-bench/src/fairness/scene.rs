@@ -20,6 +20,8 @@ pub(super) struct Scene {
     pub(super) crowd: Vec<Tenant>,
     /// The light tenant, whose latency counts.
     pub(super) victim: Option<Tenant>,
+    /// What is to be reached beside light tenants, as clients see it.
+    pub(super) goal: Goal,
     /// What changes half-way through.
     pub(super) turn: Turn,
     /// The drive, if none is given on the command line.
@@ -82,6 +84,33 @@ impl Load {
         u64::from(self.block_bytes) * u64::from(self.depth)
     }
 
+    /// Whether it asks for little: it pauses.
+    pub(super) const fn is_light(&self) -> bool {
+        self.rate > 0 || self.rest_ms > 0
+    }
+
+    /// The same as fast as it can, one at a time.
+    pub(super) const fn one_at_a_time(self) -> Self {
+        Self {
+            depth: 1,
+            rate: 0,
+            rest_ms: 0,
+            ..self
+        }
+    }
+
+    /// As `spec` reads it, without the weight.
+    pub(super) fn spec(&self) -> String {
+        let mut text = format!("{}:{}:{}", self.depth, self.block_bytes, self.rw());
+        if self.rate > 0 {
+            text += &format!("@{}", self.rate);
+        }
+        if self.rest_ms > 0 {
+            text += &format!("/{}", self.rest_ms);
+        }
+        text
+    }
+
     /// The operation, in fio's words.
     pub(super) const fn rw(&self) -> &'static str {
         match (self.op.is_write(), self.is_random) {
@@ -108,6 +137,25 @@ impl fmt::Display for Load {
         match self.rest_ms {
             0 => Ok(()),
             rest => write!(f, "/{rest}ms"),
+        }
+    }
+}
+
+/// What light tenants and those that they are beside are to have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Goal {
+    /// Median and 99th percentile of each light tenant; without them three times its median alone, and twice its
+    /// 99th percentile alone and the time of two of the others' requests.
+    pub(super) latency: Option<(Duration, Duration)>,
+    /// Bytes of the others, as a part of those without a scheduler.
+    pub(super) of_none: f64,
+}
+
+impl Default for Goal {
+    fn default() -> Self {
+        Self {
+            latency: None,
+            of_none: 0.9,
         }
     }
 }
@@ -141,6 +189,7 @@ impl Scene {
             tree: GroupTree::new(GROUPS_MAX),
             crowd: Vec::new(),
             victim: None,
+            goal: Goal::default(),
             turn: Turn::Nothing,
             model: Model::Flash,
             away: Duration::ZERO,
@@ -159,6 +208,24 @@ impl Scene {
         let group = self.group(ROOT, weight);
         self.victim = Some(Tenant { group, load });
         self
+    }
+
+    /// The same with a goal in microseconds.
+    pub(super) const fn with_goal(mut self, p50_us: u64, p99_us: u64, of_none: f64) -> Self {
+        self.goal = Goal {
+            latency: Some((Duration::from_micros(p50_us), Duration::from_micros(p99_us))),
+            of_none,
+        };
+        self
+    }
+
+    /// The light tenants by their places among all.
+    pub(super) fn light_places(&self) -> Vec<usize> {
+        let is_light = |place: &usize| {
+            let of_crowd = self.crowd.get(*place);
+            of_crowd.is_none_or(|tenant| tenant.load.is_light())
+        };
+        (0..self.tenants().len()).filter(is_light).collect()
     }
 
     /// The same by another name.

@@ -1,5 +1,6 @@
-//! The texts of `--case`: a tenant for each `WEIGHT:DEPTH:SIZE[:OP][@RATE]`, as in
-//! `1:64:64k,2:4:64k:randwrite` or `1:32:64k,1:1:4k@200`. The result is a scene like those of `cases`.
+//! The texts of `--case`: a tenant for each `WEIGHT:DEPTH:SIZE[:OP][@RATE|/REST]`, as in
+//! `1:64:64k,2:4:64k:randwrite`, `1:32:64k,1:1:4k@200` or `1:32:64k,1:8:4k/20`. The result is a scene like those
+//! of `cases`.
 
 use blkmq_core::bio::Op;
 use blkmq_core::group::{ROOT, WEIGHT_MAX, WEIGHT_MIN};
@@ -32,16 +33,24 @@ pub(super) fn parse(text: &str) -> Result<Scene, String> {
     }))
 }
 
-fn tenant(word: &str) -> Result<(u16, Load), String> {
-    let (kind, rate) = match word.split_once('@') {
-        Some((kind, rate)) => (kind, number("rate", rate, 1, RATE_MAX)?),
-        None => (word, 0),
-    };
+/// Reads the weight and the load of one tenant.
+///
+/// # Errors
+/// Says what is wrong, and what is allowed.
+pub(super) fn tenant(word: &str) -> Result<(u16, Load), String> {
+    let (mut kind, mut rate, mut rest_ms) = (word, 0, 0);
+    if let Some((before, pause)) = word.split_once(['@', '/']) {
+        kind = before;
+        match word.contains('@') {
+            true => rate = number("rate", pause, 1, RATE_MAX)?,
+            false => rest_ms = number("rest", pause, 1, REST_MAX)?,
+        }
+    }
     let parts: Vec<&str> = kind.split(':').collect();
     let (weight, depth, size, op) = match parts[..] {
         [weight, depth, size] => (weight, depth, size, "randread"),
         [weight, depth, size, op] => (weight, depth, size, op),
-        _ => return Err("must be WEIGHT:DEPTH:SIZE[:OP][@RATE], as in 2:4:64k:randread".into()),
+        _ => return Err("must be WEIGHT:DEPTH:SIZE[:OP][@RATE|/REST], as in 2:4:64k:randread".into()),
     };
     let (op, is_random) = operation(op)?;
     let load = Load {
@@ -50,7 +59,7 @@ fn tenant(word: &str) -> Result<(u16, Load), String> {
         block_bytes: block_bytes(size)?,
         depth: number("depth", depth, 1, DEPTH_MAX)?,
         rate,
-        rest_ms: 0,
+        rest_ms,
     };
     let weight = number("weight", weight, WEIGHT_MIN.into(), WEIGHT_MAX.into())?;
     Ok((weight as u16, load))
@@ -89,6 +98,8 @@ const TENANTS_MAX: usize = 64;
 const DEPTH_MAX: u32 = 1024;
 /// I/Os per second of a tenant that pauses.
 const RATE_MAX: u32 = 100_000;
+/// Milliseconds between bursts.
+const REST_MAX: u32 = 60_000;
 /// The sector size that every drive of the bench supports with direct I/O.
 const BLOCK_BYTES: u64 = 4096;
 const BLOCK_BYTES_MAX: u64 = 1 << 20;
@@ -116,6 +127,14 @@ mod tests {
             (400, "8x16k:read"),
         ];
         assert_eq!(shown, expected.map(|(weight, load)| (weight, load.to_owned())));
+    }
+
+    #[test]
+    fn a_load_is_read_back_from_its_own_text() {
+        for load in ["1:1:4k@200", "1:8:4k/20", "1:16:256k:write", "1:32:64k:randread"] {
+            let (_, load) = tenant(load).unwrap();
+            assert_eq!(tenant(&format!("1:{}", load.spec())).unwrap(), (1, load));
+        }
     }
 
     #[test]
@@ -151,6 +170,11 @@ mod tests {
                 "1:1:4k@0",
                 "rate 0 rejected: must be a whole number from 1 to 100000",
             ),
+            (
+                "1:8:4k/0",
+                "rest 0 rejected: must be a whole number from 1 to 60000",
+            ),
+            ("1:8:4k@5/20", "rate 5/20 rejected"),
             (
                 "1:2:4k:trim",
                 "operation trim rejected: must be randread, randwrite, read or write",

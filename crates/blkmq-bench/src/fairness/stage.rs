@@ -336,7 +336,7 @@ const WIDE_UNITS: u32 = 128;
 const BANDWIDTH: u64 = 1 << 30;
 const MODEL_BYTES: u64 = 1 << 40;
 /// One request of the largest size per second: no cap may be lower.
-const CAP_MIN: f64 = (1 << 20) as f64;
+pub(super) const CAP_MIN: f64 = (1 << 20) as f64;
 const LEARNING_MAX: Duration = Duration::from_millis(1500);
 /// After a scene's change its total counts from this time on: the other tenants may take this long
 /// to notice.

@@ -24,21 +24,27 @@ use crate::window::{Phase, Window};
 /// # Errors
 /// If the server refuses, its answer is invalid, or it does not grant the requested style of replies.
 pub(crate) fn connect(socket: &Path, conns: usize, style: HeaderStyle) -> Result<Vec<(UnixStream, Agreed)>> {
-    let connect = |_| {
-        let mut stream =
-            UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
-        stream.set_read_timeout(Some(SILENCE_MAX))?;
-        stream.set_write_timeout(Some(SILENCE_MAX))?;
-        let agreed = negotiate(&mut stream, style).context("negotiating with the server")?;
-        Ok((stream, agreed))
-    };
+    let connect = |_| connect_to(socket, super::peers::EXPORT, style);
     (0..conns).map(connect).collect()
 }
 
-fn negotiate(stream: &mut UnixStream, style: HeaderStyle) -> Result<Agreed> {
+/// Connects once, to the export `name`.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) fn connect_to(socket: &Path, name: &str, style: HeaderStyle) -> Result<(UnixStream, Agreed)> {
+    let mut stream =
+        UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    let agreed = negotiate(&mut stream, name, style).context("negotiating with the server")?;
+    Ok((stream, agreed))
+}
+
+fn negotiate(stream: &mut UnixStream, name: &str, style: HeaderStyle) -> Result<Agreed> {
     let mut handshake = Handshake::new(Wanted {
         style,
-        ..Wanted::plain(super::peers::EXPORT)
+        ..Wanted::plain(name)
     });
     let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
     loop {
@@ -80,7 +86,7 @@ impl Load {
         let session = |(index, agreed): (usize, Agreed)| Session {
             in_flight: 0,
             requests: Vec::with_capacity(depth * agreed.style.request_bytes()),
-            replies: Replies::new(agreed.style, block_bytes),
+            replies: ReplyStream::new(agreed.style, block_bytes),
             offsets: Offsets::new(agreed.size_bytes, u64::from(block_bytes), true, index as u64),
             block_bytes,
         };
@@ -175,7 +181,7 @@ struct Session {
     /// Reads whose replies have not ended.
     in_flight: usize,
     requests: Vec<u8>,
-    replies: Replies,
+    replies: ReplyStream,
     offsets: Offsets,
     block_bytes: u32,
 }
@@ -200,9 +206,13 @@ impl Session {
 
     /// Takes what has arrived; returns how many reads ended by it, and when.
     fn take(&mut self, stream: &UnixStream, tally: &mut Tally) -> Result<(usize, u64)> {
-        self.receive(stream)?;
+        let count = self.receive(stream)?;
         let now = tally.now();
-        let ended = self.replies.parse(&mut tally.latency, now)?;
+        let mut run = Run::default();
+        let ended = self
+            .replies
+            .add(count, |cookie| run.add(cookie, &mut tally.latency, now))?;
+        run.flush(&mut tally.latency, now);
         let left = self.in_flight.checked_sub(ended);
         self.in_flight = left.context("a reply to nothing")?;
         tally.ended += ended as u64;
@@ -226,14 +236,11 @@ impl Session {
         stream.write_all(&self.requests).context("sending requests")
     }
 
-    fn receive(&mut self, mut stream: &UnixStream) -> Result<()> {
+    fn receive(&mut self, mut stream: &UnixStream) -> Result<usize> {
         loop {
             match stream.read(self.replies.room()) {
                 Ok(0) => bail!("the server has hung up"),
-                Ok(count) => {
-                    self.replies.filled += count;
-                    return Ok(());
-                }
+                Ok(count) => return Ok(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     bail!("no reply within {SILENCE_MAX:?}")
@@ -245,7 +252,7 @@ impl Session {
 }
 
 /// The receive buffer of a connection, and the state of its parser.
-struct Replies {
+pub(crate) struct ReplyStream {
     buffer: Box<[u8]>,
     filled: usize,
     /// Payload of the current reply or chunk that has not arrived.
@@ -256,8 +263,9 @@ struct Replies {
     block_bytes: u32,
 }
 
-impl Replies {
-    fn new(style: HeaderStyle, block_bytes: u32) -> Self {
+impl ReplyStream {
+    /// Makes the buffer for replies that carry `block_bytes` bytes: 0 for those to writes.
+    pub(crate) fn new(style: HeaderStyle, block_bytes: u32) -> Self {
         Self {
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
             filled: 0,
@@ -268,14 +276,20 @@ impl Replies {
         }
     }
 
-    fn room(&mut self) -> &mut [u8] {
+    /// Where the next bytes from the server go.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
         &mut self.buffer[self.filled..]
     }
 
-    /// Parses what has arrived; returns how many I/Os ended and counts their latency.
-    fn parse(&mut self, latency: &mut Histogram, now: u64) -> Result<usize> {
+    /// Parses what has arrived, the first `count` bytes of the room with it; returns how many I/Os ended, and calls
+    /// `end` with the cookie of each.
+    ///
+    /// # Errors
+    /// If the server violates the protocol or answers with an error.
+    #[inline]
+    pub(crate) fn add(&mut self, count: usize, mut end: impl FnMut(u64)) -> Result<usize> {
+        self.filled += count;
         let (mut at, mut ended) = (0, 0);
-        let mut run = Run::default();
         loop {
             let skipped = self.payload_left.min(self.filled - at);
             at += skipped;
@@ -285,7 +299,7 @@ impl Replies {
             }
             if let Some(cookie) = self.ends_with_payload.take() {
                 ended += 1;
-                run.add(cookie, latency, now);
+                end(cookie);
             }
             let Some((head, bytes)) = ReplyHead::parse(self.style, &self.buffer[at..self.filled])? else {
                 break;
@@ -293,7 +307,6 @@ impl Replies {
             at += bytes;
             self.begin(head)?;
         }
-        run.flush(latency, now);
         // The rest is less than one header.
         self.buffer.copy_within(at..self.filled, 0);
         self.filled -= at;
@@ -304,7 +317,7 @@ impl Replies {
     fn begin(&mut self, head: ReplyHead) -> Result<()> {
         match head {
             ReplyHead::Simple { cookie, error } => {
-                ensure!(error == 0, "a read was answered with error {error}");
+                ensure!(error == 0, "an I/O was answered with error {error}");
                 self.payload_left = self.block_bytes as usize;
                 self.ends_with_payload = Some(cookie);
             }
@@ -312,7 +325,7 @@ impl Replies {
                 let kind = chunk.kind;
                 ensure!(
                     !kind.is_error(),
-                    "a read was answered with error chunk {:#x}",
+                    "an I/O was answered with error chunk {:#x}",
                     kind.0
                 );
                 self.payload_left = chunk.payload_bytes as usize;
@@ -397,12 +410,15 @@ mod tests {
         stream
     }
 
-    fn feed(replies: &mut Replies, stream: &[u8], step: usize) -> (usize, Histogram) {
+    fn feed(replies: &mut ReplyStream, stream: &[u8], step: usize) -> (usize, Histogram) {
         let (mut ended, mut latency) = (0, Histogram::new());
         for piece in stream.chunks(step) {
             replies.room()[..piece.len()].copy_from_slice(piece);
-            replies.filled += piece.len();
-            ended += replies.parse(&mut latency, 1_000).unwrap();
+            let mut run = Run::default();
+            ended += replies
+                .add(piece.len(), |cookie| run.add(cookie, &mut latency, 1_000))
+                .unwrap();
+            run.flush(&mut latency, 1_000);
         }
         (ended, latency)
     }
@@ -413,7 +429,7 @@ mod tests {
         for step in [1, 7, 15, 16, 17, 529, 4_000] {
             for style in STYLES {
                 let stream = replies_to(&cookies, style, 512);
-                let mut replies = Replies::new(style, 512);
+                let mut replies = ReplyStream::new(style, 512);
                 let (ended, latency) = feed(&mut replies, &stream, step);
                 assert_eq!((ended, latency.len()), (5, 5), "cut every {step} bytes");
                 assert_eq!((replies.filled, replies.payload_left), (0, 0));
@@ -425,10 +441,9 @@ mod tests {
     #[test]
     fn an_error_and_a_stream_out_of_step_stop_the_load() {
         let refused = |stream: &[u8]| {
-            let mut replies = Replies::new(HeaderStyle::Simple, 512);
+            let mut replies = ReplyStream::new(HeaderStyle::Simple, 512);
             replies.room()[..stream.len()].copy_from_slice(stream);
-            replies.filled = stream.len();
-            replies.parse(&mut Histogram::new(), 0).unwrap_err().to_string()
+            replies.add(stream.len(), |_| {}).unwrap_err().to_string()
         };
         let mut failed = Vec::new();
         write_simple(1, Some(ErrorCode::Io), &mut failed);

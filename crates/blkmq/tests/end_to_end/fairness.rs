@@ -1,5 +1,5 @@
 //! `blkmq-lab bench fairness --clients`, which measures shares with the daemon itself: it starts the
-//! command as its server, and fio as its clients. How large the shares are is not asserted.
+//! command as its server, and fio or itself as its clients. How large the shares are is not asserted.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -53,6 +53,72 @@ fn clients_of_each_side_are_measured_and_those_with_little_under_way_against_alo
 }
 
 #[test]
+fn own_clients_pause_through_both_front_doors_and_are_held_against_goals() {
+    let Some(lab) = lab() else { return };
+    for door in ["nbd", "vhost-user"] {
+        let scratch = Scratch::new();
+        let json = scratch.path("report.json");
+        let words = format!(
+            "--client own --door {door} --side caps,bfq --visits 1 \
+             --case 1:8:64k:write,1:4:16k:read,1:1:4k@100,1:4:4k:randwrite/20"
+        );
+        let said = bench(&lab, &scratch, &words, &json);
+        assert!(said.success, "{door}: {}", said.stderr);
+        assert!(said.stdout.contains("of 3"), "{door}: {}", said.stdout);
+        let rows = rows(&json);
+        for side in ["none", "caps", "bfq"] {
+            let of_side: Vec<&Value> = rows.iter().filter(|row| row["side"] == side).collect();
+            let [case, writer, reader, paced, bursts] = of_side[..] else {
+                panic!("{door} {side}: not a row of the case and one of each tenant: {rows:?}");
+            };
+            for figure in ["light_p50_of_goal", "light_p99_ns_worst", "floods_of_goal"] {
+                assert!(number(case, figure) > 0.0, "{door} {side}: {figure} in {case}");
+            }
+            assert!((0.0..=3.0).contains(&number(case, "goals_met")), "{case}");
+            for flood in [writer, reader] {
+                assert!(number(flood, "mb_per_s") > 0.0, "{door} {side}: {flood}");
+            }
+            // A client that never paused would have thousands. It may be late, never early.
+            let (paced, bursts) = (number(paced, "iops"), number(bursts, "iops"));
+            assert!((5.0..=110.0).contains(&paced), "{door} {side}: {paced}");
+            assert!((10.0..=220.0).contains(&bursts), "{door} {side}: {bursts}");
+        }
+    }
+}
+
+#[test]
+fn tenants_beyond_the_ninth_have_parts_of_one_image() {
+    let Some(lab) = lab() else { return };
+    let scratch = Scratch::new();
+    let json = scratch.path("report.json");
+    let case = ["1:1:4k"; 11].join(",");
+    let words = format!("--client own --side none --visits 1 --case {case}");
+    let said = bench(&lab, &scratch, &words, &json);
+    assert!(said.success, "{}", said.stderr);
+    assert!(said.stderr.contains("filling image 9 of 9"), "{}", said.stderr);
+    let rows = rows(&json);
+    assert_eq!(rows.len(), 1 + 11);
+    assert!(rows.iter().all(|row| number(row, "mb_per_s") > 0.0), "{rows:?}");
+}
+
+#[test]
+fn clients_that_cannot_be_are_refused_with_the_way_out() {
+    let Some(lab) = lab() else { return };
+    for (words, expected) in [
+        (
+            "--clients --door vhost-user --client fio",
+            "fio has no engine for it; leave --client out",
+        ),
+        ("--case 1:1:4k@5", "only clients pause; add --clients"),
+        ("--door vhost-user", "--clients"),
+    ] {
+        let mut command = lab.command(&["bench", "fairness"]);
+        let said = said(command.args(words.split(' ')));
+        assert!(!said.success && said.stderr.contains(expected), "{}", said.stderr);
+    }
+}
+
+#[test]
 fn a_disk_of_another_server_is_the_drive_of_its_case() {
     let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
@@ -102,7 +168,7 @@ fn a_case_that_cannot_be_read_is_refused_with_what_is_allowed() {
     for (case, expected) in [
         (
             "1:2",
-            "tenant 1 (1:2): must be WEIGHT:DEPTH:SIZE[:OP][@RATE], as in 2:4:64k:randread",
+            "tenant 1 (1:2): must be WEIGHT:DEPTH:SIZE[:OP][@RATE|/REST], as in 2:4:64k:randread",
         ),
         (
             "1:1:4k,2000:1:4k",

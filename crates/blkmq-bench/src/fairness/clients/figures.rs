@@ -1,8 +1,9 @@
 //! The figures of a visit by clients: for each client its result compared with its due and with its result
-//! alone, for all of them the error of the shares and the use of the drive; and over several visits the
-//! median and the worst of each figure.
+//! alone, for all of them the error of the shares and the use of the drive, beside light tenants the goals; and
+//! over several visits the median and the worst of each figure.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::super::SHARE_WINDOW;
 use super::super::processes::Visit;
@@ -19,10 +20,43 @@ pub(super) struct Outcome {
     share_error: Option<f64>,
     /// The same over the worst second of the visit, or over the whole visit if that is shorter.
     worst_share_error: Option<f64>,
-    /// Bytes per second of all.
-    pub(super) total: f64,
-    /// The same as a part of the total without a scheduler in the same round.
+    /// Bytes per second.
+    pub(super) totals: Totals,
+    /// Those of all as a part of those without a scheduler in the same round.
     bytes_vs_none: f64,
+    /// Only beside light tenants.
+    light: Option<Light>,
+}
+
+/// Bytes per second of a visit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Totals {
+    pub(super) all: f64,
+    /// Of those that are not light.
+    pub(super) floods: f64,
+}
+
+/// What a visit is compared with, from the same round.
+pub(super) struct Reference {
+    /// Totals without a scheduler, or none if this is that visit.
+    pub(super) none: Option<Totals>,
+    /// An entry for each tenant.
+    pub(super) alone: Vec<Option<Alone>>,
+    /// What a request of the floods takes by itself.
+    pub(super) flood_request: Option<Duration>,
+}
+
+/// What the light tenants have, and those beside them, against the case's goal.
+struct Light {
+    /// The largest of their medians.
+    p50_ns: f64,
+    p99_ns: f64,
+    /// Of the tenant that is the farthest beyond its goal: 1 and below meets it.
+    p50_of_goal: f64,
+    p99_of_goal: f64,
+    /// Bytes of the floods as a part of those without a scheduler, and that as a part of the goal: 1 and above meets it.
+    floods_vs_none: f64,
+    floods_of_goal: f64,
 }
 
 /// What one tenant got.
@@ -52,16 +86,23 @@ struct AgainstAlone {
 }
 
 impl Outcome {
-    /// Evaluates a visit. `none` is the total without a scheduler, or none if this is that visit;
-    /// `alone` has an entry for each tenant.
-    pub(super) fn new(scene: &Scene, visit: &Visit, none: Option<f64>, alone: &[Option<Alone>]) -> Self {
+    /// Evaluates a visit.
+    pub(super) fn new(scene: &Scene, visit: &Visit, reference: &Reference) -> Self {
         let crowd = visit.series.of_first(scene.crowd.len());
         let due = scene.due(&scene.tree, &scene.crowd);
         let due_of_all = scene.due(&scene.tree, &scene.tenants());
         let rates = visit.series.rates();
-        let total: f64 = rates.iter().sum();
+        let light = scene.light_places();
+        let floods = rates
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| !light.contains(place));
+        let totals = Totals {
+            all: rates.iter().sum(),
+            floods: floods.map(|(_, rate)| rate).sum(),
+        };
         let length = crowd.moments.last().map_or(SHARE_WINDOW, |(end, _)| *end);
-        let wants_due = scene.crowd.iter().all(|tenant| tenant.load.rate == 0);
+        let wants_due = scene.crowd.iter().all(|tenant| !tenant.load.is_light());
         let crowd_total: f64 = rates[..due.len()].iter().sum();
         let got = |place: usize| {
             let (bytes, sample) = (rates[place], &visit.samples[place]);
@@ -70,19 +111,21 @@ impl Outcome {
                 ios: sample.iops(),
                 latency: sample.latency,
                 of_due: due.get(place).map(|due| bytes / (crowd_total * due).max(1.0)),
-                alone: alone[place].map(|alone| AgainstAlone {
+                alone: reference.alone[place].map(|alone| AgainstAlone {
                     bytes: bytes / alone.bytes.max(1.0),
                     p99: sample.latency.p99_ns as f64 / alone.latency.p99_ns.max(1) as f64,
-                    due: alone.bytes / (total * due_of_all[place]).max(1.0),
+                    due: alone.bytes / (totals.all * due_of_all[place]).max(1.0),
                 }),
             }
         };
+        let none = reference.none.unwrap_or(totals);
         Self {
             tenants: (0..rates.len()).map(got).collect(),
             share_error: wants_due.then(|| crowd.share_error(&due)),
             worst_share_error: wants_due.then(|| crowd.worst_share_error(&due, length.min(SHARE_WINDOW))),
-            total,
-            bytes_vs_none: total / none.unwrap_or(total).max(1.0),
+            totals,
+            bytes_vs_none: totals.all / none.all.max(1.0),
+            light: Light::new(scene, visit, reference, totals.floods / none.floods.max(1.0)),
         }
     }
 
@@ -90,6 +133,38 @@ impl Outcome {
         let all = self.tenants.iter().map(|got| got.latency.p99_ns as f64);
         all.fold(0.0, f64::max)
     }
+}
+
+impl Light {
+    /// Evaluates the light tenants; none if there are none, or nobody beside them.
+    fn new(scene: &Scene, visit: &Visit, reference: &Reference, floods_vs_none: f64) -> Option<Self> {
+        let request_ns = reference.flood_request?.as_nanos() as f64;
+        let mut light = Self {
+            p50_ns: 0.0,
+            p99_ns: 0.0,
+            p50_of_goal: 0.0,
+            p99_of_goal: 0.0,
+            floods_vs_none,
+            floods_of_goal: floods_vs_none / scene.goal.of_none,
+        };
+        for place in scene.light_places() {
+            let (p50_ns, p99_ns) = in_ns(visit.samples[place].latency);
+            let goal = scene.goal.latency;
+            let goal = goal.map(|(p50, p99)| (p50.as_nanos() as f64, p99.as_nanos() as f64));
+            let alone = reference.alone[place].map(|alone| in_ns(alone.latency));
+            let from_alone = alone.map(|(p50, p99)| (3.0 * p50, 2.0f64.mul_add(p99, 2.0 * request_ns)));
+            let (p50_goal, p99_goal) = goal.or(from_alone)?;
+            light.p50_ns = light.p50_ns.max(p50_ns);
+            light.p99_ns = light.p99_ns.max(p99_ns);
+            light.p50_of_goal = light.p50_of_goal.max(p50_ns / p50_goal.max(1.0));
+            light.p99_of_goal = light.p99_of_goal.max(p99_ns / p99_goal.max(1.0));
+        }
+        Some(light)
+    }
+}
+
+fn in_ns(latency: Latency) -> (f64, f64) {
+    (latency.p50_ns as f64, latency.p99_ns as f64)
 }
 
 /// Which tenants may have too little under way for their due: those whose part of all bytes under
@@ -108,7 +183,24 @@ pub(super) fn may_lack_depth(scene: &Scene) -> Vec<bool> {
 
 /// The figures of a case over its visits, by name; `…_worst` is of the worst visit.
 pub(super) fn of_case(outcomes: &[Outcome]) -> BTreeMap<String, f64> {
-    fold(&OF_CASE, &outcomes.iter().collect::<Vec<_>>())
+    let outcomes: Vec<&Outcome> = outcomes.iter().collect();
+    let mut figures = fold(&OF_CASE, &outcomes);
+    let light: Vec<&Light> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.light.as_ref())
+        .collect();
+    if !light.is_empty() {
+        figures.extend(fold(&OF_LIGHT, &light));
+        let worst = |name: &str| figures[&format!("{name}_worst")];
+        let met = [
+            worst("light_p50_of_goal") <= 1.0,
+            worst("light_p99_of_goal") <= 1.0,
+            worst("floods_of_goal") >= 1.0,
+        ];
+        let met = met.iter().filter(|is_met| **is_met).count();
+        figures.insert("goals_met".into(), met as f64);
+    }
+    figures
 }
 
 /// The rows of a case's tenants, one each.
@@ -187,7 +279,7 @@ const OF_CASE: [Figure<Outcome>; 5] = [
     Figure {
         name: "mb_per_s",
         worst: Worst::Smallest,
-        of: |outcome| Some(outcome.total / 1e6),
+        of: |outcome| Some(outcome.totals.all / 1e6),
     },
     Figure {
         name: "bytes_vs_none",
@@ -208,6 +300,39 @@ const OF_CASE: [Figure<Outcome>; 5] = [
         name: "largest_p99_ns",
         worst: Worst::Largest,
         of: |outcome| Some(outcome.largest_p99()),
+    },
+];
+
+const OF_LIGHT: [Figure<Light>; 6] = [
+    Figure {
+        name: "light_p50_ns",
+        worst: Worst::Largest,
+        of: |light| Some(light.p50_ns),
+    },
+    Figure {
+        name: "light_p99_ns",
+        worst: Worst::Largest,
+        of: |light| Some(light.p99_ns),
+    },
+    Figure {
+        name: "light_p50_of_goal",
+        worst: Worst::Largest,
+        of: |light| Some(light.p50_of_goal),
+    },
+    Figure {
+        name: "light_p99_of_goal",
+        worst: Worst::Largest,
+        of: |light| Some(light.p99_of_goal),
+    },
+    Figure {
+        name: "floods_vs_none",
+        worst: Worst::Smallest,
+        of: |light| Some(light.floods_vs_none),
+    },
+    Figure {
+        name: "floods_of_goal",
+        worst: Worst::Smallest,
+        of: |light| Some(light.floods_of_goal),
     },
 ];
 
@@ -241,8 +366,6 @@ const OF_TENANT: [Figure<Got>; 5] = [
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::super::super::score::Series;
     use super::super::super::{cases, spec};
     use super::*;
@@ -273,6 +396,15 @@ mod tests {
         }
     }
 
+    /// Compared with these bytes per second without a scheduler, and with these loads alone.
+    fn reference(none: Option<f64>, alone: Vec<Option<Alone>>) -> Reference {
+        Reference {
+            none: none.map(|all| Totals { all, floods: all }),
+            alone,
+            flood_request: None,
+        }
+    }
+
     fn is_close(figure: f64, expected: f64) -> bool {
         (figure - expected).abs() < 1e-6
     }
@@ -280,7 +412,11 @@ mod tests {
     #[test]
     fn shares_are_scored_against_their_due_and_the_total_against_none() {
         let scene = spec::parse("1:16:64k,3:16:64k").unwrap();
-        let outcome = Outcome::new(&scene, &visit(&[50, 50], &[4, 7]), Some(200e6), &[None, None]);
+        let outcome = Outcome::new(
+            &scene,
+            &visit(&[50, 50], &[4, 7]),
+            &reference(Some(200e6), vec![None; 2]),
+        );
         assert!(is_close(outcome.share_error.unwrap(), 1.0));
         assert!(is_close(outcome.bytes_vs_none, 0.5));
         assert!(is_close(outcome.tenants[0].of_due.unwrap(), 2.0));
@@ -295,7 +431,7 @@ mod tests {
         for (at, _) in &mut visit.series.moments {
             *at /= 10;
         }
-        let outcome = Outcome::new(&scene, &visit, None, &[None, None]);
+        let outcome = Outcome::new(&scene, &visit, &reference(None, vec![None; 2]));
         assert!(is_close(outcome.worst_share_error.unwrap(), 1.0));
     }
 
@@ -310,7 +446,11 @@ mod tests {
                 ..Latency::default()
             },
         };
-        let outcome = Outcome::new(&scene, &visit(&[700, 200], &[9, 3]), None, &[None, Some(alone)]);
+        let outcome = Outcome::new(
+            &scene,
+            &visit(&[700, 200], &[9, 3]),
+            &reference(None, vec![None, Some(alone)]),
+        );
         let got = outcome.tenants[1].alone.as_ref().unwrap();
         assert!(is_close(got.bytes, 0.5) && is_close(got.p99, 3.0));
         // Two thirds of 900 are 600, of which it could have 400.
@@ -322,17 +462,52 @@ mod tests {
         let scenes = cases::of_clients();
         let scene = scenes.iter().find(|scene| scene.victim.is_some()).unwrap();
         let mb: Vec<u64> = [[100; 8].to_vec(), vec![3]].concat();
-        let outcome = Outcome::new(scene, &visit(&mb, &[1; 9]), None, &[None; 9]);
+        let outcome = Outcome::new(scene, &visit(&mb, &[1; 9]), &reference(None, vec![None; 9]));
         assert!(is_close(outcome.share_error.unwrap(), 0.0));
         assert!(outcome.tenants[8].of_due.is_none());
         assert!(may_lack_depth(scene)[8]);
     }
 
     #[test]
+    fn goals_are_met_where_no_visit_misses_them() {
+        let scene = spec::parse("1:32:64k,1:1:4k@200").unwrap();
+        let alone = Alone {
+            bytes: 1e6,
+            latency: Latency {
+                p50_ns: 1_000_000,
+                p99_ns: 2_000_000,
+                ..Latency::default()
+            },
+        };
+        let against = Reference {
+            none: Some(Totals {
+                all: 301e6,
+                floods: 300e6,
+            }),
+            alone: vec![None, Some(alone)],
+            flood_request: Some(Duration::from_millis(3)),
+        };
+        let of = |mb: u64, p99_ms: u64| Outcome::new(&scene, &visit(&[mb, 1], &[90, p99_ms]), &against);
+        // The goals are 3 ms, 2 * 2 + 2 * 3 = 10 ms, and 270 MB/s.
+        let met = of_case(&[of(270, 10), of(300, 8)]);
+        assert!(
+            is_close(met["light_p99_of_goal_worst"], 1.0) && is_close(met["goals_met"], 3.0),
+            "{met:?}"
+        );
+        assert!(is_close(met["floods_vs_none_worst"], 0.9) && is_close(met["light_p99_ns"], 9e6));
+        let missed = of_case(&[of(240, 8), of(300, 11)]);
+        assert!(is_close(missed["goals_met"], 1.0), "{missed:?}");
+        let scene = scene.with_goal(1, 20_000, 0.8);
+        let outcome = Outcome::new(&scene, &visit(&[240, 1], &[90, 11]), &against);
+        assert!(is_close(of_case(&[outcome])["goals_met"], 3.0));
+    }
+
+    #[test]
     fn of_several_visits_the_median_and_the_worst_are_shown() {
         let scene = spec::parse("1:16:64k,1:16:64k").unwrap();
         let visits = [[50, 50], [60, 40], [20, 20]].map(|mb| visit(&mb, &[4, 7]));
-        let outcomes = visits.map(|visit| Outcome::new(&scene, &visit, Some(100e6), &[None, None]));
+        let outcomes =
+            visits.map(|visit| Outcome::new(&scene, &visit, &reference(Some(100e6), vec![None; 2])));
         let figures = of_case(&outcomes);
         assert!(is_close(figures["share_error"], 0.0) && is_close(figures["share_error_worst"], 0.2));
         assert!(is_close(figures["bytes_vs_none"], 1.0) && is_close(figures["bytes_vs_none_worst"], 0.4));

@@ -1,8 +1,9 @@
-//! A scene that is played over NBD: `blkmq serve` as a process of its own, with one queue, and a disk and a
-//! group for each tenant; or two such processes, if the drive is another server's disk.
+//! A scene that is played through a front door: `blkmq serve` as a process of its own, with one queue, and a disk
+//! and a group for each tenant; or two such processes, if the drive is another server's disk.
 
 use std::fmt::Write;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,6 +13,7 @@ use blkmq_core::sched::ElevatorType;
 use super::super::images::Images;
 use super::super::processes::{self, Process, Visit};
 use super::super::scene::{Scene, Tenant};
+use super::super::{Client, Door};
 use crate::args::Plan;
 use crate::server::{Running, Scratch};
 use crate::usage::Usage;
@@ -20,6 +22,15 @@ use crate::usage::Usage;
 pub(super) struct Server {
     pub(super) program: PathBuf,
     pub(super) reactors: u16,
+    pub(super) door: Door,
+    pub(super) client: Client,
+}
+
+/// How the daemon schedules.
+pub(super) struct Schedule {
+    pub(super) kind: &'static ElevatorType,
+    /// Bytes per second that each tenant may have at most.
+    pub(super) caps: Option<Vec<u64>>,
 }
 
 /// Where the tenants' disks are.
@@ -33,15 +44,14 @@ pub(super) enum Drive<'a> {
 }
 
 impl Server {
-    /// Plays a scene under an elevator, with an fio for each tenant. The daemon runs for this scene
-    /// only.
+    /// Plays a scene, with a client for each tenant. The daemon runs for this scene only.
     ///
     /// # Errors
     /// If the daemon does not start, or a client fails; the error contains the daemon's output.
     pub(super) fn play(
         &self,
         scene: &Scene,
-        kind: &'static ElevatorType,
+        schedule: &Schedule,
         drive: &Drive<'_>,
         plan: &Plan,
     ) -> Result<Visit> {
@@ -53,23 +63,30 @@ impl Server {
                 (on_nbd(scene, images.each_bytes(), other.place()), Some(other))
             }
         };
-        let ours = self.start(&format!("{disks}{}", shared(scene, kind, self.reactors)))?;
-        let process = |place: usize, _: &Tenant| {
-            Ok(Process {
-                command: Command::new("fio"),
-                // fio accepts an engine's option only after the engine's name.
-                target: vec![
-                    "--ioengine=nbd".into(),
-                    format!(
-                        "--uri=nbd+unix:///{}?socket={}",
-                        disk(place),
-                        ours.place().display()
-                    ),
-                ],
-            })
-        };
+        let ours = self.start(&format!("{disks}{}", shared(scene, schedule, self.reactors)))?;
+        let process = |place: usize, _: &Tenant| self.process(&ours, place);
         let usage = || Usage::of(ours.pid()).unwrap_or_default();
         processes::play(scene, plan, process, usage).with_context(|| ours.last_words())
+    }
+
+    /// The client of the tenant at `place`.
+    fn process(&self, ours: &Running, place: usize) -> Result<Process> {
+        let (disk, socket) = (disk(place), ours.place());
+        if self.client == Client::Fio {
+            let uri = format!("--uri=nbd+unix:///{disk}?socket={}", socket.display());
+            return Ok(Process::Fio {
+                command: Command::new("fio"),
+                // fio accepts an engine's option only after the engine's name.
+                target: vec!["--ioengine=nbd".into(), uri],
+            });
+        }
+        let mut command = Command::new(std::env::current_exe().context("finding this program")?);
+        command.arg("client");
+        match self.door {
+            Door::Nbd => command.arg("--nbd").arg(socket).args(["--export", &disk]),
+            Door::VhostUser => command.arg("--vhost-user").arg(ours.dir().join(&disk)),
+        };
+        Ok(Process::Own(command))
     }
 
     /// Says whether it knows the sandbox: it may be an older build.
@@ -78,14 +95,19 @@ impl Server {
         help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--sandbox"))
     }
 
-    /// Starts it with this configuration, to which only the address is added.
+    /// Starts it with this configuration, to which only the addresses are added. It always has one for NBD, where it
+    /// greets when it serves.
     fn start(&self, config: &str) -> Result<Running> {
         let dir = Scratch::make()?;
         let (file, socket) = (dir.join("blkmq.toml"), dir.join("s"));
-        let config = format!(
+        let mut config = format!(
             "{config}[[export]]\nnbd = {}\n",
             text(&format!("unix:{}", socket.display()))
         );
+        if self.door == Door::VhostUser {
+            let sockets = text(&format!("unix:{}", dir.join("{disk}").display()));
+            let _ = write!(config, "[[export]]\nvhost-user = {sockets}\n");
+        }
         fs::write(&file, config).with_context(|| format!("writing {}", file.display()))?;
         let mut command = Command::new(&self.program);
         command.args(["serve", "-c"]).arg(&file);
@@ -97,18 +119,33 @@ impl Server {
     }
 }
 
-/// The disks of the tenants, an image each.
+/// How many images a scene needs: of many tenants the last share one.
+pub(super) fn images_of(scene: &Scene) -> usize {
+    scene.tenants().len().min(IMAGES_MAX)
+}
+
+/// The disks of the tenants, an image each; where there are more tenants than images, the rest have equal parts of
+/// the last image.
 fn on_images(scene: &Scene, images: &Images) -> String {
     let mut config = String::new();
     let direct = if images.is_direct() { "on" } else { "auto" };
-    for place in 0..scene.tenants().len() {
+    let file = |place: usize, name: &str| {
         let file = text(&images.path(place).to_string_lossy());
-        let _ = write!(
-            config,
-            "[disk.{}]\nfile = {file}\ndirect = \"{direct}\"\ngroup = \"/{}\"\nqueue = \"{QUEUE}\"\n",
-            disk(place),
-            disk(place),
-        );
+        format!("[disk.{name}]\nfile = {file}\ndirect = \"{direct}\"\nqueue = \"{QUEUE}\"\n")
+    };
+    let tenants = scene.tenants().len();
+    let own = if tenants > IMAGES_MAX {
+        IMAGES_MAX - 1
+    } else {
+        tenants
+    };
+    for place in 0..own {
+        let name = disk(place);
+        let _ = writeln!(config, "{}group = \"/{name}\"", file(place, &name));
+    }
+    if own < tenants {
+        config += &file(own, REMOTE);
+        config += &parts(own..tenants, images.each_bytes());
     }
     config
 }
@@ -129,19 +166,18 @@ fn on_model(scene: &Scene, keys: &str) -> String {
 /// The disks of the tenants, equal parts of another server's.
 fn on_nbd(scene: &Scene, bytes: u64, socket: &Path) -> String {
     let uri = text(&format!("nbd+unix:///{REMOTE}?socket={}", socket.display()));
-    let mut config = format!("[disk.{REMOTE}]\nnbd = {uri}\nqueue = \"{QUEUE}\"\n");
-    let tenants = scene.tenants().len() as u64;
-    let part = bytes / tenants / PART * PART;
-    for place in 0..tenants {
-        let _ = write!(
-            config,
-            "[disk.{}]\nlinear = \"{REMOTE}:{}:{part}\"\ngroup = \"/{}\"\n",
-            disk(place as usize),
-            place * part,
-            disk(place as usize),
-        );
-    }
-    config
+    let parts = parts(0..scene.tenants().len(), bytes);
+    format!("[disk.{REMOTE}]\nnbd = {uri}\nqueue = \"{QUEUE}\"\n{parts}")
+}
+
+/// Disks that are equal parts of a disk of so many bytes.
+fn parts(places: Range<usize>, bytes: u64) -> String {
+    let part = bytes / places.len() as u64 / PART * PART;
+    let part_of = |(index, place): (u64, usize)| {
+        let (name, start) = (disk(place), index * part);
+        format!("[disk.{name}]\nlinear = \"{REMOTE}:{start}:{part}\"\ngroup = \"/{name}\"\n")
+    };
+    (0..).zip(places).map(part_of).collect()
 }
 
 /// The other server's disk, without a scheduler.
@@ -151,11 +187,15 @@ fn remote(images: &Images) -> String {
 }
 
 /// The queue and the groups.
-fn shared(scene: &Scene, kind: &'static ElevatorType, reactors: u16) -> String {
+fn shared(scene: &Scene, schedule: &Schedule, reactors: u16) -> String {
+    let kind = schedule.kind;
     let mut config = format!("[daemon]\nreactors = {reactors}\n[queue.{QUEUE}]\nsched = \"{kind}\"\n");
     for (place, tenant) in scene.tenants().iter().enumerate() {
         let weight = scene.weight(tenant);
         let _ = write!(config, "[group.\"/{}\"]\nweight = {weight}\n", disk(place));
+        if let Some(caps) = &schedule.caps {
+            let _ = writeln!(config, "bps = \"{}\"", caps[place]);
+        }
     }
     config
 }
@@ -171,9 +211,12 @@ fn text(words: &str) -> String {
 }
 
 const QUEUE: &str = "q";
+/// The disk that others are parts of.
 const REMOTE: &str = "remote";
+/// A scene has the largest number of images where a light tenant has one beside eight floods.
+const IMAGES_MAX: usize = 9;
 /// Parts begin at multiples of this number of bytes.
-const PART: u64 = 1 << 20;
+const PART: u64 = 64 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -185,11 +228,17 @@ mod tests {
     #[test]
     fn every_tenant_has_a_group_of_its_weight() {
         let scene = spec::parse("1:4:4k,10:4:4k").unwrap();
+        let schedule = |caps| Schedule {
+            kind: sched::BFQ,
+            caps,
+        };
         assert_eq!(
-            shared(&scene, sched::BFQ, 2),
+            shared(&scene, &schedule(None), 2),
             "[daemon]\nreactors = 2\n[queue.q]\nsched = \"bfq\"\n\
              [group.\"/t0\"]\nweight = 100\n[group.\"/t1\"]\nweight = 1000\n"
         );
+        let capped = shared(&scene, &schedule(Some(vec![1 << 20, 5 << 20])), 2);
+        assert!(capped.ends_with("weight = 1000\nbps = \"5242880\"\n"), "{capped}");
     }
 
     #[test]
@@ -197,9 +246,9 @@ mod tests {
         let scene = spec::parse("1:4:4k,1:4:4k,1:4:4k").unwrap();
         let config = on_nbd(&scene, 10 << 20, Path::new("/x/s"));
         for part in [
-            "remote:0:3145728",
-            "remote:3145728:3145728",
-            "remote:6291456:3145728",
+            "remote:0:3473408",
+            "remote:3473408:3473408",
+            "remote:6946816:3473408",
         ] {
             assert!(config.contains(&format!("linear = \"{part}\"")), "{config}");
         }

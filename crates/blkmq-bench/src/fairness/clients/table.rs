@@ -1,5 +1,5 @@
-//! The rows of clients on a terminal: a table of the cases, and one of their tenants. The value of the worst
-//! visit is next to each median.
+//! The rows of clients on a terminal: a table of the cases, one of the goals beside light tenants, and one of the
+//! tenants. The value of the worst visit is next to each median.
 
 use crate::report::Row;
 use crate::table::{align, digits, nanos};
@@ -7,9 +7,16 @@ use crate::table::{align, digits, nanos};
 /// A column: its heading, and its cell in a row.
 type Column = (&'static str, fn(&Row) -> String);
 
-/// Draws both tables, from the rows of cases and those of tenants.
+/// Draws the tables, from the rows of cases and those of tenants.
 pub(super) fn draw(cases: &[Row], tenants: &[Row]) -> String {
-    format!("{}\n{}", table(&CASES, cases), table(&TENANTS, tenants))
+    let has_goals = |row: &&Row| row.figures.contains_key("goals_met");
+    let with_goals: Vec<Row> = cases.iter().filter(has_goals).cloned().collect();
+    let mut tables = vec![table(&CASES, cases)];
+    if !with_goals.is_empty() {
+        tables.push(table(&GOALS, &with_goals));
+    }
+    tables.push(table(&TENANTS, tenants));
+    tables.join("\n")
 }
 
 fn table(columns: &[Column], rows: &[Row]) -> String {
@@ -48,6 +55,23 @@ const CASES: [Column; 12] = [
     ("CPU/IO", |row| nanos(row.cpu_ns_per_io)),
 ];
 
+const GOALS: [Column; 12] = [
+    ("case", |row| row.case.clone()),
+    ("side", |row| row.side.clone()),
+    ("light p50", |row| cell(row, "light_p50_ns", nanos)),
+    ("worst", |row| cell(row, "light_p50_ns_worst", nanos)),
+    ("of goal", |row| cell(row, "light_p50_of_goal_worst", part)),
+    ("light p99", |row| cell(row, "light_p99_ns", nanos)),
+    ("worst", |row| cell(row, "light_p99_ns_worst", nanos)),
+    ("of goal", |row| cell(row, "light_p99_of_goal_worst", part)),
+    ("floods of none", |row| cell(row, "floods_vs_none", part)),
+    ("worst", |row| cell(row, "floods_vs_none_worst", part)),
+    ("of goal", |row| cell(row, "floods_of_goal_worst", part)),
+    ("met", |row| {
+        cell(row, "goals_met", |met| format!("{met:.0} of 3"))
+    }),
+];
+
 const TENANTS: [Column; 13] = [
     ("case", |row| row.case.clone()),
     ("side", |row| row.side.clone()),
@@ -77,13 +101,16 @@ mod tests {
         };
         row.figures.insert("share_error".into(), 0.012);
         row.figures.insert("share_error_worst".into(), 0.57);
-        let text = draw(&[row.clone()], &[row]);
+        let text = draw(&[row.clone()], &[row.clone()]);
         assert!(text.contains("1.2 %  57.0 %"), "{text}");
+        assert!(!text.contains("of goal"), "{text}");
         let tenant = text.lines().last().unwrap();
         assert_eq!(
             tenant.split_whitespace().filter(|word| *word == "-").count(),
             9,
             "{text}"
         );
+        row.figures.insert("goals_met".into(), 2.0);
+        assert!(draw(&[row.clone()], &[row]).contains("2 of 3"));
     }
 }
