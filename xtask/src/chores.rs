@@ -46,10 +46,7 @@ pub(crate) enum Chore {
         update: bool,
     },
     /// Add reports of `blkmq-lab bench --json`, and rewrite the tables of figures
-    Figures {
-        #[arg(value_name = "REPORT.json")]
-        reports: Vec<String>,
-    },
+    Figures(figures::Wish),
     /// Rewrite the screens of `blkmq top` in its document
     Screens,
     /// Model-check blkmq-sync with two preemptions
@@ -231,7 +228,7 @@ impl Chore {
             Self::Check { commits } => check::run(steps, commits.as_deref()),
             Self::Setup => setup::run(steps),
             Self::Instructions { update } => instructions::run(steps, update),
-            Self::Figures { reports } => figures::run(&reports),
+            Self::Figures(wish) => figures::run(&wish),
             Self::Screens => screens::run(steps),
             Self::Loom { deep: true } => loom::run(steps, loom::Depth::Deep),
             Self::Loom { deep: false } => loom::run(steps, loom::Depth::Short),

@@ -5,6 +5,8 @@
 //! `blkmq-lab bench --json`, are in `docs/benchmarks/reports`. A test fails if a document differs from
 //! them.
 
+mod age;
+mod pairs;
 mod report;
 mod table;
 
@@ -18,20 +20,54 @@ use self::report::Report;
 use self::table::Rows;
 use crate::place::root;
 
-/// Rewrites every table of figures, after adding new reports.
+/// What to do besides writing the tables.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Wish {
+    /// Reports to add
+    #[arg(value_name = "REPORT.json")]
+    reports: Vec<String>,
+    /// Add them although they have few or short rounds, or the machine was busy
+    #[arg(long)]
+    force: bool,
+    /// Fail if a report is older than the code that it measured
+    #[arg(long)]
+    strict: bool,
+}
+
+/// Rewrites every table of figures, after adding new reports, and names reports that are older than the code that they
+/// measured.
 ///
 /// # Errors
-/// If a report or a document cannot be read or written, or a row names something that no report has.
-pub(crate) fn run(added: &[String]) -> Result<()> {
-    for file in added {
-        let name = report::take_in(Path::new(file), &root().join(REPORTS))?;
+/// If a report or a document cannot be read or written, or a row names something that no report has; if there is an old
+/// report and the wish is strict.
+pub(crate) fn run(wish: &Wish) -> Result<()> {
+    for file in &wish.reports {
+        let name = report::take_in(Path::new(file), &root().join(REPORTS), wish.force)?;
         println!("took {name}");
     }
     for (path, _, now) in documents()?.iter().filter(|(_, before, now)| before != now) {
         fs::write(root().join(path), now).with_context(|| format!("writing {path}"))?;
         println!("wrote {path}");
     }
+    let old = warn_of_old()?;
+    ensure!(
+        !wish.strict || old == 0,
+        "{old} reports are older than the code that they measured: repeat their commands"
+    );
     Ok(())
+}
+
+/// Prints the reports that are older than the code that they measured, and returns their number.
+///
+/// # Errors
+/// If a report cannot be read, or git cannot be asked.
+pub(crate) fn warn_of_old() -> Result<usize> {
+    let source = Source::read()?;
+    let old = age::old(&source.reports, &source.instructions)?;
+    for line in &old {
+        println!("    warning: old report {line}");
+    }
+    Ok(old.len())
 }
 
 /// Each document with tables of figures: its path, its present text, and its text according to the
@@ -154,13 +190,7 @@ mod tests {
     fn readme_has_about_ten_figures_and_two_losses_among_them() {
         let source = Source::read().unwrap();
         let table = source.table("readme").unwrap();
-        let ratio = |line: &str| {
-            line.trim_end_matches(" |")
-                .rsplit("| ")
-                .next()?
-                .parse::<f64>()
-                .ok()
-        };
+        let ratio = |line: &str| line.split(" | ").nth(5)?.parse::<f64>().ok();
         let losses = table.lines().filter_map(ratio).filter(|times| *times < 1.0);
         assert!(losses.count() >= 2, "{table}");
         assert!((10..=14).contains(&(table.lines().count() - 2)), "{table}");

@@ -8,7 +8,8 @@ use anyhow::Result;
 use crate::place::{cargo, has_cargo_command};
 use crate::steps::{Steps, run_shown};
 use crate::{
-    ceph, fuzz, guest, instructions, loom, mutant, outside, path_loss, release, setup, siege, sim, skips,
+    ceph, figures, fuzz, guest, instructions, loom, mutant, outside, path_loss, release, setup, siege, sim,
+    skips,
 };
 
 /// # Errors
@@ -30,6 +31,8 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     loom::run(steps, loom::Depth::Short)?;
     sim::run(steps, sim::SEEDS_SHORT)?;
     instructions::run(steps, false)?;
+    // Reports cannot be taken again for each commit: an old one is no failure here.
+    steps.time("age of the reports", figures::warn_of_old)?;
     fuzz::replay(steps)?;
     outside::run(steps)?;
     release::run(steps, false)?;

@@ -71,6 +71,50 @@ impl Report {
             .as_f64()
             .with_context(|| format!("no figure `{key}` at `{case}` of side `{side}`"))
     }
+
+    /// The figure of each round; none if the report did not keep them, as older ones did only of IOPS.
+    pub(super) fn rounds(&self, case: &str, side: &str, key: &str) -> Option<Vec<f64>> {
+        let is_it = |row: &&Value| word(row, "case") == case && word(row, "side") == side;
+        let row = self.rows().iter().find(is_it)?;
+        let rounds = row["by_round"][key].as_array();
+        let rounds = rounds.or_else(|| row["rounds"].as_array().filter(|_| key == "iops"))?;
+        rounds.iter().map(Value::as_f64).collect()
+    }
+
+    /// Whether it is of enough rounds, long enough, on a machine that did nothing else.
+    ///
+    /// # Errors
+    /// Says what is missing.
+    pub(super) fn is_evidence(&self) -> Result<()> {
+        let kernel = self
+            .rows()
+            .iter()
+            .any(|row| word(row, "side").starts_with("kernel-"));
+        let seconds_min = if kernel { KERNEL_SECONDS_MIN } else { SECONDS_MIN };
+        let (rounds, seconds, load) = (
+            self.number("rounds"),
+            self.number("seconds"),
+            self.number("load_before"),
+        );
+        ensure!(
+            rounds >= ROUNDS_MIN,
+            "it has {rounds} rounds: must have at least {ROUNDS_MIN}"
+        );
+        ensure!(
+            seconds >= seconds_min,
+            "its windows are of {seconds} s: must be of at least {seconds_min} s{}",
+            if kernel {
+                " beside the kernel's schedulers"
+            } else {
+                ""
+            }
+        );
+        ensure!(
+            load < LOAD_MAX,
+            "the load before it was {load}: must be below {LOAD_MAX}"
+        );
+        Ok(())
+    }
 }
 
 /// A text in a row: its case or its side.
@@ -106,11 +150,12 @@ pub(super) fn read_all(dir: &Path) -> Result<BTreeMap<String, Report>> {
     Ok(reports)
 }
 
-/// Copies a report into the directory, without directories in its command, and returns its name.
+/// Copies a report into the directory, without directories in its command, and returns its name. With `force` also one
+/// that is no evidence.
 ///
 /// # Errors
 /// If it is not a report, or cannot be read or written.
-pub(super) fn take_in(file: &Path, dir: &Path) -> Result<String> {
+pub(super) fn take_in(file: &Path, dir: &Path, force: bool) -> Result<String> {
     let text = fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let name = file
         .file_stem()
@@ -118,6 +163,11 @@ pub(super) fn take_in(file: &Path, dir: &Path) -> Result<String> {
         .to_string_lossy()
         .into_owned();
     let mut report = Report::parse(&text).with_context(|| format!("report {name}"))?;
+    if !force {
+        report
+            .is_evidence()
+            .with_context(|| format!("report {name} rejected; repeat it, or take it with --force"))?;
+    }
     let command = plain(report.text("command"));
     report.0["command"] = command.into();
     let text = serde_json::to_string_pretty(&report.0)? + "\n";
@@ -168,6 +218,13 @@ fn last(path: &str) -> String {
     path.rsplit('/').next().unwrap_or_default().to_owned()
 }
 
+const ROUNDS_MIN: f64 = 9.0;
+const SECONDS_MIN: f64 = 2.0;
+/// The kernel's bfq serves in turns of some hundred milliseconds.
+const KERNEL_SECONDS_MIN: f64 = 3.0;
+/// The load average before a run, over one minute.
+const LOAD_MAX: f64 = 0.5;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,6 +247,33 @@ mod tests {
                 Report::parse(&whole.replace(there, instead)).is_err(),
                 "{instead}"
             );
+        }
+    }
+
+    #[test]
+    fn a_report_of_few_or_short_rounds_or_a_busy_machine_is_no_evidence() {
+        let whole = r#"{"bench": "b", "commit": "c", "command": "x", "rounds": 9, "seconds": 2.0,
+            "host": {"kernel": "Linux", "cpu": "X", "load_before": 0.4},
+            "rows": [{"case": "c", "side": "bfq", "iops": 2.0, "rounds": [2.0]}]}"#;
+        let judged = |text: &str| {
+            Report::parse(text)
+                .unwrap()
+                .is_evidence()
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(judged(whole), Ok(()));
+        for (there, instead, expected) in [
+            (r#""rounds": 9"#, r#""rounds": 8"#, "at least 9"),
+            (r#""seconds": 2.0"#, r#""seconds": 1.9"#, "at least 2 s"),
+            (r#""load_before": 0.4"#, r#""load_before": 0.5"#, "below 0.5"),
+            (
+                r#""side": "bfq""#,
+                r#""side": "kernel-bfq""#,
+                "at least 3 s beside the kernel",
+            ),
+        ] {
+            let error = judged(&whole.replace(there, instead)).unwrap_err();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

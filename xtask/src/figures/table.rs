@@ -1,9 +1,11 @@
-//! The form of figures in a document: one per cell, with three digits and a unit, losses as well as wins.
+//! The form of figures in a document: one per cell, with its unit, losses as well as wins; two digits where sides are
+//! compared, three where a page shows a whole report.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 
+use super::pairs::{Pairs, Verdict};
 use super::report::{self, Report, word};
 
 /// Which entries of `figures.toml` a table has.
@@ -33,6 +35,7 @@ pub(super) fn measured(
         "the other side",
         "its figure",
         "times better",
+        "rounds won",
     ]);
     for row in rows.context("figures.toml has no [[figure]]")? {
         let row = Row(row.as_table().context("a figure is a table")?);
@@ -63,29 +66,14 @@ impl Row<'_> {
         let what = self.text("what")?.to_owned();
         if let Ok(way) = self.text("instructions") {
             let count = count_of(instructions, way)?;
-            let none = || String::from("–");
-            return Ok(vec![
-                what,
-                drive.into(),
-                format!("{count:.0} instructions"),
-                none(),
-                none(),
-                none(),
-            ]);
+            return Ok(alone(what, drive, format!("{count:.0} instructions")));
         }
         let report = report::find(reports, self.text("report")?)?;
         let (case, key, unit) = (self.text("case")?, self.text("key")?, self.text("unit")?);
-        let ours = report.figure(case, self.text("side")?, key)?;
+        let side = self.text("side")?;
+        let ours = report.figure(case, side, key)?;
         let Ok(other) = self.text("other") else {
-            let none = || String::from("–");
-            return Ok(vec![
-                what,
-                drive.into(),
-                quantity(ours, unit)?,
-                none(),
-                none(),
-                none(),
-            ]);
+            return Ok(alone(what, drive, quantity(ours, unit, two_digits)?));
         };
         let more = match self.text("better")? {
             "more" => true,
@@ -101,19 +89,27 @@ impl Row<'_> {
             .into_iter()
             .reduce(|best, side| if (side.1 > best.1) == more { side } else { best });
         let (other, theirs) = best.context("`other` names nobody")?;
-        let better = if more { ours / theirs } else { theirs / ours };
+        let of_medians = if more { ours / theirs } else { theirs / ours };
+        let pairs = report
+            .rounds(case, side, key)
+            .zip(report.rounds(other_case, other, key));
+        let pairs = pairs.and_then(|(ours, theirs)| Pairs::new(&ours, &theirs, more));
+        let verdict = pairs.as_ref().map_or(Verdict::Times(of_medians), Pairs::verdict);
         let name = self.text("other_name").unwrap_or(other).to_owned();
         Ok(vec![
             what,
             drive.into(),
-            quantity(ours, unit)?,
+            quantity(ours, unit, two_digits)?,
             name,
-            quantity(theirs, unit)?,
-            if better > TIMES_MAX {
-                format!("> {TIMES_MAX}")
-            } else {
-                digits(better)
+            quantity(theirs, unit, two_digits)?,
+            match verdict {
+                // An error that is nearly zero is no multiple of another.
+                _ if key.contains("share_error") => NONE.into(),
+                Verdict::Even => "even".into(),
+                Verdict::Times(times) if times > TIMES_MAX => format!("> {TIMES_MAX}"),
+                Verdict::Times(times) => two_digits(times),
             },
+            pairs.map_or_else(|| NONE.into(), |pairs| pairs.shown()),
         ])
     }
 
@@ -121,6 +117,13 @@ impl Row<'_> {
         let value = self.0.get(key).and_then(toml::Value::as_str);
         value.with_context(|| format!("it has no `{key}`"))
     }
+}
+
+/// A row without another side.
+fn alone(what: String, drive: &str, ours: String) -> Vec<String> {
+    let mut cells = vec![what, drive.to_owned(), ours];
+    cells.resize(7, NONE.into());
+    cells
 }
 
 /// Where each report was made, and the command that repeats it.
@@ -201,8 +204,8 @@ pub(super) fn report(report: &Report, keys: &[&str]) -> Result<String> {
         ];
         for (name, unit) in &keys {
             cells.push(match row[name].as_f64() {
-                Some(value) => quantity(value, unit)?,
-                None => "–".into(),
+                Some(value) => quantity(value, unit, digits)?,
+                None => NONE.into(),
             });
         }
         cells.push(spread(row));
@@ -223,11 +226,15 @@ fn spread(row: &serde_json::Value) -> String {
     let high = rounds.iter().copied().fold(0.0, f64::max);
     match row["iops"].as_f64() {
         Some(iops) if rounds.len() > 1 && iops > 0.0 => format!("{:.0} %", 100.0 * (high - low) / iops),
-        _ => "–".into(),
+        _ => NONE.into(),
     }
 }
 
-fn count_of(record: &toml::Table, way: &str) -> Result<f64> {
+/// The recorded count of a way.
+///
+/// # Errors
+/// If there is none.
+pub(super) fn count_of(record: &toml::Table, way: &str) -> Result<f64> {
     let value = record.get(way).and_then(|entry| entry.get("per_io"));
     let value = value.with_context(|| format!("no instructions of `{way}` are recorded"))?;
     value
@@ -236,11 +243,13 @@ fn count_of(record: &toml::Table, way: &str) -> Result<f64> {
         .context("it is no number")
 }
 
-fn quantity(value: f64, unit: &str) -> Result<String> {
+/// The value with its unit, its number written by `digits`.
+fn quantity(value: f64, unit: &str, digits: fn(f64) -> String) -> Result<String> {
+    let scaled = |units: &[(f64, &str)]| scaled(value, units, digits);
     Ok(match unit {
-        "IOPS" => format!("{} IOPS", scaled(value, &[(1e6, " M"), (1e3, " K"), (1.0, "")])),
+        "IOPS" => format!("{} IOPS", scaled(&[(1e6, " M"), (1e3, " K"), (1.0, "")])),
         "MB/s" => format!("{} MB/s", digits(value)),
-        "ns" => scaled(value, &[(1e9, " s"), (1e6, " ms"), (1e3, " µs"), (1.0, " ns")]),
+        "ns" => scaled(&[(1e9, " s"), (1e6, " ms"), (1e3, " µs"), (1.0, " ns")]),
         "s" => format!("{} s", digits(value)),
         "part" => format!("{} %", digits(100.0 * value)),
         "times" => format!("{} times", digits(value)),
@@ -249,10 +258,22 @@ fn quantity(value: f64, unit: &str) -> Result<String> {
     })
 }
 
-fn scaled(value: f64, units: &[(f64, &str)]) -> String {
+fn scaled(value: f64, units: &[(f64, &str)], digits: fn(f64) -> String) -> String {
     let fits = units.iter().find(|(size, _)| value >= *size);
     let (size, name) = fits.or(units.last()).expect("there are units");
     format!("{}{name}", digits(value / size))
+}
+
+/// The value with two digits: what medians of some rounds are good for.
+fn two_digits(value: f64) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return value.to_string();
+    }
+    let places = |value: f64| 1 - value.abs().log10().floor() as i32;
+    let rounded = |places: i32| (value * 10f64.powi(places)).round() / 10f64.powi(places);
+    // 9.96 becomes 10, which has one place less.
+    let places = places(rounded(places(value)));
+    format!("{:.*}", places.max(0) as usize, rounded(places))
 }
 
 /// The value with three digits.
@@ -275,6 +296,8 @@ fn line(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
+/// A cell without a figure.
+const NONE: &str = "–";
 /// Where a figure may be measured.
 const DRIVES: [&str; 6] = [
     "modelled drive",
@@ -298,12 +321,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_have_three_digits_and_a_unit() {
-        assert_eq!(quantity(23_512_345.0, "IOPS").unwrap(), "23.5 M IOPS");
-        assert_eq!(quantity(1_400.0, "ns").unwrap(), "1.40 µs");
-        assert_eq!(quantity(0.0012, "part").unwrap(), "0.12 %");
-        assert_eq!(quantity(99.96, "MB/s").unwrap(), "100 MB/s");
-        assert!(quantity(1.0, "furlong").is_err());
+    fn figures_have_two_or_three_digits_and_a_unit() {
+        let three = |value, unit| quantity(value, unit, digits).unwrap();
+        assert_eq!(three(23_512_345.0, "IOPS"), "23.5 M IOPS");
+        assert_eq!(three(1_400.0, "ns"), "1.40 µs");
+        assert_eq!(three(0.0012, "part"), "0.12 %");
+        assert_eq!(three(99.96, "MB/s"), "100 MB/s");
+        assert!(quantity(1.0, "furlong", digits).is_err());
+        let two = |value, unit| quantity(value, unit, two_digits).unwrap();
+        assert_eq!(two(23_512_345.0, "IOPS"), "24 M IOPS");
+        assert_eq!(two(1_400.0, "ns"), "1.4 µs");
+        assert_eq!(two(0.0007, "part"), "0.070 %");
+        assert_eq!(two(1.342, "part"), "130 %");
+        assert_eq!(
+            [1285.0, 9.96, 0.996, 0.0, 0.855].map(two_digits),
+            ["1300", "10", "1.0", "0", "0.86"]
+        );
     }
 
     #[test]
@@ -330,13 +363,43 @@ mod tests {
         };
         for (key, better) in [("iops", "more"), ("p99_ns", "less")] {
             let table = table(key, better, "null device").unwrap();
-            assert!(table.ends_with("| 0.50 |\n"), "{table}");
+            let won = if key == "iops" { "0 of 1" } else { "–" };
+            assert!(table.ends_with(&format!("| 0.50 | {won} |\n")), "{table}");
         }
         let best = table("iops", "more", "loop").unwrap();
-        assert!(best.contains("| peer | 2.00 ns |"), "{best}");
+        assert!(best.contains("| peer | 2.0 ns |"), "{best}");
         assert!(table("iops", "more", "a drive").is_err());
         assert!(table("iops", "maybe", "loop").is_err() && table("p50_ns", "less", "loop").is_err());
     }
+
+    #[test]
+    fn rounds_are_paired_and_share_errors_are_no_multiples() {
+        let json = r#"{"bench": "b", "commit": "c", "command": "x", "rounds": 3, "seconds": 1, "host": {"kernel": "k", "cpu": "p"},
+            "rows": [{"case": "c", "side": "ours", "iops": 2.0, "p99_ns": 10.0, "share_error": 0.01, "rounds": [2.0, 1.0, 2.0],
+                      "by_round": {"p99_ns": [10.0, 10.0, 10.0]}},
+                     {"case": "c", "side": "peer", "iops": 1.5, "p99_ns": 20.0, "share_error": 0.5, "rounds": [1.0, 2.0, 1.5],
+                      "by_round": {"p99_ns": [20.0, 40.0, 5.0]}}]}"#;
+        let reports = BTreeMap::from([("r".to_owned(), Report::parse(json).unwrap())]);
+        let last = |key: &str, better: &str| {
+            let entry = format!(
+                "[[figure]]\nwhat = \"w\"\non = \"loop\"\nreport = \"r\"\ncase = \"c\"\nkey = \"{key}\"\nunit = \"part\"\n\
+                 side = \"ours\"\nother = \"peer\"\nbetter = \"{better}\"\n"
+            );
+            let table = measured(Rows::All, &entry.parse().unwrap(), &reports, &toml::Table::new()).unwrap();
+            let cells: Vec<String> = table
+                .lines()
+                .last()
+                .unwrap()
+                .split(" | ")
+                .map(str::to_owned)
+                .collect();
+            cells[5..].join(" | ")
+        };
+        assert_eq!(last("iops", "more"), "1.3 | 2 of 3 |");
+        assert_eq!(last("p99_ns", "less"), "2.0 | 2 of 3 |");
+        assert_eq!(last("share_error", "less"), "– | – |");
+    }
+
     #[test]
     fn readme_has_the_rows_that_name_it_by_their_other_names() {
         let entry = "[[figure]]\nwhat = \"count\"\non = \"null device\"\ninstructions = \"direct\"\n";
