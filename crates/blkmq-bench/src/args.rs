@@ -7,18 +7,23 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use blkmq_core::sched::{ElevatorType, Registry, UnknownElevator};
 
+use crate::facts;
+
 /// The options that every bench has.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct BenchArgs {
-    /// Measure each point for N seconds in each round [default: 1]
+    /// Measure each point for N seconds in each round [default: 1; 2 with --json]
     #[arg(long, value_name = "N")]
     pub seconds: Option<f64>,
-    /// Visit all points N times, sides alternating; medians and spread are reported [default: 5]
+    /// Visit all points N times, sides alternating; medians and spread are reported [default: 5; 9 with --json]
     #[arg(long, value_name = "N", visible_alias = "visits")]
     pub rounds: Option<u32>,
-    /// Also write the results to FILE as JSON (the form is documented in docs/benchmarks)
+    /// Also write the results to FILE as JSON (the form is documented in docs/benchmarks); refused on a busy machine
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write the JSON whatever the load average is
+    #[arg(long)]
+    pub force: bool,
     /// Also draw the results to FILE as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
@@ -48,9 +53,12 @@ impl BenchArgs {
     /// before its load can run.
     ///
     /// # Errors
-    /// If a number from the user is out of range.
+    /// If a number from the user is out of range, or a report is to be written and the machine is busy.
     pub fn plan(&self, points: usize, set_up: Duration) -> Result<Plan> {
-        let rounds = self.rounds.unwrap_or(if self.quick { 1 } else { ROUNDS_DEFAULT });
+        if self.json.is_some() && !self.force {
+            is_idle(facts::load())?;
+        }
+        let rounds = self.rounds.unwrap_or_else(|| self.rounds_default());
         ensure!(
             (1..=ROUNDS_MAX).contains(&rounds),
             "--rounds {rounds} rejected: must be from 1 to {ROUNDS_MAX}"
@@ -58,6 +66,8 @@ impl BenchArgs {
         let seconds = self.seconds.unwrap_or_else(|| {
             if self.quick {
                 quick_seconds(points * rounds as usize, set_up)
+            } else if self.json.is_some() {
+                REPORT_SECONDS
             } else {
                 SECONDS_DEFAULT
             }
@@ -73,6 +83,26 @@ impl BenchArgs {
             warm_up: warm_up(window),
         })
     }
+}
+
+impl BenchArgs {
+    fn rounds_default(&self) -> u32 {
+        match (self.quick, &self.json) {
+            (true, _) => 1,
+            (false, Some(_)) => REPORT_ROUNDS,
+            (false, None) => ROUNDS_DEFAULT,
+        }
+    }
+}
+
+/// Checks the load average before a run whose figures are to be evidence.
+fn is_idle(load: f64) -> Result<()> {
+    ensure!(
+        load < LOAD_MAX,
+        "a report rejected: the load average is {load:.2}, must be below {LOAD_MAX}; wait until other programs have \
+         ended, or add --force"
+    );
+    Ok(())
 }
 
 impl Plan {
@@ -96,6 +126,11 @@ fn warm_up(window: Duration) -> Duration {
 }
 
 const ROUNDS_DEFAULT: u32 = 5;
+/// What a report has at least.
+pub(crate) const REPORT_ROUNDS: u32 = 9;
+const REPORT_SECONDS: f64 = 2.0;
+/// Over one minute.
+const LOAD_MAX: f64 = 0.5;
 const ROUNDS_MAX: u32 = 1000;
 const SECONDS_DEFAULT: f64 = 1.0;
 const SECONDS_MIN: f64 = 0.01;
@@ -134,6 +169,25 @@ mod tests {
         };
         let plan = args.plan(1000, SET_UP).unwrap();
         assert_eq!((plan.rounds, plan.window), (3, Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn a_report_has_nine_rounds_of_two_seconds_and_no_other_load() {
+        let report = BenchArgs {
+            json: Some("report.json".into()),
+            force: true,
+            ..BenchArgs::default()
+        };
+        let plan = report.plan(1, SET_UP).unwrap();
+        assert_eq!((plan.rounds, plan.window), (9, Duration::from_secs(2)));
+        let plan = BenchArgs::default().plan(1, SET_UP).unwrap();
+        assert_eq!((plan.rounds, plan.window), (5, Duration::from_secs(1)));
+        assert!(is_idle(0.49).is_ok());
+        let error = is_idle(0.5).unwrap_err().to_string();
+        assert!(
+            error.contains("load average is 0.50, must be below 0.5"),
+            "{error}"
+        );
     }
 
     #[test]

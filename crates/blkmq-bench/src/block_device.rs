@@ -32,6 +32,24 @@ impl BlockDevice {
         self.write(SCHEDULER, scheduler)
     }
 
+    /// The settings of its scheduler, as `low_latency=1 slice_idle=8`; what cannot be read is left out.
+    pub(crate) fn tunables(&self) -> String {
+        let entries = fs::read_dir(self.attribute(TUNABLES))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let setting = |name: String| {
+            Some(format!(
+                "{name}={}",
+                self.read(&format!("{TUNABLES}/{name}")).ok()?
+            ))
+        };
+        let mut settings: Vec<String> = names.filter_map(setting).collect();
+        settings.sort();
+        settings.join(" ")
+    }
+
     /// Sets one of its attributes in sysfs: `queue/rotational`.
     ///
     /// # Errors
@@ -59,3 +77,4 @@ impl BlockDevice {
 }
 
 const SCHEDULER: &str = "queue/scheduler";
+const TUNABLES: &str = "queue/iosched";

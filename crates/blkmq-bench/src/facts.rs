@@ -82,7 +82,8 @@ fn describe(tree: &Path) -> Option<String> {
     (output.status.success() && !said.trim().is_empty()).then(|| said.trim().to_owned())
 }
 
-fn load() -> f64 {
+/// The load average over one minute; 0 if it cannot be read.
+pub(crate) fn load() -> f64 {
     read("/proc/loadavg")
         .split_whitespace()
         .next()

@@ -31,7 +31,7 @@ use self::pictures::Pictures;
 use self::scene::{Scene, Turn};
 use self::score::Series;
 use self::stage::{Ground, Medium, Totals, Visit, play};
-use crate::args::{BenchArgs, Plan};
+use crate::args::{BenchArgs, Plan, REPORT_ROUNDS};
 use crate::interrupt;
 use crate::report::{About, Report};
 use crate::rounds::{self, Latency, Point, Sample};
@@ -173,11 +173,7 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
     let sides = sides(&args.side, args.kernel);
     let reference = Reference::default();
     let mut points = points(&scenes, &sides, &ground, kernel.as_ref(), &reference);
-    let mut common = args.common.clone();
-    if !common.quick {
-        common.seconds.get_or_insert(SECONDS_DEFAULT);
-        common.rounds.get_or_insert(ROUNDS_DEFAULT);
-    }
+    let common = with_defaults(&args.common);
     // The warm-up of tenants takes at most as long as their measurement.
     let visits = if common.quick {
         2 * points.len()
@@ -192,6 +188,17 @@ pub fn main(args: &FairnessArgs) -> Result<()> {
         reference.pictures.borrow().write(dir)?;
     }
     report.finish(rows, &common)
+}
+
+/// The options with this bench's own times: the kernel's bfq wants windows of some seconds.
+fn with_defaults(common: &BenchArgs) -> BenchArgs {
+    let mut common = common.clone();
+    if !common.quick {
+        let rounds = common.json.as_ref().map_or(ROUNDS_DEFAULT, |_| REPORT_ROUNDS);
+        common.seconds.get_or_insert(SECONDS_DEFAULT);
+        common.rounds.get_or_insert(rounds);
+    }
+    common
 }
 
 /// A file in memory, where the kernel's schedulers are measured and no file is named.

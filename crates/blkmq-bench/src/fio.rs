@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::programs;
 use crate::rounds::{Latency, Sample};
 use crate::usage::Usage;
 
@@ -64,6 +65,7 @@ pub(crate) fn run_as(
         .arg(format!("--runtime={}ms", window.as_millis()))
         .args(options)
         .stdin(Stdio::null());
+    programs::note(&command);
     let output = command.output().context("starting fio")?;
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(

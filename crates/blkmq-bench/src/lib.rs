@@ -15,6 +15,7 @@ mod loop_device;
 pub mod nbd;
 pub mod observers;
 pub mod poll;
+pub mod programs;
 pub mod rbd;
 pub mod replay;
 pub mod report;

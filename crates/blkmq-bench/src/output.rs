@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::args::BenchArgs;
 use crate::report::{Report, Row, say};
-use crate::{svg, table};
+use crate::{programs, svg, table};
 
 impl Report {
     /// Takes the rows, prints the table and writes the files that `args` names.
@@ -25,6 +25,7 @@ impl Report {
     /// If a file cannot be written.
     pub fn finish_with(&mut self, table: &str, rows: Vec<Row>, args: &BenchArgs) -> Result<()> {
         self.host.after_run();
+        self.programs = programs::known();
         self.rows = rows;
         let load = format!(
             "load average before {:.2}, after {:.2}\n",

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Plan;
 use crate::facts::{self, Host};
+use crate::programs::Program;
 use crate::rounds::median;
 
 /// The figures of one side at one case: medians over the rounds.
@@ -38,6 +39,9 @@ pub struct Row {
     pub figures: BTreeMap<String, f64>,
     /// I/Os per second of each round, in the order measured.
     pub rounds: Vec<f64>,
+    /// Every other figure of each round, by its name; without those that were infinite in a round.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
+    pub by_round: BTreeMap<String, Vec<f64>>,
 }
 
 impl Row {
@@ -96,6 +100,8 @@ pub struct Report {
     pub host: Host,
     /// The command that repeats the measurement.
     pub command: String,
+    /// The programs that were measured or made the load, and settings of the kernel.
+    pub programs: Vec<Program>,
     /// How often each point was visited.
     pub rounds: u32,
     /// How long each visit measured, in seconds.
@@ -131,6 +137,7 @@ impl Report {
             commit: facts::commit(),
             host: Host::before_run(),
             command: facts::command_line(),
+            programs: Vec::new(),
             rounds: plan.rounds,
             seconds: plan.window.as_secs_f64(),
             rows: Vec::new(),
@@ -173,6 +180,7 @@ mod tests {
             commit: "c0ffee".into(),
             host: Host::default(),
             command: "blkmq-lab bench engine".into(),
+            programs: Vec::new(),
             rounds: 3,
             seconds: 1.0,
             rows: vec![Row {
@@ -188,7 +196,9 @@ mod tests {
         let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         assert_eq!(
             keys(&json),
-            ["bench", "command", "commit", "host", "rounds", "rows", "seconds"]
+            [
+                "bench", "command", "commit", "host", "programs", "rounds", "rows", "seconds"
+            ]
         );
         assert_eq!(
             keys(&json["rows"][0]),
@@ -224,6 +234,7 @@ mod tests {
             side: "nbdkit".into(),
             client_cpu_ns_per_io: Some(900.5),
             rounds: vec![5.0],
+            by_round: BTreeMap::from([("p50_ns".to_owned(), vec![7.0])]),
             ..Row::default()
         };
         let text = serde_json::to_string(&row).unwrap();

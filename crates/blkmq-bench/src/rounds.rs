@@ -129,6 +129,39 @@ fn fold(case: &str, side: &str, samples: &[Sample]) -> Row {
     let rounds: Vec<f64> = samples.iter().map(Sample::iops).collect();
     let client = samples.iter().all(|sample| sample.client.is_some());
     let client_cpu = |sample: &Sample| per_io(sample.client.unwrap_or_default().cpu_ns, sample);
+    let by_round = |figure: &dyn Fn(&Sample) -> f64| samples.iter().map(figure).collect::<Vec<f64>>();
+    let mut all = BTreeMap::from([
+        (
+            "p50_ns".to_owned(),
+            by_round(&|sample| sample.latency.p50_ns as f64),
+        ),
+        (
+            "p99_ns".to_owned(),
+            by_round(&|sample| sample.latency.p99_ns as f64),
+        ),
+        (
+            "p999_ns".to_owned(),
+            by_round(&|sample| sample.latency.p999_ns as f64),
+        ),
+        (
+            "cpu_ns_per_io".to_owned(),
+            by_round(&|sample| per_io(sample.usage.cpu_ns, sample)),
+        ),
+        (
+            "ctx_per_io".to_owned(),
+            by_round(&|sample| per_io(sample.usage.switches, sample)),
+        ),
+    ]);
+    for (place, (name, _)) in samples
+        .first()
+        .iter()
+        .flat_map(|sample| &sample.figures)
+        .enumerate()
+    {
+        let of = |sample: &Sample| sample.figures.get(place).map_or(f64::NAN, |figure| figure.1);
+        all.insert((*name).to_owned(), by_round(&of));
+    }
+    all.retain(|_, rounds| rounds.iter().all(|value| value.is_finite()));
     Row {
         case: case.into(),
         side: side.into(),
@@ -141,6 +174,7 @@ fn fold(case: &str, side: &str, samples: &[Sample]) -> Row {
         client_cpu_ns_per_io: client.then(|| of(&client_cpu)),
         figures: figures(samples),
         rounds,
+        by_round: all,
     }
 }
 
@@ -217,6 +251,18 @@ mod tests {
         assert_eq!(rows[0].rounds, [100.0, 200.0, 300.0]);
         assert_eq!((rows[0].iops, rows[1].iops), (200.0, 2000.0));
         assert_eq!((rows[0].cpu_ns_per_io, rows[0].ctx_per_io), (500.0, 0.5));
+        assert_eq!(rows[0].by_round["cpu_ns_per_io"], [500.0; 3]);
+    }
+
+    #[test]
+    fn a_figure_that_is_infinite_in_a_round_has_no_rounds() {
+        let with = |figures: [f64; 2]| Sample {
+            figures: vec![("a", figures[0]), ("b", figures[1])],
+            ..sample(1)
+        };
+        let row = fold("c", "s", &[with([1.0, 2.0]), with([3.0, f64::INFINITY])]);
+        assert_eq!(row.by_round["a"], [1.0, 3.0]);
+        assert!(!row.by_round.contains_key("b"));
     }
 
     #[test]

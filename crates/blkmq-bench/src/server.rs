@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::programs;
+
 /// The daemon that benches measure: `BLKMQ_BIN`, or the `blkmq` beside this program.
 ///
 /// # Errors
@@ -58,6 +60,7 @@ impl Running {
         place: PathBuf,
         is_served: fn(&Path) -> bool,
     ) -> Result<Self> {
+        programs::note(&command);
         let errors = File::create(dir.join("stderr")).context("making a file for the server's messages")?;
         let child = command
             .stdin(Stdio::null())

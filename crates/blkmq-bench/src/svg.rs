@@ -230,6 +230,7 @@ mod tests {
             commit: "c".into(),
             host: Default::default(),
             command: String::new(),
+            programs: Vec::new(),
             rounds: 1,
             seconds: 1.0,
             rows: vec![

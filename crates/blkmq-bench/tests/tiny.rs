@@ -291,7 +291,7 @@ fn the_single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
         ),
     ] {
         let json = scratch("dbench", "json");
-        let words = format!("bench --dbench --quick --clients 2 --ops 40 {more}");
+        let words = format!("bench --dbench --quick --force --clients 2 --ops 40 {more}");
         let words = words.split_whitespace().map(PathBuf::from);
         let files = ["--json".into(), json.clone()];
         single_dispatch::main(&SingleDispatch::parse_from(words.chain(files)).args).expect("the bench runs");
@@ -513,7 +513,29 @@ fn the_nbd_bench_measures_every_peer_that_is_installed() {
             assert_eq!(row["side"], peer);
             assert!(is_positive(&row["iops"]) && is_positive(&row["p50_ns"]), "{row}");
             assert_eq!(row["rounds"].as_array().map(Vec::len), Some(2));
+            for key in ["p50_ns", "p99_ns", "p999_ns", "cpu_ns_per_io", "ctx_per_io"] {
+                assert_eq!(
+                    row["by_round"][key].as_array().map(Vec::len),
+                    Some(2),
+                    "{key}: {row}"
+                );
+            }
         }
+        let programs = report["programs"].as_array().expect("programs");
+        let is_it = |noted: &&Value| noted["name"] == program;
+        let noted = programs.iter().find(is_it).expect("what was measured is noted");
+        assert!(
+            noted["version"]
+                .as_str()
+                .is_some_and(|version| !version.is_empty()),
+            "{noted}"
+        );
+        assert!(
+            noted["commands"][0]
+                .as_str()
+                .is_some_and(|command| command.starts_with(program)),
+            "{noted}"
+        );
         let picture = std::fs::read_to_string(&svg).expect("the picture is there");
         assert!(picture.starts_with("<svg"));
         let _ = (std::fs::remove_file(json), std::fs::remove_file(svg));
@@ -552,5 +574,5 @@ fn is_positive(value: &Value) -> bool {
     value.as_f64().is_some_and(|number| number > 0.0)
 }
 
-/// Long enough for every thread to run on a busy machine.
-const TINY: &str = "--seconds 0.1 --rounds 2";
+/// Long enough for every thread to run on a busy machine, and whatever else it does.
+const TINY: &str = "--seconds 0.1 --rounds 2 --force";

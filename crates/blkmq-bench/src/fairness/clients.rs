@@ -23,7 +23,7 @@ use super::kernel::Loop;
 use super::processes::Visit;
 use super::scene::{Load, Scene};
 use super::stage::{CAP_MIN, warm_up};
-use super::{Client, Door, FairnessArgs, MEMORY, Side, cases, chosen};
+use super::{Client, Door, FairnessArgs, MEMORY, Side, cases, chosen, with_defaults};
 use crate::args::{BenchArgs, Plan};
 use crate::fio;
 use crate::report::{About, Report, Row};
@@ -111,6 +111,7 @@ pub(super) fn main(args: &FairnessArgs) -> Result<()> {
     for (mut row, visited) in rows.into_iter().zip(&visited) {
         let outcomes = visited.outcomes.borrow();
         row.figures = figures::of_case(&outcomes);
+        row.by_round.extend(figures::rounds_of_case(&outcomes));
         of_tenants.extend(figures::of_tenants(&visited.case.scene, &row, &outcomes));
         of_cases.push(row);
     }
@@ -246,14 +247,9 @@ fn program(args: &FairnessArgs) -> Result<PathBuf> {
 }
 
 fn plan(common: &BenchArgs, visits: usize) -> Result<Plan> {
-    let mut common = common.clone();
-    if !common.quick {
-        common.seconds.get_or_insert(super::SECONDS_DEFAULT);
-        common.rounds.get_or_insert(super::ROUNDS_DEFAULT);
-    }
     // The warm-up of tenants takes at most as long as their measurement; some visits are of one
     // tenant alone.
-    common.plan(3 * visits, SET_UP)
+    with_defaults(common).plan(3 * visits, SET_UP)
 }
 
 /// All visits of a round, the sides of a case one after the other.

@@ -12,6 +12,7 @@ use super::scene::Scene;
 use crate::args::Plan;
 use crate::fio;
 use crate::loop_device::LoopDevice;
+use crate::programs;
 use crate::usage::Usage;
 
 /// A loop device that offers the kernel's schedulers.
@@ -41,6 +42,7 @@ impl Loop {
     /// If a group cannot be made or fio fails.
     pub(super) fn play(&self, scene: &Scene, scheduler: &str, plan: &Plan) -> Result<Visit> {
         self.0.block().choose(scheduler)?;
+        programs::note_setting(&format!("the kernel's {scheduler}"), self.0.block().tunables());
         let tenants = scene.tenants();
         let groups = tenants.iter().enumerate();
         let groups = groups

@@ -16,6 +16,7 @@ use self::pace::Pace;
 use super::scene::Load;
 use super::spec;
 use crate::offsets::Offsets;
+use crate::programs;
 use crate::rounds::Sample;
 use crate::usage::Usage;
 
@@ -205,6 +206,7 @@ pub(super) fn add_options(command: &mut Command, files: &Files<'_>, load: &Load,
 /// If it fails; the error contains its output.
 pub(super) fn run_as(mut command: Command, length: Duration) -> Result<Sample> {
     command.args(["--run-ms", &length.as_millis().to_string()]);
+    programs::note(&command);
     let output = command
         .stdin(Stdio::null())
         .output()

@@ -234,7 +234,13 @@ fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
 
 fn bench(lab: &Lab, scratch: &Scratch, words: &str, json: &Path) -> Said {
     let mut command = bench_of_clients(lab, scratch, "16M", "0.2");
-    said(command.args(words.split(' ')).arg("--json").arg(json))
+    said(
+        command
+            .args(words.split_whitespace())
+            .arg("--force")
+            .arg("--json")
+            .arg(json),
+    )
 }
 
 fn bench_of_clients(lab: &Lab, scratch: &Scratch, size: &str, seconds: &str) -> Command {

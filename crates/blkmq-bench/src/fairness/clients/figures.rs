@@ -203,6 +203,20 @@ pub(super) fn of_case(outcomes: &[Outcome]) -> BTreeMap<String, f64> {
     figures
 }
 
+/// The same of each visit.
+pub(super) fn rounds_of_case(outcomes: &[Outcome]) -> BTreeMap<String, Vec<f64>> {
+    let outcomes: Vec<&Outcome> = outcomes.iter().collect();
+    let light: Vec<&Light> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.light.as_ref())
+        .collect();
+    let mut rounds = rounds(&OF_CASE, &outcomes);
+    if light.len() == outcomes.len() {
+        rounds.extend(self::rounds(&OF_LIGHT, &light));
+    }
+    rounds
+}
+
 /// The rows of a case's tenants, one each.
 pub(super) fn of_tenants(scene: &Scene, case: &Row, outcomes: &[Outcome]) -> Vec<Row> {
     let tenants = scene.tenants();
@@ -211,10 +225,18 @@ pub(super) fn of_tenants(scene: &Scene, case: &Row, outcomes: &[Outcome]) -> Vec
         let of = |figure: fn(&Got) -> f64| median(got.iter().map(|got| figure(got)).collect());
         let tenant = &tenants[place];
         let mut figures = fold(&OF_TENANT, &got);
-        let p99 = got.iter().map(|got| got.latency.p99_ns as f64);
-        figures.insert("p99_ns_worst".into(), p99.fold(0.0, f64::max));
-        let p50 = got.iter().map(|got| got.latency.p50_ns as f64);
-        figures.insert("p50_ns_worst".into(), p50.fold(0.0, f64::max));
+        let mut by_round = rounds(&OF_TENANT, &got);
+        let percentile = |of: fn(&Got) -> u64| got.iter().map(|got| of(got) as f64).collect::<Vec<f64>>();
+        let (p50, p99) = (
+            percentile(|got| got.latency.p50_ns),
+            percentile(|got| got.latency.p99_ns),
+        );
+        figures.insert("p50_ns_worst".into(), p50.iter().copied().fold(0.0, f64::max));
+        figures.insert("p99_ns_worst".into(), p99.iter().copied().fold(0.0, f64::max));
+        let p999 = percentile(|got| got.latency.p999_ns);
+        for (name, values) in [("p50_ns", p50), ("p99_ns", p99), ("p999_ns", p999)] {
+            by_round.insert(name.into(), values);
+        }
         Row {
             case: format!(
                 "{}/tenant={}:{}:{}",
@@ -230,6 +252,7 @@ pub(super) fn of_tenants(scene: &Scene, case: &Row, outcomes: &[Outcome]) -> Vec
             p999_ns: of(|got| got.latency.p999_ns as f64) as u64,
             figures,
             rounds: got.iter().map(|got| got.ios).collect(),
+            by_round,
             ..Row::default()
         }
     };
@@ -273,6 +296,15 @@ fn fold<T>(figures: &[Figure<T>], visits: &[&T]) -> BTreeMap<String, f64> {
         }
     }
     folded
+}
+
+/// The figures of each visit, by name; without those that a visit does not have.
+fn rounds<T>(figures: &[Figure<T>], visits: &[&T]) -> BTreeMap<String, Vec<f64>> {
+    let of = |figure: &Figure<T>| {
+        let values: Option<Vec<f64>> = visits.iter().map(|visit| (figure.of)(visit)).collect();
+        Some((figure.name.to_owned(), values?))
+    };
+    figures.iter().filter_map(of).collect()
 }
 
 const OF_CASE: [Figure<Outcome>; 5] = [
@@ -519,5 +551,9 @@ mod tests {
         assert_eq!(rows[1].case, "x/tenant=2:100:16x64k");
         assert!(is_close(rows[1].figures["of_due"], 1.0) && is_close(rows[1].figures["of_due_worst"], 0.8));
         assert!(!rows[1].figures.contains_key("of_alone"));
+        assert_eq!(rows[1].by_round["of_due"], [1.0, 0.8, 1.0]);
+        assert_eq!(rows[1].by_round["p99_ns"], [7e6; 3]);
+        assert!(!rows[1].by_round.contains_key("of_alone"));
+        assert_eq!(rounds_of_case(&outcomes)["bytes_vs_none"], [1.0, 1.0, 0.4]);
     }
 }
