@@ -23,7 +23,7 @@ use super::kernel::Loop;
 use super::processes::Visit;
 use super::scene::{Load, Scene};
 use super::stage::{CAP_MIN, warm_up};
-use super::{Client, Door, FairnessArgs, MEMORY, Side, cases, chosen, with_defaults};
+use super::{Client, Door, FairnessArgs, MEMORY, Side, cases, with_defaults};
 use crate::args::{BenchArgs, Plan};
 use crate::fio;
 use crate::report::{About, Report, Row};
@@ -100,7 +100,7 @@ pub(super) fn main(args: &FairnessArgs) -> Result<()> {
         none: RefCell::default(),
         alone: RefCell::default(),
     };
-    let visited = visited(&grounds, &cases, &sides);
+    let visited = visited(&grounds, &cases, &sides, &args.only);
     let plan = plan(&args.common, visited.len())?;
     let about = about(&bench.server, &grounds, &plan);
     let mut report = Report::start("fairness", about, &plan);
@@ -171,6 +171,13 @@ fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
     if args.common.quick && args.only.is_empty() {
         scenes.truncate(1);
     }
+    let labels: Vec<String> = (dirs(&args.dir).iter())
+        .map(|dir| Ok(Images::in_dir(dir, args.size)?.filesystem().to_owned()))
+        .collect::<Result<_>>()?;
+    let scenes = match args.case.is_empty() {
+        true => scenes,
+        false => args.case.clone(),
+    };
     let case = |scene: Scene| {
         let model = models.iter().find(|(model, _)| model.case == scene.case);
         let drive = match model {
@@ -180,7 +187,24 @@ fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
         };
         Case { scene, drive }
     };
-    Ok(chosen(args, scenes)?.into_iter().map(case).collect())
+    let mut cases: Vec<Case> = scenes.into_iter().map(case).collect();
+    cases.retain(|case| labels.iter().any(|label| case.name(label).contains(&args.only)));
+    ensure!(
+        !cases.is_empty(),
+        "--only {}: no case has that in its name",
+        args.only
+    );
+    Ok(cases)
+}
+
+impl Case {
+    /// Its name in the report, on the images of a ground.
+    fn name(&self, label: &str) -> String {
+        match self.drive {
+            On::Model(_) => self.scene.case.clone(),
+            _ => format!("{label}/{}", self.scene.case),
+        }
+    }
 }
 
 /// The directories, with images for the largest case and, if requested and possible, a loop device
@@ -253,11 +277,12 @@ fn plan(common: &BenchArgs, visits: usize) -> Result<Plan> {
 }
 
 /// All visits of a round, the sides of a case one after the other.
-fn visited<'a>(grounds: &'a [Ground], cases: &'a [Case], sides: &[Side]) -> Vec<Visited<'a>> {
+fn visited<'a>(grounds: &'a [Ground], cases: &'a [Case], sides: &[Side], only: &str) -> Vec<Visited<'a>> {
     let mut visited = Vec::new();
     for (place, ground) in grounds.iter().enumerate() {
         for case in cases {
-            if place > 0 && matches!(case.drive, On::Model(_)) {
+            let is_again = place > 0 && matches!(case.drive, On::Model(_));
+            if is_again || !case.name(&ground.label).contains(only) {
                 continue;
             }
             let can_bind = |side: &&Side| **side != Side::Caps || case.scene.caps_can_bind();
@@ -297,10 +322,7 @@ impl Visited<'_> {
     }
 
     fn name(&self) -> String {
-        match self.case.drive {
-            On::Model(_) => self.case.scene.case.clone(),
-            _ => format!("{}/{}", self.ground.label, self.case.scene.case),
-        }
+        self.case.name(&self.ground.label)
     }
 
     fn measure(&self, bench: &Bench, round: u32, plan: &Plan) -> Result<Sample> {
