@@ -66,6 +66,12 @@ pub(crate) enum Chore {
         /// Then check the package, and install, upgrade, remove and purge it in a Debian of its own; needs root
         #[arg(long)]
         test: bool,
+        /// Then run it under systemd in a Debian of its own, with this many upgrades under load; needs root
+        #[arg(long, value_name = "UPGRADES", num_args = 0..=1, default_missing_value = "3")]
+        systemd: Option<u32>,
+        /// Also lay out a container's image, and run it in runc; needs root
+        #[arg(long)]
+        image: bool,
     },
     /// Run every simulator scenario
     Sim {
@@ -233,7 +239,7 @@ impl Chore {
             Self::Loom { deep: true } => loom::run(steps, loom::Depth::Deep),
             Self::Loom { deep: false } => loom::run(steps, loom::Depth::Short),
             Self::Release { make } => release::run(steps, make),
-            Self::Package { test } => package::run(steps, test),
+            Self::Package { test, systemd, image } => package::run(steps, test, systemd, image),
             Self::Sim { seeds } => sim::run(steps, seeds),
             Self::Fuzz { seconds, target } => fuzz::run(steps, seconds, target.as_deref()),
             Self::Fio { seconds, rounds } => fio::run(steps, seconds, rounds),

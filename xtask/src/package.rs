@@ -1,7 +1,10 @@
 //! Makes what a host installs: a Debian package, and a tarball of the same tree with its checksum. `tree` lays the
-//! files out, `licences` collects those of dependencies, `test` installs the package in a system of its own.
+//! files out, `licences` collects those of dependencies, `image` lays them out for containers, `test` installs the package in a system of its own, `systemd`
+//! runs it in one that is booted.
 
+mod image;
 mod licences;
+mod systemd;
 mod test;
 mod tree;
 
@@ -25,16 +28,22 @@ pub(crate) struct Package {
 ///
 /// # Errors
 /// A tool is missing, or a step fails.
-pub(crate) fn run(steps: &mut Steps, is_tested: bool) -> Result<()> {
+pub(crate) fn run(steps: &mut Steps, is_tested: bool, upgrades: Option<u32>, has_image: bool) -> Result<()> {
     for tool in ["dpkg-deb", "gzip", "tar", "sha256sum", "strip"] {
         ensure!(find_tool(tool).is_some(), "not installed: {tool}");
     }
     let program = program(steps)?;
     let package = steps.time("package", || make(&program))?;
     println!("    {}\n    {}", package.deb.display(), package.tarball.display());
-    match is_tested {
-        true => test::run(steps, &package),
-        false => Ok(()),
+    if has_image {
+        image::run(steps, &target_dir()?.join("package"), &program)?;
+    }
+    if is_tested {
+        test::run(steps, &package)?;
+    }
+    match upgrades {
+        Some(upgrades) => systemd::run(steps, &package, upgrades),
+        None => Ok(()),
     }
 }
 

@@ -36,14 +36,14 @@ pub(super) fn run(steps: &mut Steps, package: &Package) -> Result<()> {
 }
 
 /// The smallest Debian, kept for the next run.
-fn make_debian(root: &Path) -> Result<()> {
-    let kept = target_dir()?.join("package-debian.tar");
+pub(super) fn make_debian(root: &Path) -> Result<()> {
+    let kept = target_dir()?.join(format!("package-debian-{SUITE}.tar"));
     fs::create_dir_all(root)?;
     if kept.is_file() {
         return run_shown(Command::new("tar").arg("-xf").arg(&kept).arg("-C").arg(root));
     }
     let mut make = Command::new("debootstrap");
-    make.args(["--variant=minbase", "--include=systemd", "stable"])
+    make.args(["--variant=minbase", "--include=systemd,systemd-sysv,dbus", SUITE])
         .arg(root);
     run_shown(make.stdout(Stdio::null()))?;
     run_shown(
@@ -153,6 +153,8 @@ impl Drop for Running {
 
 const ENTER: &str =
     r#"root=$1 user=$2; shift 2; mount -t proc proc "$root/proc" && exec chroot "$user" "$root" "$@""#;
+/// The oldest that the package is for.
+const SUITE: &str = "bookworm";
 const START_MAX: Duration = Duration::from_secs(20);
 /// The project has no address.
 const SUPPRESSED: &str = "bogus-mail-host,bogus-mail-host-in-debian-changelog";
