@@ -14,7 +14,7 @@ use blkmq_export::common::{ALLOWANCE, AddressLimits, CONNECTIONS_MAX, Common, Me
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
-use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::client::{Wanted, negotiate};
 use blkmq_nbd::codec::reply::ReplyHead;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
@@ -324,29 +324,15 @@ impl Server {
         let mut stream = UnixStream::connect(&self.path).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        let mut handshake = Handshake::new(Wanted {
+        let wanted = Wanted {
             style,
             block_status: style != HeaderStyle::Simple,
             session: None,
             ..Wanted::plain("vm1")
-        });
-        let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
-        loop {
-            filled += stream.read(&mut input[filled..]).unwrap();
-            let (taken, progress) = handshake.receive(&input[..filled], &mut out);
-            input.copy_within(taken..filled, 0);
-            filled -= taken;
-            stream.write_all(&out).unwrap();
-            out.clear();
-            match progress {
-                Progress::NeedMore => {}
-                Progress::Failed(failure) => panic!("{failure}"),
-                Progress::Agreed(agreed) => {
-                    assert_eq!((agreed.style, filled), (style, 0));
-                    return Client { stream, style };
-                }
-            }
-        }
+        };
+        let agreed = negotiate(&mut stream, wanted).unwrap();
+        assert_eq!(agreed.style, style);
+        Client { stream, style }
     }
 
     fn until_memory_is_free(&self) {

@@ -17,7 +17,7 @@ use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_export::nbd::saved::SavedConnection;
 use blkmq_host::engine::{Engine, EngineConfig};
-use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::client::{Wanted, negotiate};
 use blkmq_nbd::codec::handshake::SessionName;
 use blkmq_nbd::codec::reply::ReplyHead;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
@@ -151,25 +151,13 @@ impl Daemon {
 fn connect(path: &std::path::Path) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut handshake = Handshake::new(Wanted {
+    let wanted = Wanted {
         style: HeaderStyle::Simple,
         session: Some(SessionName { client: 7, number: 1 }),
         ..Wanted::plain("vm1")
-    });
-    let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
-    loop {
-        filled += stream.read(&mut input[filled..]).unwrap();
-        let (taken, progress) = handshake.receive(&input[..filled], &mut out);
-        input.copy_within(taken..filled, 0);
-        filled -= taken;
-        stream.write_all(&out).unwrap();
-        out.clear();
-        match progress {
-            Progress::NeedMore => {}
-            Progress::Failed(failure) => panic!("{failure}"),
-            Progress::Agreed(_) => return stream,
-        }
-    }
+    };
+    negotiate(&mut stream, wanted).unwrap();
+    stream
 }
 
 /// Reads a block, and checks the reply.

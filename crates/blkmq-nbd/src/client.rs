@@ -8,6 +8,7 @@
 //! ```
 
 use std::fmt;
+use std::io::{self, Read, Write};
 
 use super::codec::handshake::{
     InfoKind, InfoRequest, MetaRequest, OptionCode, SessionName, parse_greeting, write_client_flags,
@@ -126,6 +127,37 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// Goes through a whole handshake over a stream that blocks.
+///
+/// # Errors
+/// The stream's; that the server has hung up; a [`Failure`], as the source.
+pub fn negotiate(stream: &mut (impl Read + Write), wanted: Wanted) -> io::Result<Agreed> {
+    let mut handshake = Handshake::new(wanted);
+    let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
+    loop {
+        let count = stream.read(&mut input[filled..])?;
+        if count == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the server has hung up",
+            ));
+        }
+        filled += count;
+        let (taken, progress) = handshake.receive(&input[..filled], &mut out);
+        input.copy_within(taken..filled, 0);
+        filled -= taken;
+        stream.write_all(&out)?;
+        out.clear();
+        match progress {
+            Progress::NeedMore => {}
+            Progress::Failed(failure) => return Err(io::Error::other(failure)),
+            // A server sends nothing more before it is asked.
+            Progress::Agreed(_) if filled > 0 => return Err(io::ErrorKind::InvalidData.into()),
+            Progress::Agreed(agreed) => return Ok(agreed),
+        }
+    }
+}
 
 /// A handshake under way.
 #[derive(Debug)]

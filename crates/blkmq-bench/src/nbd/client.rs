@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use blkmq_nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::client::{Agreed, Wanted, negotiate};
 use blkmq_nbd::codec::reply::ReplyHead;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{ChunkFlags, CommandFlags, HeaderStyle};
@@ -37,38 +37,24 @@ pub(crate) fn connect_to(socket: &Path, name: &str, style: HeaderStyle) -> Resul
         UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     stream.set_write_timeout(Some(SILENCE_MAX))?;
-    let agreed = negotiate(&mut stream, name, style).context("negotiating with the server")?;
+    let agreed = agree(&mut stream, name, style).context("negotiating with the server")?;
     Ok((stream, agreed))
 }
 
-fn negotiate(stream: &mut UnixStream, name: &str, style: HeaderStyle) -> Result<Agreed> {
-    let mut handshake = Handshake::new(Wanted {
-        style,
-        ..Wanted::plain(name)
-    });
-    let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
-    loop {
-        let count = stream.read(&mut input[filled..]).context("reading an answer")?;
-        ensure!(count > 0, "the server has hung up");
-        filled += count;
-        let (taken, progress) = handshake.receive(&input[..filled], &mut out);
-        input.copy_within(taken..filled, 0);
-        filled -= taken;
-        stream.write_all(&out).context("sending an option")?;
-        out.clear();
-        match progress {
-            Progress::NeedMore => {}
-            Progress::Failed(failure) => return Err(failure.into()),
-            Progress::Agreed(agreed) => {
-                ensure!(
-                    agreed.style == style,
-                    "the server grants {:?} replies where {style:?} are wanted",
-                    agreed.style
-                );
-                return Ok(agreed);
-            }
-        }
-    }
+fn agree(stream: &mut UnixStream, name: &str, style: HeaderStyle) -> Result<Agreed> {
+    let agreed = negotiate(
+        stream,
+        Wanted {
+            style,
+            ..Wanted::plain(name)
+        },
+    )?;
+    ensure!(
+        agreed.style == style,
+        "the server grants {:?} replies where {style:?} are wanted",
+        agreed.style
+    );
+    Ok(agreed)
 }
 
 /// The load: all connections and the requests in flight on each.

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use blkmq_nbd::client::{Agreed, Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::client::{Wanted, negotiate};
 use blkmq_nbd::codec::reply::ReplyHead;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
@@ -121,7 +121,8 @@ impl Client {
             UnixStream::connect(socket).with_context(|| format!("connecting to {}", socket.display()))?;
         stream.set_read_timeout(Some(SILENCE_MAX))?;
         stream.set_write_timeout(Some(SILENCE_MAX))?;
-        let agreed = negotiate(&mut stream, disk).with_context(|| format!("negotiating for disk {disk}"))?;
+        let agreed = negotiate(&mut stream, Wanted::plain(disk))
+            .with_context(|| format!("negotiating for disk {disk}"))?;
         Ok(Self {
             stream,
             places: Places::new(agreed.size_bytes, job),
@@ -235,26 +236,6 @@ impl Client {
         };
         self.arriving = Some((cookie, data_bytes));
         Ok(Some(taken))
-    }
-}
-
-fn negotiate(stream: &mut UnixStream, disk: &str) -> Result<Agreed> {
-    let mut handshake = Handshake::new(Wanted::plain(disk));
-    let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
-    loop {
-        let count = stream.read(&mut input[filled..])?;
-        ensure!(count > 0, "the server has hung up");
-        filled += count;
-        let (taken, progress) = handshake.receive(&input[..filled], &mut out);
-        input.copy_within(taken..filled, 0);
-        filled -= taken;
-        stream.write_all(&out)?;
-        out.clear();
-        match progress {
-            Progress::NeedMore => {}
-            Progress::Failed(failure) => return Err(failure.into()),
-            Progress::Agreed(agreed) => return Ok(agreed),
-        }
     }
 }
 
