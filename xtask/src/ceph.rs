@@ -10,9 +10,10 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use self::cluster::{Cluster, Kind};
-use crate::place::{cargo, find_tool, target_dir};
+use crate::place::{cargo, target_dir};
 use crate::skips;
 use crate::steps::Steps;
+use blkmq_testkit::tools::find;
 
 /// The options of a cluster.
 #[derive(Default)]
@@ -170,7 +171,7 @@ fn directory(wish: &Wish) -> Result<PathBuf> {
 
 /// The Debian packages that are not installed.
 fn missing() -> Vec<&'static str> {
-    let tools = TOOLS.iter().filter(|(tool, _)| find_tool(tool).is_none());
+    let tools = TOOLS.iter().filter(|(tool, _)| find(tool).is_none());
     let mut missing: Vec<_> = tools.map(|(_, package)| *package).collect();
     let directories = ["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(Path::new);
     let triple = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);

@@ -2,13 +2,13 @@
 //! lose nothing, and mutants, each of which omits one thing that durability depends on and must be
 //! caught.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::mutant;
-use crate::place::{cargo, target_dir};
+
 use crate::steps::Steps;
 
 /// # Errors
@@ -47,7 +47,7 @@ pub(crate) fn run_filesystems(steps: &mut Steps, crashes: u64, seed: u64) -> Res
 
 fn run_as(steps: &mut Steps, name: &str, how: &[&str], crashes: u64, seed: u64) -> Result<()> {
     let program = steps.command_under_test()?;
-    let prover = build_prover(steps)?;
+    let prover = steps.program("blkmq-forget")?;
     let words = how.join(" ");
     let again = format!("again: cargo xtask crashes {words} --crashes {crashes} --seed {seed}");
     let verdict = steps.time(name, || {
@@ -77,7 +77,7 @@ pub(crate) fn run_mutants(steps: &mut Steps, crashes: u64, seed: u64, only: Opti
         "there is no such mutant; there are {}",
         names.join(", ")
     );
-    let prover = build_prover(steps)?;
+    let prover = steps.program("blkmq-forget")?;
     for Mutant { name, proof } in MUTANTS.iter().filter(is_wanted) {
         let what = mutant::what(name)?;
         let step = format!("mutant {name}: {what}");
@@ -120,14 +120,6 @@ enum Verdict {
     Lost,
     Broken,
     NoFuse,
-}
-
-fn build_prover(steps: &mut Steps) -> Result<PathBuf> {
-    steps.run(
-        "build of the filesystem that forgets",
-        &mut cargo("build --release -p blkmq-forget"),
-    )?;
-    Ok(target_dir()?.join("release/blkmq-forget"))
 }
 
 fn prove(prover: &Path, program: &Path, how: &[&str], crashes: u64, seed: u64) -> Result<Verdict> {

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 use self::ground::{Ground, Scratch};
-use crate::path_loss::daemon::Daemon;
+use crate::path_loss::daemon::stop;
 use crate::setup::is_root;
 use crate::steps::Steps;
 
@@ -58,13 +58,13 @@ pub(crate) fn run(steps: &mut Steps, wish: &Wish) -> Result<()> {
         ensure!(ours_alone.is_empty(), "failed on the disks alone: {ours_alone:?}");
     }
     drop(ours);
-    daemon.stop()?;
+    stop(daemon)?;
     steps.print_summary();
     Ok(())
 }
 
 /// Serves three disks as files, and makes two plain files for comparison.
-fn serve(program: &Path, scratch: &Scratch) -> Result<Daemon> {
+fn serve(program: &Path, scratch: &Scratch) -> Result<blkmq_testkit::Daemon> {
     let mut command = Command::new(program);
     command.arg("serve").env("BLKMQ_LOG", "warn");
     for (name, bytes) in [
@@ -79,7 +79,7 @@ fn serve(program: &Path, scratch: &Scratch) -> Result<Daemon> {
     scratch.sparse("plain.test", ground::TEST_BYTES)?;
     scratch.sparse("plain.scratch", ground::SCRATCH_BYTES)?;
     command.arg("--fuse").arg(scratch.path("disk.{disk}"));
-    Daemon::start("the daemon", &mut command)
+    blkmq_testkit::Daemon::try_spawn(command, Stdio::piped())
 }
 
 /// Runs fsx on XFS, on ext4 and directly on a disk, at the same time.

@@ -5,8 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::{cargo, find_tool, target_dir};
+use crate::place::{cargo, target_dir};
 use crate::steps::Steps;
+use blkmq_testkit::tools::find;
 
 /// # Errors
 /// If fio is missing, or a run fails.
@@ -15,7 +16,7 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, rounds: u64) -> Result<()> {
         seconds > 0 && rounds > 0,
         "--seconds and --rounds must be at least 1"
     );
-    let fio = find_tool("fio").context("fio is not installed; run: cargo xtask setup")?;
+    let fio = find("fio").context("fio is not installed; run: cargo xtask setup")?;
     steps.run(
         "release build of the engine",
         &mut cargo("build --release -p blkmq-fio"),

@@ -26,8 +26,9 @@ use self::initrd::Initrd;
 use self::machine::Machine;
 use self::packages::Place;
 use crate::mutant;
-use crate::place::{cargo, find_tool};
+use crate::place::cargo;
 use crate::steps::{Steps, run_shown};
+use blkmq_testkit::tools::find;
 
 /// Runs one of the [`TESTS`], or all of them.
 ///
@@ -171,7 +172,7 @@ fn boot_polled(place: &Place, program: &Path, args: &[String]) -> Result<()> {
     initrd.add_module("null_blk", POLLED_DISKS)?;
     let filesystem = fs::File::create(initrd.path("ext4.img"))?;
     filesystem.set_len(FILESYSTEM_BYTES)?;
-    let maker = find_tool("mkfs.ext4").context("mkfs.ext4 is not installed; run: cargo xtask setup")?;
+    let maker = find("mkfs.ext4").context("mkfs.ext4 is not installed; run: cargo xtask setup")?;
     run_shown(Command::new(maker).arg("-q").arg(initrd.path("ext4.img")))?;
     let script = POLLED_SCRIPT
         .replace("ARGS", &args.join(" "))
@@ -192,7 +193,7 @@ pub(crate) fn load(words: &[String]) -> Result<()> {
     load::run(depth.parse()?, seconds.parse()?)
 }
 
-/// A program of `blkmq-forget` that looks at a daemon in a guest.
+/// A proof of `blkmq-guest` that looks at a daemon in a guest.
 struct Proof {
     name: &'static str,
     tools: &'static [&'static str],
@@ -301,7 +302,7 @@ fn is_said(said: &str, line: &str) -> bool {
 /// Builds the command, with a mutant or without, and, without a mutant, the proofs.
 fn build(place: &Place, mutant: Option<&str>) -> Result<()> {
     let packages = match mutant {
-        None => "build --quiet -p blkmq -p blkmq-forget",
+        None => "build --quiet -p blkmq -p blkmq-torture",
         Some(_) => "build --quiet -p blkmq",
     };
     let mut command = build_command(place, mutant, packages);

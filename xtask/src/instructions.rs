@@ -10,8 +10,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::{find_tool, root};
+use crate::place::root;
 use crate::steps::Steps;
+use blkmq_testkit::tools::find;
 
 /// Compares every recorded count with the present one; with `update`, records the present one
 /// instead.
@@ -19,7 +20,7 @@ use crate::steps::Steps;
 /// # Errors
 /// If a count changed by more than the tolerance in either direction: a gain must be recorded too.
 pub(crate) fn run(steps: &mut Steps, update: bool) -> Result<()> {
-    if find_tool("valgrind").is_none() {
+    if find("valgrind").is_none() {
         steps.skip(
             "instructions per I/O",
             "valgrind is not installed; run: cargo xtask setup",

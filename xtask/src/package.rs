@@ -14,8 +14,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::place::{cargo, find_tool, root, target_dir};
+use crate::place::{cargo, root, target_dir};
 use crate::steps::{Steps, run_shown};
+use blkmq_testkit::tools::find;
 use tree::Tree;
 
 /// What is made, in the build directory.
@@ -30,7 +31,7 @@ pub(crate) struct Package {
 /// A tool is missing, or a step fails.
 pub(crate) fn run(steps: &mut Steps, is_tested: bool, upgrades: Option<u32>, has_image: bool) -> Result<()> {
     for tool in ["dpkg-deb", "gzip", "tar", "sha256sum", "strip"] {
-        ensure!(find_tool(tool).is_some(), "not installed: {tool}");
+        ensure!(find(tool).is_some(), "not installed: {tool}");
     }
     let program = program(steps)?;
     let package = steps.time("package", || make(&program))?;

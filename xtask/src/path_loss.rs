@@ -13,28 +13,24 @@
 //! down all requests must, soon after the last path has failed.
 
 pub(crate) mod daemon;
-mod dice;
 mod load;
-mod nbd;
 mod net;
 mod wide;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use blkmq_testkit::{Daemon, Random, Scratch};
 
-use self::daemon::Daemon;
-use self::dice::Dice;
 use self::load::{DISK_BYTES, Failure, Load, THREADS};
 use self::net::{Cut, Net, far_address};
 use self::wide::Wide;
-use crate::place::find_tool;
 use crate::setup::is_root;
 use crate::steps::Steps;
+use blkmq_testkit::tools::find;
 
 /// # Errors
 /// If a request fails that must not, one does not fail that must, or a read returns data that was
@@ -70,17 +66,14 @@ fn missing() -> Option<String> {
     if !is_root() {
         return Some("network namespaces need root".to_owned());
     }
-    let tools = ["ip", "setpriv", "kill", "fio"];
-    let missing: Vec<&str> = tools
-        .into_iter()
-        .filter(|tool| find_tool(tool).is_none())
-        .collect();
+    let tools = ["ip", "setpriv", "fio"];
+    let missing: Vec<&str> = tools.into_iter().filter(|tool| find(tool).is_none()).collect();
     (!missing.is_empty()).then(|| format!("not installed: {}", missing.join(", ")))
 }
 
 fn test(program: &Path, net: &Net, time: Duration, seed: u64) -> Result<()> {
-    let scratch = Scratch::new()?;
-    let mut scene = Scene::start(program, net, &scratch.0, seed)?;
+    let scratch = Scratch::new();
+    let mut scene = Scene::start(program, net, scratch.dir(), seed)?;
     if time <= Duration::from_secs(SECONDS_SHORT) {
         scene.failure_max = FAILURE_MAX_SHORT;
     }
@@ -89,7 +82,7 @@ fn test(program: &Path, net: &Net, time: Duration, seed: u64) -> Result<()> {
     let mut survivor = 0;
     while Instant::now() < end {
         let both = scene.storm(survivor, storm).and_then(|()| scene.lose_all());
-        both.with_context(|| scene.near.last_words())?;
+        both.with_context(|| daemon::last_words("the near daemon", &scene.near))?;
         survivor = (survivor + 1) % LINKS;
     }
     scene.finish()
@@ -103,7 +96,7 @@ struct Scene<'a> {
     hold: Load,
     fail: Load,
     wide: Wide,
-    dice: Dice,
+    random: Random,
     /// By link: how it is cut, and until when.
     cuts: [Option<(Cut, Instant)>; LINKS],
     cuts_made: u64,
@@ -126,9 +119,9 @@ impl<'a> Scene<'a> {
         for link in 0..LINKS {
             far.args(["--nbd", &format!("tcp:{}:10809", far_address(link))]);
         }
-        let far = Daemon::start("the far daemon", &mut far)?;
+        let far = Daemon::try_spawn(far, Stdio::piped())?;
         let socket = scratch.join("nbd.sock");
-        let near = Daemon::start("the near daemon", &mut near_command(program, net, &socket))?;
+        let near = Daemon::try_spawn(near_command(program, net, &socket), Stdio::piped())?;
         Ok(Self {
             hold: Load::start(&socket, "hold", seed),
             fail: Load::start(&socket, "fail", seed + 100),
@@ -136,7 +129,7 @@ impl<'a> Scene<'a> {
             net,
             near,
             far,
-            dice: Dice::new(seed),
+            random: Random::new(seed),
             cuts: [None; LINKS],
             cuts_made: 0,
             outages: 0,
@@ -160,8 +153,8 @@ impl<'a> Scene<'a> {
             let whole: Vec<usize> = (0..LINKS).filter(whole).collect();
             if Instant::now() >= next && !whole.is_empty() {
                 next += Duration::from_secs(1);
-                let link = whole[self.dice.below(whole.len() as u64) as usize];
-                let time = Duration::from_millis(200 + self.dice.below(1700));
+                let link = whole[self.random.below(whole.len() as u64) as usize];
+                let time = Duration::from_millis(200 + self.random.below(1700));
                 self.cut(link, time)?;
             }
             thread::sleep(LOOK);
@@ -207,7 +200,7 @@ impl<'a> Scene<'a> {
     /// Each failure must have come soon after the loss of a connection, or after its request,
     /// whichever was later.
     fn check_failures(&mut self, failures: &[Failure]) -> Result<()> {
-        let lost = self.near.log();
+        let lost = daemon::log(&self.near);
         let lost = lost.iter().filter(|line| line.contains("/fail: connection lost"));
         let lost: Vec<u64> = lost.filter_map(|line| time_of_day(line)).collect();
         for failure in failures {
@@ -229,7 +222,7 @@ impl<'a> Scene<'a> {
     }
 
     fn cut(&mut self, link: usize, time: Duration) -> Result<()> {
-        let cut = Cut::ALL[self.dice.below(Cut::ALL.len() as u64) as usize];
+        let cut = self.random.one_of(&Cut::ALL);
         self.net.cut(link, cut)?;
         self.note(&format!("link {} cut: {cut:?}", link + 1));
         self.cuts[link] = Some((cut, Instant::now() + time));
@@ -251,7 +244,7 @@ impl<'a> Scene<'a> {
     /// Adds a line to the near daemon's log.
     fn note(&self, what: &str) {
         let now = clock(micros_of_day(SystemTime::now()));
-        self.near.note(format!("           {now}   CUT {what}"));
+        daemon::note(&self.near, format!("           {now}   CUT {what}"));
     }
 
     /// Checks what must never happen.
@@ -281,7 +274,7 @@ impl<'a> Scene<'a> {
     fn wait_for_paths(&mut self) -> Result<()> {
         let mut in_a_row = 0;
         self.wait("all paths are active again", |scene| {
-            let paths = scene.near.paths(DISKS.len())?;
+            let paths = daemon::paths(&scene.near, DISKS.len())?;
             ensure!(
                 paths.len() == DISKS.len() * LINKS,
                 "the report shows {} paths",
@@ -313,12 +306,12 @@ impl<'a> Scene<'a> {
         self.look()?;
         self.hold.finish()?;
         self.fail.finish()?;
-        let paths = self.near.paths(DISKS.len())?;
+        let paths = daemon::paths(&self.near, DISKS.len())?;
         for path in &paths {
             ensure!(path.is_active && path.in_flight == 0, "not at rest: {path:?}");
         }
-        self.near.stop()?;
-        self.far.stop()?;
+        daemon::stop(self.near)?;
+        daemon::stop(self.far)?;
         let lost: u64 = paths.iter().map(|path| path.failures).sum();
         println!(
             "    {} cuts of {LINKS} links, {} times all of them; {lost} times a path failed; {requests} requests and {passes} passes of fio verified",
@@ -356,23 +349,6 @@ fn near_command(program: &Path, net: &Net, socket: &Path) -> Command {
     near.args(["--disk", "name=wide,striped=left+right,chunk=8K"]);
     near.args(["--nbd", &format!("unix:{}", socket.display())]);
     near
-}
-
-/// The directory of this run.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("blkmq-path-loss-{}", std::process::id()));
-        fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 /// The time at the beginning of a log line, such as `2026-11-22T00:22:19.149796Z`, in microseconds

@@ -47,16 +47,6 @@ pub(crate) fn has_cargo_command(name: &str) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
-/// The tool's path. The system's directories are searched even if the user's `PATH` omits them.
-pub(crate) fn find_tool(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let own = std::env::split_paths(&path);
-    let system = ["/usr/sbin", "/sbin"].into_iter().map(PathBuf::from);
-    own.chain(system)
-        .map(|dir| dir.join(name))
-        .find(|file| file.is_file())
-}
-
 /// Whether the source of the standard library is installed, from which the sanitizers' chores build
 /// it.
 pub(crate) fn rust_source_is_installed() -> bool {

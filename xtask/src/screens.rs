@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::{find_tool, root, target_dir};
+use crate::place::{root, target_dir};
 use crate::steps::Steps;
+use blkmq_testkit::tools::find;
 
 /// Rewrites every screen of the document.
 ///
@@ -19,7 +20,7 @@ use crate::steps::Steps;
 pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     for tool in ["tmux", "fio"] {
         ensure!(
-            find_tool(tool).is_some(),
+            find(tool).is_some(),
             "not installed: {tool} (run `cargo xtask setup`)"
         );
     }

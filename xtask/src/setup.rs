@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::place::find_tool;
 use crate::steps::{Steps, run_shown};
+use blkmq_testkit::tools::find;
 
 /// # Errors
 /// None at present: packages that cannot be installed are reported, and the tests that need them
@@ -31,7 +31,7 @@ pub(crate) fn run(steps: &mut Steps) -> Result<()> {
         );
         return Ok(());
     }
-    if find_tool("apt-get").is_none() {
+    if find("apt-get").is_none() {
         steps.skip(
             "set-up",
             &format!("no apt-get here; install what is named as on Debian: {list}"),
@@ -53,7 +53,7 @@ pub(crate) fn run(steps: &mut Steps) -> Result<()> {
 fn missing_packages() -> BTreeSet<&'static str> {
     TOOLS
         .iter()
-        .filter(|(tool, _)| find_tool(tool).is_none())
+        .filter(|(tool, _)| find(tool).is_none())
         .map(|(_, package)| *package)
         .collect()
 }

@@ -1,6 +1,6 @@
 //! Skipped tests and steps: each is listed, and in a strict run each must be allowed.
 //!
-//! Tests append to the list by `blkmq-skip`, whatever captures their output;
+//! Tests append to the list by `blkmq-testkit`, whatever captures their output;
 //! [`steps`](crate::steps) has its own list.
 
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ impl List {
 /// # Errors
 /// If this program's own path cannot be read.
 pub(crate) fn listed(command: &mut Command) -> Result<&mut Command> {
-    Ok(command.env(blkmq_skip::LIST, file()?))
+    Ok(command.env(blkmq_testkit::SKIPS, file()?))
 }
 
 fn file() -> Result<PathBuf> {

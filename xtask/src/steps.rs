@@ -65,7 +65,7 @@ impl Steps {
     /// # Errors
     /// If one of the programs cannot be built.
     pub(crate) fn program(&mut self, name: &str) -> Result<PathBuf> {
-        let packages = "-p blkmq -p blkmq-lab -p blkmq-siege -p blkmq-bench";
+        let packages = "-p blkmq -p blkmq-lab -p blkmq-torture -p blkmq-bench";
         self.run(
             "release build",
             &mut cargo(&format!("build --release {packages} --bins --examples")),

@@ -41,13 +41,12 @@ fn tree(package: &str) -> String {
 }
 
 /// Crates and features that only benches, the simulator and tests need.
-const LABORATORY: [&str; 8] = [
+const LABORATORY: [&str; 7] = [
     "blkmq-bench",
     "blkmq-sim",
     "blkmq-lab",
-    "blkmq-siege",
-    "blkmq-forget",
-    "blkmq-skip",
+    "blkmq-torture",
+    "blkmq-testkit",
     "proptest",
     BASELINES,
 ];

@@ -18,9 +18,10 @@ use crate::histogram::Histogram;
 use crate::nbd::{EXPORT, Load, connect};
 use crate::report::{About, Report};
 use crate::rounds::{self, Point, Sample};
-use crate::server::{Running, Scratch, daemon};
+use crate::server::{Running, daemon};
 use crate::usage::Usage;
 use crate::window::Window;
+use blkmq_testkit::Scratch;
 
 /// Compare the front doors under one load, and with qemu-storage-daemon
 #[derive(clap::Args, Clone, Debug)]
@@ -196,8 +197,8 @@ fn points<'a>(args: &DoorsArgs, doors: &[Door], sides: &[Side]) -> Vec<Point<'a>
 
 /// Starts the server afresh, loads it for the plan's window, and ends it.
 fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan: &Plan) -> Result<Sample> {
-    let dir = Scratch::make()?;
-    let place = dir.join("s");
+    let dir = Scratch::new();
+    let place = dir.path("s");
     let server = start(command(door, side, queues, &place)?, door, dir, place)?;
     let sample = match door {
         Door::VhostUser => {

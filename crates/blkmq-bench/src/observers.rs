@@ -19,10 +19,11 @@ use crate::args::{BenchArgs, Plan};
 use crate::nbd::{EXPORT, Load, connect};
 use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
-use crate::server::{Running, Scratch, daemon};
+use crate::server::{Running, daemon};
 use crate::table;
 use crate::usage::Usage;
 use crate::window::Window;
+use blkmq_testkit::Scratch;
 
 /// Measure what it costs a client that its daemon is traced, that its statistics are read, or that it is changed
 #[derive(clap::Args, Clone, Debug)]
@@ -143,8 +144,8 @@ fn points<'a>(args: &'a ObserversArgs, scene: &'a RefCell<Option<Scene>>) -> Vec
 }
 
 fn start(disks: u32) -> Result<Running> {
-    let dir = Scratch::make()?;
-    let socket = dir.join("s");
+    let dir = Scratch::new();
+    let socket = dir.path("s");
     let mut command = Command::new(daemon()?);
     command.args(["serve", "--disk", &format!("name={EXPORT},null=1T")]);
     for number in 1..disks {
@@ -157,7 +158,7 @@ fn start(disks: u32) -> Result<Running> {
         "--nbd",
         &address(&socket),
         "--control",
-        &address(&dir.join(CONTROL)),
+        &address(&dir.path(CONTROL)),
     ]);
     Running::start(command, dir, socket)
 }
@@ -175,8 +176,8 @@ struct Observers {
 
 impl Observers {
     fn start(side: Side, dir: &Scratch) -> Result<Self> {
-        wait_for(&dir.join(CONTROL))?;
-        let control = address(&dir.join(CONTROL));
+        wait_for(&dir.path(CONTROL))?;
+        let control = address(&dir.path(CONTROL));
         let mut observers = Self {
             side,
             programs: Vec::new(),
@@ -185,16 +186,16 @@ impl Observers {
         match side {
             Side::Nobody => {}
             Side::Trace => {
-                let out = dir.join("trace");
+                let out = dir.path("trace");
                 observers.run(&["trace", "--socket", &control, "--out", &out.to_string_lossy()])?;
-                wait_for(&dir.join("trace.blktrace.0"))?;
+                wait_for(&dir.path("trace.blktrace.0"))?;
             }
             Side::Statistics => {
                 for _ in 0..2 {
                     observers.run(&["iostat", "--socket", &control, "1"])?;
                 }
             }
-            Side::Changes => observers.changes = Some(Changes::start(&dir.join(CONTROL))?),
+            Side::Changes => observers.changes = Some(Changes::start(&dir.path(CONTROL))?),
         }
         Ok(observers)
     }

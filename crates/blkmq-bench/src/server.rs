@@ -6,11 +6,11 @@ use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use blkmq_testkit::Scratch;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::programs;
@@ -20,11 +20,7 @@ use crate::programs;
 /// # Errors
 /// If it is not there.
 pub(crate) fn daemon() -> Result<PathBuf> {
-    if let Some(program) = std::env::var_os("BLKMQ_BIN") {
-        return Ok(program.into());
-    }
-    let own = std::env::current_exe().context("finding this program")?;
-    let program = own.with_file_name("blkmq");
+    let program = blkmq_testkit::daemon::program();
     ensure!(
         program.is_file(),
         "{} is not there: build it (cargo build --release -p blkmq), or name one in BLKMQ_BIN",
@@ -61,7 +57,7 @@ impl Running {
         is_served: fn(&Path) -> bool,
     ) -> Result<Self> {
         programs::note(&command);
-        let errors = File::create(dir.join("stderr")).context("making a file for the server's messages")?;
+        let errors = File::create(dir.path("stderr")).context("making a file for the server's messages")?;
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -90,7 +86,7 @@ impl Running {
 
     /// Its output on stderr, for an error message.
     pub(crate) fn last_words(&self) -> String {
-        let said = fs::read_to_string(self.dir.join("stderr")).unwrap_or_default();
+        let said = fs::read_to_string(self.dir.path("stderr")).unwrap_or_default();
         match said.trim() {
             "" => "the server said nothing".into(),
             said => format!("the server said: {said}"),
@@ -142,35 +138,6 @@ impl Drop for Running {
             }
             sleep(Duration::from_millis(2));
         }
-    }
-}
-
-/// A directory for sockets, configurations and logs, removed with its contents.
-pub(crate) struct Scratch(PathBuf);
-
-impl Scratch {
-    /// Makes a directory below the directory for temporary files.
-    ///
-    /// # Errors
-    /// If the directory cannot be made.
-    pub(crate) fn make() -> Result<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        // Relaxed: the numbers must only differ, and nothing is published with them.
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("blkmq-bench-{}-{number}", std::process::id()));
-        fs::create_dir(&dir).with_context(|| format!("making {}", dir.display()))?;
-        Ok(Self(dir))
-    }
-
-    /// The path of a file in it.
-    pub(crate) fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -278,7 +278,7 @@ fn the_single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
     };
     let is_root = rustix::process::geteuid().is_root();
     if !is_root || !works("losetup", "--find") || !works("mkfs.xfs", "-V") || !works("dbench", "--help") {
-        blkmq_skip::skip("it needs root, loop devices, mkfs.xfs and dbench");
+        blkmq_testkit::skip("it needs root, loop devices, mkfs.xfs and dbench");
         return;
     }
     let all = ["before", "single-queue", "after", "kernel"];
@@ -318,7 +318,7 @@ fn a_door_of_dbench_that_cannot_be_is_refused() {
     let args = parse("bench --dbench --door ublk").expect("a door").args;
     assert_eq!(args.door, Door::Ublk);
     if Path::new("/dev/ublk-control").exists() {
-        blkmq_skip::skip("this kernel has ublk_drv: what is said without it cannot be seen");
+        blkmq_testkit::skip("this kernel has ublk_drv: what is said without it cannot be seen");
         return;
     }
     let error = single_dispatch::main(&args).expect_err("no device of ublk can be made");
@@ -399,7 +399,7 @@ fn every_pattern_runs_on_memory_and_on_a_file() {
             let options = "--elevator mq-deadline --jobs 2 --depth 8 --bs 8k --overwrite";
             let line = format!("--device {device} --rw {pattern} {options} {TINY}");
             if device == file && !has_direct_io(&disk) {
-                blkmq_skip::skip("a file: the filesystem of temporary files has no direct I/O");
+                blkmq_testkit::skip("a file: the filesystem of temporary files has no direct I/O");
                 break;
             }
             run_engine(&line, &json).unwrap_or_else(|error| panic!("{pattern} on {device}: {error:#}"));
@@ -414,7 +414,7 @@ fn every_pattern_runs_on_memory_and_on_a_file() {
 fn whole_copies_from_an_nbd_server_count_the_processor_time_of_threads_that_have_ended() {
     for program in ["nbdkit", "nbdcopy"] {
         if Command::new(program).arg("--version").output().is_err() {
-            blkmq_skip::skip(&format!("{program} is not installed (run `cargo xtask setup`)"));
+            blkmq_testkit::skip(&format!("{program} is not installed (run `cargo xtask setup`)"));
             return;
         }
     }
@@ -494,7 +494,7 @@ fn the_nbd_bench_measures_every_peer_that_is_installed() {
     for peer in ["qemu-storage-daemon", "nbdkit", "nbdkit-t1"] {
         let program = peer.trim_end_matches("-t1");
         if Command::new(program).arg("--version").output().is_err() {
-            blkmq_skip::skip(&format!("{program} is not installed (run `cargo xtask setup`)"));
+            blkmq_testkit::skip(&format!("{program} is not installed (run `cargo xtask setup`)"));
             continue;
         }
         let (json, svg) = (scratch(peer, "json"), scratch(peer, "svg"));

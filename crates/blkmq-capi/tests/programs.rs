@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use blkmq_skip::skip;
+use blkmq_testkit::skip;
 
 #[test]
 fn example_is_c_and_cxx_for_every_compiler_and_shares_by_weight() {

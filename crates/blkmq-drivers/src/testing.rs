@@ -120,7 +120,7 @@ impl Mounted {
         match mounted {
             Ok(output) if output.status.success() => Some(this),
             _ => {
-                blkmq_skip::skip(&format!("{options:?} cannot be mounted (it needs root)"));
+                blkmq_testkit::skip(&format!("{options:?} cannot be mounted (it needs root)"));
                 None
             }
         }

@@ -104,7 +104,7 @@ impl Fio {
         let version = Command::new("fio").arg("--version").output();
         let version = version.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
         if !version.as_ref().is_ok_and(|version| version == "fio-3.33") {
-            blkmq_skip::skip(&format!(
+            blkmq_testkit::skip(&format!(
                 "fio 3.33 is needed, found {version:?} (run `cargo xtask setup`)"
             ));
             return None;

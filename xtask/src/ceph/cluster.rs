@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::find_tool;
+use blkmq_testkit::tools::find;
 
 /// The properties of a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +166,7 @@ impl Cluster {
 
     /// Runs one of Ceph's programs, with this cluster's configuration.
     fn run(&self, program: &str, words: &str, more: &[&str]) -> Result<()> {
-        let path = find_tool(program).with_context(|| format!("{program} is not installed"))?;
+        let path = find(program).with_context(|| format!("{program} is not installed"))?;
         let mut command = Command::new(path);
         command.args(words.split_whitespace()).args(more);
         command.arg("-c").arg(self.directory.join(CONF));
@@ -274,7 +274,7 @@ fn is_ours(pid: u32, directory: &Path) -> bool {
 }
 
 pub(super) fn signal(name: &str, pid: u32) -> Result<()> {
-    let program = find_tool("kill").context("kill is not installed")?;
+    let program = find("kill").context("kill is not installed")?;
     let mut command = Command::new(program);
     command.args([format!("-{name}"), pid.to_string()]);
     // It fails if the process has just ended, as it should.

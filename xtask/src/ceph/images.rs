@@ -3,14 +3,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
 
 use super::cluster::Cluster;
-use crate::place::find_tool;
+use blkmq_testkit::tools::find;
 
 /// Serves no image, one image, and `count` images of `clusters` alternately, and prints the cost of
 /// each.
@@ -25,7 +26,7 @@ pub(super) fn measure(program: &Path, clusters: &[PathBuf], count: u64) -> Resul
         })
         .collect();
     for (name, conf) in &images {
-        let rbd = find_tool("rbd").context("rbd is not installed")?;
+        let rbd = find("rbd").context("rbd is not installed")?;
         let made = Command::new(rbd)
             .arg("-c")
             .arg(conf)
@@ -46,7 +47,7 @@ pub(super) fn measure(program: &Path, clusters: &[PathBuf], count: u64) -> Resul
         // The memory that opening needed for a moment is given back.
         thread::sleep(SETTLE);
         daemon.print(number, clusters.len(), "idle", opened)?;
-        if number > 0 && find_tool("qemu-io").is_some() {
+        if number > 0 && find("qemu-io").is_some() {
             for (name, _) in used {
                 daemon.load(name)?;
             }
@@ -58,7 +59,7 @@ pub(super) fn measure(program: &Path, clusters: &[PathBuf], count: u64) -> Resul
 
 /// A daemon that serves images; dropping it ends it.
 struct Daemon {
-    child: Child,
+    process: blkmq_testkit::Daemon,
     socket: PathBuf,
 }
 
@@ -72,24 +73,9 @@ impl Daemon {
             let disk = format!("name={name},rbd=rbd/{name},id=blkmq,conf={}", conf.display());
             command.args(["--disk", &disk]);
         }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .env("BLKMQ_LOG", "warn")
-            .spawn()?;
-        let mut daemon = Self { child, socket };
-        let end = Instant::now() + START_MAX;
-        while !daemon.socket.exists() {
-            if let Some(status) = daemon.child.try_wait()? {
-                bail!("the daemon ended: {status}");
-            }
-            ensure!(
-                Instant::now() < end,
-                "the daemon does not serve after {START_MAX:?}"
-            );
-            thread::sleep(PAUSE);
-        }
-        Ok(daemon)
+        command.env("BLKMQ_LOG", "warn");
+        let process = blkmq_testkit::Daemon::try_spawn(command, Stdio::inherit())?;
+        Ok(Self { process, socket })
     }
 
     /// Writes and reads a whole image.
@@ -114,7 +100,7 @@ impl Daemon {
     }
 
     fn print(&self, images: usize, clusters: usize, when: &str, opened: f64) -> Result<()> {
-        let of = |what: &str| PathBuf::from(format!("/proc/{}/{what}", self.child.id()));
+        let of = |what: &str| PathBuf::from(format!("/proc/{}/{what}", self.process.id()));
         let count = |what: &str| -> Result<usize> { Ok(fs::read_dir(of(what))?.count()) };
         let status = fs::read_to_string(of("status"))?;
         let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -134,22 +120,14 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let pid = self.child.id();
         // After a SIGTERM its locks are free at once.
-        if super::cluster::signal("TERM", pid).is_err() {
-            let _ = self.child.kill();
-        }
-        let end = Instant::now() + START_MAX;
-        while matches!(self.child.try_wait(), Ok(None)) {
-            if Instant::now() > end {
-                let _ = self.child.kill();
-            }
-            thread::sleep(PAUSE);
+        if self.process.is_running() {
+            self.process.signal(Signal::TERM);
+            self.process.try_ended_within(END_MAX);
         }
     }
 }
 
 const IMAGE_SIZE: &str = "16M";
-const START_MAX: Duration = Duration::from_secs(60);
+const END_MAX: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(20);

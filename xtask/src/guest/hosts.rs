@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use super::initrd::Initrd;
 use super::packages::Place;
 use super::{BOOT, RUNNER, SUCCESS, boot_plain, build_command, is_said};
-use crate::place::find_tool;
 use crate::steps::Steps;
+use blkmq_testkit::tools::find;
 
 /// Builds the tests for a guest, and has cargo run them by [`boot`].
 ///
@@ -38,8 +38,7 @@ pub(super) fn boot(place: &Place, program: &Path, args: &[String]) -> Result<()>
         initrd.add_tool(tool)?;
     }
     for tool in TOOLS {
-        let found =
-            find_tool(tool).with_context(|| format!("{tool} is not installed; run: cargo xtask setup"))?;
+        let found = find(tool).with_context(|| format!("{tool} is not installed; run: cargo xtask setup"))?;
         initrd.add_installed_tool(&found, tool)?;
     }
     for module in MODULES {

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use super::initrd::Initrd;
 use super::packages::Place;
 use super::{SUCCESS, boot_plain, is_said};
-use crate::place::find_tool;
 use crate::steps::run_shown;
+use blkmq_testkit::tools::find;
 
 /// Boots a guest in which the daemon serves such a client.
 ///
@@ -34,7 +34,7 @@ pub(super) fn run(place: &Place, program: &Path) -> Result<()> {
 /// Makes an authority, and certificates of a server and a client.
 fn make_certificates(directory: &Path) -> Result<()> {
     std::fs::create_dir_all(directory)?;
-    let openssl = find_tool("openssl").context("openssl is not installed; run: cargo xtask setup")?;
+    let openssl = find("openssl").context("openssl is not installed; run: cargo xtask setup")?;
     let run = |words: &str| {
         let mut command = Command::new(&openssl);
         run_shown(command.args(words.split_whitespace()).current_dir(directory))

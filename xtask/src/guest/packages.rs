@@ -8,8 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::{find_tool, target_dir};
+use crate::place::target_dir;
 use crate::steps::run_shown;
+use blkmq_testkit::tools::find;
 
 /// The directory of the packages, their contents, and the guest's files.
 pub(super) struct Place(PathBuf);
@@ -57,7 +58,7 @@ impl Place {
             "the guest is one for x86_64 machines"
         );
         for tool in ["apt-get", "apt-cache", "dpkg", "timeout", "xz", "mkfs.ext4"] {
-            ensure!(find_tool(tool).is_some(), "there is no {tool} here");
+            ensure!(find(tool).is_some(), "there is no {tool} here");
         }
         for directory in ["lists/partial", "debs/partial", "cache", "root"] {
             fs::create_dir_all(self.0.join(directory))?;

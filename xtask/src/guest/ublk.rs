@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use super::initrd::Initrd;
 use super::packages::Place;
 use super::{SUCCESS, boot_plain, is_said};
-use crate::place::find_tool;
+use blkmq_testkit::tools::find;
 
 /// What a run does.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ pub(super) fn run(place: &Place, program: &Path, test: Test) -> Result<()> {
     for tool in ["mkfs.ext4", "e2fsck", "mkfs.xfs", "xfs_repair"] {
         initrd.add_tool(tool)?;
     }
-    let fio = find_tool("fio").context("fio is not installed; run: cargo xtask setup")?;
+    let fio = find("fio").context("fio is not installed; run: cargo xtask setup")?;
     initrd.add_installed_tool(&fio, "fio")?;
     initrd.add_module("ublk_drv", "")?;
     initrd.add_module("xfs", "")?;

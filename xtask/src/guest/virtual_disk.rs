@@ -3,12 +3,12 @@
 //! Then the disk grows.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
 
 use super::initrd::Initrd;
 use super::machine::{self, Machine};
@@ -110,14 +110,14 @@ pub(super) struct Daemon {
     program: PathBuf,
     directory: PathBuf,
     disks: Vec<String>,
-    child: Child,
+    process: blkmq_testkit::Daemon,
 }
 
 impl Daemon {
     /// Starts a daemon with these disks, each of which has its socket in the directory.
     pub(super) fn start(program: &Path, directory: &Path, disks: Vec<String>) -> Result<Self> {
         Ok(Self {
-            child: start(program, directory, &disks)?,
+            process: start(program, directory, &disks)?,
             disks,
             program: program.to_owned(),
             directory: directory.to_owned(),
@@ -126,51 +126,35 @@ impl Daemon {
 
     /// Kills the daemon, and starts the next one.
     fn start_again(&mut self) -> Result<()> {
-        self.end();
-        self.child = start(&self.program, &self.directory, &self.disks)?;
+        // It may have ended by itself, which the guest notices.
+        if self.process.is_running() {
+            self.process.kill();
+        }
+        self.process = start(&self.program, &self.directory, &self.disks)?;
         Ok(())
     }
 
     /// Makes the image larger, and has the daemon notice.
-    fn grow(&self, image: &Path) -> Result<()> {
+    fn grow(&mut self, image: &Path) -> Result<()> {
         fs::File::options()
             .write(true)
             .open(image)?
             .set_len(GROWN_BYTES)?;
-        let hangup = Command::new("kill")
-            .args(["-HUP", &self.child.id().to_string()])
-            .status();
-        ensure!(hangup?.success(), "the daemon is gone");
+        ensure!(self.process.is_running(), "the daemon is gone");
+        self.process.signal(Signal::HUP);
         Ok(())
-    }
-
-    fn end(&mut self) {
-        // It may have ended by itself, which the guest notices.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
 /// Starts a daemon, and waits until it is ready.
-fn start(program: &Path, directory: &Path, disks: &[String]) -> Result<Child> {
+fn start(program: &Path, directory: &Path, disks: &[String]) -> Result<blkmq_testkit::Daemon> {
     let sockets = directory.join("{disk}.sock");
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .arg("serve")
         .args(disks)
-        .args(["--vhost-user", &format!("unix:{}", sockets.display())])
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("starting {}", program.display()))?;
-    let said = child.stdout.take().context("its standard output is piped")?;
-    let mut lines = BufReader::new(said).lines().map_while(Result::ok);
-    ensure!(lines.any(|line| line == "ready"), "the daemon is not ready");
-    Ok(child)
+        .args(["--vhost-user", &format!("unix:{}", sockets.display())]);
+    blkmq_testkit::Daemon::try_spawn(command, Stdio::inherit())
 }
 
 /// Arguments of the emulator that attach a disk of the daemon.

@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use blkmq_testkit::tools::find;
 use serde_json::{Value, json};
 
-use crate::place::{find_tool, root};
+use crate::place::root;
 use crate::setup::is_root;
 use crate::steps::{Steps, run_shown};
 
@@ -22,7 +23,7 @@ pub(super) fn run(steps: &mut Steps, out: &Path, program: &Path) -> Result<()> {
     let image = out.join("image");
     steps.time("image", || make(&image, program))?;
     println!("    {}", image.display());
-    if !is_root() || find_tool("runc").is_none() || find_tool("nbdinfo").is_none() {
+    if !is_root() || find("runc").is_none() || find("nbdinfo").is_none() {
         steps.skip("the image in runc", "needs root, runc and nbdinfo");
         return Ok(());
     }

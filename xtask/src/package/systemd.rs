@@ -8,12 +8,13 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use blkmq_testkit::tools::find;
 
 use self::load::Load;
 use self::machine::Machine;
 use super::Package;
 use super::test::make_debian;
-use crate::place::{find_tool, target_dir};
+use crate::place::target_dir;
 use crate::setup::is_root;
 use crate::steps::Steps;
 
@@ -30,10 +31,7 @@ pub(super) fn run(steps: &mut Steps, package: &Package, upgrades: u32) -> Result
         "nbdinfo",
         "openssl",
     ];
-    let missing: Vec<&str> = tools
-        .into_iter()
-        .filter(|tool| find_tool(tool).is_none())
-        .collect();
+    let missing: Vec<&str> = tools.into_iter().filter(|tool| find(tool).is_none()).collect();
     if !is_root() || !missing.is_empty() {
         let missing = missing.join(", ");
         steps.skip(

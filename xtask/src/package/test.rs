@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use super::Package;
-use crate::place::{find_tool, target_dir};
+use crate::place::target_dir;
 use crate::setup::is_root;
 use crate::steps::{Steps, run_shown};
+use blkmq_testkit::tools::find;
 
 /// # Errors
 /// The package is wrong, or a step fails. Steps whose tools are missing are skipped with the reason.
 pub(super) fn run(steps: &mut Steps, package: &Package) -> Result<()> {
-    match find_tool("lintian") {
+    match find("lintian") {
         None => steps.skip("lintian", "not installed: lintian"),
         Some(lintian) => {
             let mut command = Command::new(lintian);
@@ -26,7 +27,7 @@ pub(super) fn run(steps: &mut Steps, package: &Package) -> Result<()> {
             steps.run("lintian", &mut command)?;
         }
     }
-    if !is_root() || find_tool("debootstrap").is_none() {
+    if !is_root() || find("debootstrap").is_none() {
         steps.skip("installation", "needs root and debootstrap");
         return Ok(());
     }
@@ -111,7 +112,7 @@ fn serve(root: &Path) -> Result<()> {
     }
     let said = inside(root, "blkmq ctl --socket unix:/run/blkmq/control.sock list disks")?;
     ensure!(said.contains("vm1"), "{said}");
-    if let Some(nbdinfo) = find_tool("nbdinfo") {
+    if let Some(nbdinfo) = find("nbdinfo") {
         let uri = format!("nbd+unix:///vm1?socket={}", dir.join("nbd.sock").display());
         run_shown(Command::new(nbdinfo).args(["--size", &uri]))?;
     }

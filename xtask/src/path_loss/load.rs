@@ -9,9 +9,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
-
-use super::dice::Dice;
-use super::nbd::Client;
+use blkmq_testkit::Random;
+use blkmq_testkit::nbd::Client;
 
 /// The threads that load one disk.
 pub(crate) struct Load {
@@ -50,7 +49,7 @@ impl Load {
                 export,
                 socket: socket.to_owned(),
                 thread,
-                dice: Dice::new(seed + thread as u64),
+                random: Random::new(seed + thread as u64),
                 versions: vec![vec![UNWRITTEN]; PART_BLOCKS],
                 latest: UNWRITTEN,
                 shared: Arc::clone(&shared),
@@ -113,7 +112,7 @@ struct Part {
     export: &'static str,
     socket: PathBuf,
     thread: usize,
-    dice: Dice,
+    random: Random,
     /// By block, the versions that it may have: one, or several if writes have failed since the
     /// last that succeeded.
     versions: Vec<Vec<u64>>,
@@ -124,12 +123,13 @@ struct Part {
 impl Part {
     fn run(&mut self) -> Result<()> {
         let mut client = Client::connect(&self.socket, self.export).context("connecting")?;
+        client.set_answer_time(ANSWER_TIME)?;
         let mut data = vec![0; BLOCKS_MAX * BLOCK_BYTES];
         while !self.shared.is_over.load(Ordering::Relaxed) {
-            let count = self.dice.below(BLOCKS_MAX as u64) as usize + 1;
-            let first = self.dice.below((PART_BLOCKS - count + 1) as u64) as usize;
+            let count = self.random.below(BLOCKS_MAX as u64) as usize + 1;
+            let first = self.random.below((PART_BLOCKS - count + 1) as u64) as usize;
             let data = &mut data[..count * BLOCK_BYTES];
-            match self.dice.below(100) {
+            match self.random.below(100) {
                 0..50 => self.write(&mut client, first, data)?,
                 50..98 => self.read(&mut client, first, data)?,
                 _ => self.flush(&mut client)?,
@@ -171,7 +171,11 @@ impl Part {
 
     fn read(&mut self, client: &mut Client, first: usize, data: &mut [u8]) -> Result<()> {
         let offset = self.offset(first);
-        if !self.timed(|| client.read(offset, data))? {
+        let read = || {
+            data.copy_from_slice(&client.read(offset, data.len())?);
+            Ok(())
+        };
+        if !self.timed(read)? {
             return Ok(());
         }
         let mut wanted = vec![0; BLOCK_BYTES];
@@ -261,3 +265,5 @@ const UNWRITTEN: u64 = 0;
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(20);
 const EIO: i32 = 5;
+/// Requests are held while there is no path; no test is without one for this long.
+const ANSWER_TIME: Duration = Duration::from_secs(60);

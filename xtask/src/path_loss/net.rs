@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::place::find_tool;
+use blkmq_testkit::tools::find;
 
 /// Two hosts and the links between them. Dropping it removes everything.
 pub(crate) struct Net {
@@ -147,7 +147,7 @@ fn clear_leftovers() {
 }
 
 fn ip(words: &str) -> Result<()> {
-    let tool = find_tool("ip").context("ip is not installed")?;
+    let tool = find("ip").context("ip is not installed")?;
     let output = Command::new(tool)
         .args(words.split_whitespace())
         .stdin(Stdio::null())

@@ -19,8 +19,8 @@ use crate::args::Plan;
 use crate::fio;
 use crate::histogram::Histogram;
 use crate::rounds::{Latency, Sample};
-use crate::server::Scratch;
 use crate::usage::Usage;
+use blkmq_testkit::Scratch;
 
 /// One tenant's process, as a command to which the load's options are added.
 pub(super) enum Process {
@@ -69,15 +69,15 @@ pub(super) fn play(
     mut process: impl FnMut(usize, &Tenant) -> Result<Process>,
     usage: impl Fn() -> Usage,
 ) -> Result<Visit> {
-    let dir = Scratch::make()?;
-    fs::write(dir.join(WAIT), WAIT_SCRIPT).context("writing the script that clients wait with")?;
+    let dir = Scratch::new();
+    fs::write(dir.path(WAIT), WAIT_SCRIPT).context("writing the script that clients wait with")?;
     let mut processes = Vec::new();
     for (place, tenant) in scene.tenants().iter().enumerate() {
         processes.push(loaded(process(place, tenant)?, place, &tenant.load, &dir));
     }
     let places = processes.len();
     let (whole, usage) = run(processes, &dir, plan, usage)?;
-    let logs = (0..places).map(|place| read_log(&dir.join(&place.to_string())));
+    let logs = (0..places).map(|place| read_log(&dir.path(&place.to_string())));
     let logs = logs.collect::<Result<Vec<_>>>()?;
     let window = window(&logs, plan)?;
     let samples = logs.iter().zip(&whole);
@@ -90,13 +90,13 @@ pub(super) fn play(
 
 /// The process with the options of its load, its log and its start.
 fn loaded(process: Process, place: usize, tenant: &Load, dir: &Scratch) -> Process {
-    let prefix = dir.join(&place.to_string());
+    let prefix = dir.path(&place.to_string());
     match process {
         Process::Fio {
             mut command,
             mut target,
         } => {
-            command.current_dir(dir.join(""));
+            command.current_dir(dir.path(""));
             target.extend(load(tenant));
             target.extend(log(&prefix));
             target.push(format!("--exec_prerun=sh {WAIT} {place}"));
@@ -105,8 +105,8 @@ fn loaded(process: Process, place: usize, tenant: &Load, dir: &Scratch) -> Proce
         Process::Own(mut command) => {
             let files = own::Files {
                 prefix: &prefix,
-                ready: &dir.join(&format!("{READY}{place}")),
-                go: &dir.join(GO),
+                ready: &dir.path(&format!("{READY}{place}")),
+                go: &dir.path(GO),
             };
             own::add_options(&mut command, &files, tenant, place as u64);
             Process::Own(command)
@@ -133,7 +133,7 @@ fn run(
         let running: Vec<_> = processes.into_iter().map(start).collect();
         wait_until_ready(dir, &running);
         // Also if one has failed: the others would wait forever.
-        fs::write(dir.join(GO), "").context("having the clients begin")?;
+        fs::write(dir.path(GO), "").context("having the clients begin")?;
         std::thread::sleep(warm_up + window / 4);
         let before = usage();
         std::thread::sleep(window / 2);
@@ -154,7 +154,7 @@ fn run(
 /// processes share few CPUs.
 fn wait_until_ready<T>(dir: &Scratch, running: &[ScopedJoinHandle<'_, T>]) {
     let start = Instant::now();
-    let is_ready = |place: usize| dir.join(&format!("{READY}{place}")).exists();
+    let is_ready = |place: usize| dir.path(&format!("{READY}{place}")).exists();
     let has_ended = || running.iter().any(|thread| thread.is_finished());
     while !(0..running.len()).all(is_ready) && !has_ended() && start.elapsed() < READY_WITHIN {
         std::thread::sleep(Duration::from_millis(5));
@@ -313,9 +313,9 @@ mod tests {
     #[test]
     fn a_log_of_fio_is_read_line_by_line() {
         let read = |text: &str| {
-            let dir = Scratch::make().unwrap();
-            fs::write(dir.join("a_lat.1.log"), text).unwrap();
-            read_log(&dir.join("a"))
+            let dir = Scratch::new();
+            fs::write(dir.path("a_lat.1.log"), text).unwrap();
+            read_log(&dir.path("a"))
         };
         let ended = Ended {
             at_ms: 1100,

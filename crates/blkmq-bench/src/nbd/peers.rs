@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::server::{Running, Scratch, daemon};
+use crate::server::{Running, daemon};
+use blkmq_testkit::Scratch;
 
 /// The servers that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -112,8 +113,8 @@ impl Server {
     /// # Errors
     /// If it ends, or does not serve within a minute; the error contains its output.
     pub(crate) fn start(&self) -> Result<Running> {
-        let dir = Scratch::make()?;
-        let socket = dir.join("s");
+        let dir = Scratch::new();
+        let socket = dir.path("s");
         Running::start(self.command(&socket), dir, socket)
     }
 

@@ -14,13 +14,14 @@ use super::sides::{ours, through_nbd};
 use crate::args::Plan;
 use crate::fio;
 use crate::rounds::Sample;
-use crate::server::{Running, Scratch};
+use crate::server::Running;
 use crate::usage::Usage;
+use blkmq_testkit::Scratch;
 
 /// Measures the local disk, while the OSD `stopped` is stopped if there is one to be stopped.
 pub(super) fn measure(args: &RbdArgs, other: &Path, stopped: Option<u32>, plan: &Plan) -> Result<Sample> {
-    let dir = Scratch::make()?;
-    let (socket, file) = (dir.join("s"), dir.join("local.raw"));
+    let dir = Scratch::new();
+    let (socket, file) = (dir.path("s"), dir.path("local.raw"));
     std::fs::write(&file, vec![0x5a; LOCAL_BYTES])?;
     let far = format!(
         "name=far,rbd={},conf={},id={}",

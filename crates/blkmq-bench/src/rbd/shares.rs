@@ -10,13 +10,14 @@ use super::sides::{ours, through_nbd};
 use crate::args::Plan;
 use crate::fio;
 use crate::rounds::Sample;
-use crate::server::{Running, Scratch};
+use crate::server::Running;
 use crate::usage::Usage;
+use blkmq_testkit::Scratch;
 
 /// Runs the tenants together. `share_error_percent` is how far the worst is from its part.
 pub(super) fn measure(args: &RbdArgs, sched: &str, plan: &Plan) -> Result<Sample> {
-    let dir = Scratch::make()?;
-    let socket = dir.join("s");
+    let dir = Scratch::new();
+    let socket = dir.path("s");
     let mut command = ours()?;
     command.args(["--nbd", &format!("unix:{}", socket.display())]);
     for (number, weight) in (1..).zip(WEIGHTS) {

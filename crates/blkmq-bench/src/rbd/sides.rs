@@ -12,8 +12,9 @@ use crate::args::Plan;
 use crate::engine::Pattern;
 use crate::fio;
 use crate::rounds::Sample;
-use crate::server::{Running, Scratch, daemon};
+use crate::server::{Running, daemon};
 use crate::usage::Usage;
+use blkmq_testkit::Scratch;
 
 /// fio, with an engine that does the I/O in its process.
 pub(super) enum Client {
@@ -35,12 +36,12 @@ impl Client {
     }
 
     pub(super) fn measure(&self, args: &RbdArgs, rw: Pattern, depth: u32, plan: &Plan) -> Result<Sample> {
-        let dir = Scratch::make()?;
+        let dir = Scratch::new();
         let mut conf = args.conf.clone();
         if matches!(self, Self::FioUncached) {
             let text = std::fs::read_to_string(&args.conf)
                 .with_context(|| format!("reading {}", args.conf.display()))?;
-            conf = dir.join("ceph.conf");
+            conf = dir.path("ceph.conf");
             std::fs::write(&conf, text + "\n[client]\nrbd cache = false\n")?;
         }
         let mut command = Command::new("fio");
@@ -96,8 +97,8 @@ impl Server {
     }
 
     pub(super) fn start(self, args: &RbdArgs) -> Result<Running> {
-        let dir = Scratch::make()?;
-        let socket = dir.join("s");
+        let dir = Scratch::new();
+        let socket = dir.path("s");
         Running::start(self.command(args, &socket)?, dir, socket)
     }
 

@@ -28,8 +28,8 @@ use super::{SingleDispatchArgs, theirs};
 use crate::interrupt;
 use crate::report::{self, About, Ratio, Report, Row};
 use crate::rounds::{self, Point, Sample};
-use crate::server::Scratch;
 use crate::usage::Usage;
+use blkmq_testkit::Scratch;
 
 /// Who dispatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -155,8 +155,8 @@ impl Side {
 /// If a requirement is missing, an option is out of range, or a visit fails.
 pub(super) fn main(args: &SingleDispatchArgs) -> Result<()> {
     let args = &with_defaults(args)?;
-    let load = Scratch::make()?;
-    let loadfile = load.join("client.txt");
+    let load = Scratch::new();
+    let loadfile = load.path("client.txt");
     write_loadfile(&loadfile, args.ops)?;
     interrupt::listen()?;
     let times = Times::default();

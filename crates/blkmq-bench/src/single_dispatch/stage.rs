@@ -23,7 +23,7 @@ use super::dbench::{Door, Filesystem, Side};
 use super::disk::SlowDisk;
 use crate::block_device::BlockDevice;
 use crate::loop_device::{LoopDevice, run};
-use crate::server::Scratch;
+use blkmq_testkit::Scratch;
 
 /// A filesystem on the slow disk. Its fields are dropped in this order.
 pub(super) struct Stage {
@@ -45,14 +45,14 @@ impl Stage {
         side: Side,
         elevator: &'static ElevatorType,
     ) -> Result<Self> {
-        let dir = Scratch::make()?;
+        let dir = Scratch::new();
         let queue = side.queue(elevator);
         let disk = SlowDisk::start(DISK_BYTES, queue.hctxs, DISK_DEPTH)?;
         let open =
             |door, address: &str| Server::open(door, address, &disk, queue).inspect_err(|_| disk.end());
         let (server, loop_device) = match door {
             Door::Fuse => {
-                let file = dir.join("disk");
+                let file = dir.path("disk");
                 File::create_new(&file).context("making a file to be the disk")?;
                 let server = open("fuse", &file.to_string_lossy())?;
                 (server, Some(LoopDevice::attach(&file, 512)?))
@@ -67,7 +67,7 @@ impl Stage {
         device.write("queue/rotational", "1")?;
         let (maker, options) = filesystem.maker();
         run(maker, &[options, &[device.path()]].concat())?;
-        let mount = Mount::make(filesystem, device.path(), dir.join("mnt"))?;
+        let mount = Mount::make(filesystem, device.path(), dir.path("mnt"))?;
         Ok(Self {
             mount,
             _loop_device: loop_device,

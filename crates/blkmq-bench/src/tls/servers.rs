@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::server::{Running, Scratch, daemon};
+use crate::server::{Running, daemon};
+use blkmq_testkit::Scratch;
 
 /// The servers that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -64,7 +65,7 @@ impl Credentials {
     /// # Errors
     /// If openssl is not installed, or fails.
     pub(super) fn make() -> Result<Self> {
-        let made = Self(Scratch::make()?);
+        let made = Self(Scratch::new());
         made.authority()?;
         made.certificate("server", "localhost")?;
         made.certificate("client", "bench")?;
@@ -76,7 +77,7 @@ impl Credentials {
     }
 
     fn path(&self, file: &str) -> PathBuf {
-        self.0.join(file)
+        self.0.path(file)
     }
 
     fn word(&self, file: &str) -> String {
@@ -120,8 +121,8 @@ impl Server {
     /// # Errors
     /// If it does not serve, or its disk cannot be filled.
     pub(super) fn start(side: Side, by_tls: bool, credentials: &Credentials) -> Result<Self> {
-        let dir = Scratch::make()?;
-        let socket = dir.join("s");
+        let dir = Scratch::new();
+        let socket = dir.path("s");
         let command = command(side, by_tls, credentials, &socket, &dir)?;
         let running = Running::start(command, dir, socket)?;
         let (scheme, rest) = if by_tls {
@@ -193,7 +194,7 @@ fn command(
             command.args(["memory", &DISK_BYTES.to_string()]);
         }
         Side::QemuNbd => {
-            let image = dir.join("image");
+            let image = dir.path("image");
             fs::copy(credentials.path("noise"), &image)?;
             command.args(["-t", "-f", "raw", "-x", "bench", "-k", &socket]);
             if by_tls {

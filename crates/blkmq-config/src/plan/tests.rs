@@ -222,7 +222,7 @@ fn a_path_through_the_page_cache_is_refused() {
     match planned(vec![path("on"), null("a"), multipath("m", &["a", "f"])]) {
         Ok(_) => {}
         Err(error) if error.contains("direct=on rejected") => {
-            blkmq_skip::skip("the filesystem of temporary files has no direct I/O");
+            blkmq_testkit::skip("the filesystem of temporary files has no direct I/O");
         }
         Err(error) => panic!("{error}"),
     }

@@ -384,7 +384,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         if line.is_empty() {
-            blkmq_skip::skip("the command flock is not installed");
+            blkmq_testkit::skip("the command flock is not installed");
             return;
         }
         let error = refused.unwrap_err().to_string();
@@ -403,7 +403,7 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn();
         let Ok(mut child) = child else {
-            blkmq_skip::skip("the command flock is not installed");
+            blkmq_testkit::skip("the command flock is not installed");
             return;
         };
         let mut line = String::new();

@@ -345,7 +345,7 @@ mod tests {
             output.is_ok_and(|output| output.status.success())
         };
         if !has_run("mkfs.btrfs", &["-q", image.to_str().unwrap()]) {
-            blkmq_skip::skip("no btrfs can be made (it needs mkfs.btrfs)");
+            blkmq_testkit::skip("no btrfs can be made (it needs mkfs.btrfs)");
             return;
         }
         let Some(btrfs) = Mounted::loop_device("subvolumes", "btrfs", &image) else {

@@ -4,7 +4,7 @@
 //!
 //! Linux reports an error of write-back once for each open file (`errseq_t`). Of two concurrent
 //! syncs the first to check gets the error, and the other succeeds, although the data that it was
-//! to make durable is lost. `blkmq-forget` has observed that.
+//! to make durable is lost. `cargo xtask crashes` has observed that.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

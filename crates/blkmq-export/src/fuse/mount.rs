@@ -466,7 +466,7 @@ mod tests {
     #[test]
     fn mount_goes_over_no_file_to_which_a_link_leads_that_was_put_there_meanwhile() {
         if !rustix::process::geteuid().is_root() || open_device().is_err() {
-            blkmq_skip::skip("mounting needs root and /dev/fuse");
+            blkmq_testkit::skip("mounting needs root and /dev/fuse");
             return;
         }
         let scratch = std::env::temp_dir().join(format!("blkmq-links-{}", std::process::id()));
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn mount_whose_directory_was_moved_is_unmounted_where_it_is() {
         if !rustix::process::geteuid().is_root() || open_device().is_err() {
-            blkmq_skip::skip("mounting needs root and /dev/fuse");
+            blkmq_testkit::skip("mounting needs root and /dev/fuse");
             return;
         }
         let scratch = std::env::temp_dir().join(format!("blkmq-moved-{}", std::process::id()));

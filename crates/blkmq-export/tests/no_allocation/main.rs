@@ -22,7 +22,7 @@ use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::encrypted::{EncryptedData, EncryptedSpec, SectorCipher};
 use blkmq_host::engine::{Engine, EngineConfig};
-use blkmq_nbd::client::{Handshake, Progress, RECEIVE_BYTES_MIN, Wanted};
+use blkmq_nbd::client::{Wanted, negotiate};
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, HeaderStyle};
 
@@ -58,14 +58,14 @@ fn main() {
 #[cfg(feature = "fuse")]
 fn count_through_files(dir: &Path) {
     if !fuse::may_mount() {
-        return blkmq_skip::skip_of(
+        return blkmq_testkit::skip_of(
             "no_allocation::fuse",
             "only root mounts, and /dev/fuse has to be there",
         );
     }
     let before = fuse::switch_rings_on();
     if before.is_none() {
-        blkmq_skip::skip_of(
+        blkmq_testkit::skip_of(
             "no_allocation::fuse over io_uring",
             "the kernel has none, or it cannot be switched on",
         );
@@ -217,26 +217,8 @@ struct Client {
 impl Client {
     fn connect(path: &Path, disk: &str) -> Self {
         let mut stream = UnixStream::connect(path).unwrap();
-        let mut handshake = Handshake::new(Wanted {
-            style: HeaderStyle::Simple,
-            block_status: false,
-            session: None,
-            ..Wanted::plain(disk)
-        });
-        let (mut input, mut filled, mut out) = (vec![0; RECEIVE_BYTES_MIN], 0, Vec::new());
-        loop {
-            filled += stream.read(&mut input[filled..]).unwrap();
-            let (taken, progress) = handshake.receive(&input[..filled], &mut out);
-            input.copy_within(taken..filled, 0);
-            filled -= taken;
-            stream.write_all(&out).unwrap();
-            out.clear();
-            match progress {
-                Progress::NeedMore => {}
-                Progress::Failed(failure) => panic!("{failure}"),
-                Progress::Agreed(_) => return Self::new(stream),
-            }
-        }
+        negotiate(&mut stream, Wanted::plain(disk)).unwrap();
+        Self::new(stream)
     }
 
     /// Writes, reads, a flush and zeroing over the whole disk, alternately of one block and more.

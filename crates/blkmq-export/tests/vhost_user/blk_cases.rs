@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use super::client::{Client, DATA, NEXT, WRITE, words};
+use blkmq_testkit::vhost_user::{DATA, FrontEnd, NEXT, WRITE, words};
 
 /// A discard or zeroing of these sectors, in `bytes` bytes; 16 bytes are one range.
-fn range(client: &Client, head: u16, kind: u32, sector: u64, sectors: u32, flags: u32, bytes: u32) {
+fn range(client: &FrontEnd, head: u16, kind: u32, sector: u64, sectors: u32, flags: u32, bytes: u32) {
     let base = client.fill(head, kind, 0);
     let range = words(&[sector, u64::from(sectors) | u64::from(flags) << 32]);
     client.write(base + 512, &[range.clone(), range].concat());
@@ -69,7 +69,7 @@ pub(crate) fn discards_and_zeroing(path: &Path, disk_bytes: u64) {
         ("zeroing beyond the end", WRITE_ZEROES, end, 1, 0, 16, IO_ERROR),
         ("zeroing of two ranges", WRITE_ZEROES, 16, 8, 0, 32, IO_ERROR),
     ] {
-        let client = Client::connect(path);
+        let client = FrontEnd::connect(path);
         client.start();
         // The data in the range and in front of it shows what was done.
         client.request(0, OUT, 16);
@@ -92,7 +92,7 @@ pub(crate) fn discards_and_zeroing(path: &Path, disk_bytes: u64) {
 
 /// A request in an indirect table is served like any other.
 pub(crate) fn table_of_its_own(path: &Path) {
-    let client = Client::connect(path);
+    let client = FrontEnd::connect(path);
     client.start();
     for (head, kind) in [(0, OUT), (1, IN)] {
         let base = client.fill(head, kind, 40);
@@ -117,10 +117,10 @@ pub(crate) fn table_of_its_own(path: &Path) {
 
 /// A device that is plugged and unplugged repeatedly finds its data.
 pub(crate) fn plug_and_unplug(path: &Path) {
-    let other = Client::connect(path);
+    let other = FrontEnd::connect(path);
     other.start();
     for round in 0_u8..30 {
-        let client = Client::connect(path);
+        let client = FrontEnd::connect(path);
         client.start();
         client.request(0, IN, 4);
         client.request(3, OUT, 4);

@@ -4,7 +4,6 @@
 
 mod attached;
 mod blk_cases;
-mod client;
 mod server;
 mod sys;
 
@@ -13,7 +12,7 @@ use std::os::fd::AsFd;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use client::{AVAIL, Client, DATA, FEATURES, MEMORY_BYTES, NEXT, USED, WRITE, words};
+use blkmq_testkit::vhost_user::{AVAIL, DATA, FEATURES, FrontEnd, MEMORY_BYTES, NEXT, USED, WRITE, words};
 use server::{DISK_BYTES, Server};
 
 #[test]
@@ -52,7 +51,7 @@ fn requests_of_a_small_ring_without_tables_of_descriptors_have_room_in_it() {
         (FEATURES & !INDIRECT, 256, 126),
         (FEATURES, 64, 126),
     ] {
-        let mut client = Client::connect_with(&server.path, features);
+        let mut client = FrontEnd::connect_with(&server.path, features);
         client.send(SET_VRING_NUM, &words(&[size << 32]), &[]);
         let mut range: Vec<u8> = [0_u32, 60, 0]
             .iter()
@@ -70,7 +69,7 @@ fn requests_of_a_small_ring_without_tables_of_descriptors_have_room_in_it() {
 #[test]
 fn a_ring_is_stopped_where_it_is_and_goes_on_from_there() {
     let server = Server::start();
-    let mut client = Client::connect(&server.path);
+    let mut client = FrontEnd::connect(&server.path);
     client.start();
     client.request(0, 1, 8);
     client.write(DATA + 512, &[0x5a; 512]);
@@ -92,7 +91,7 @@ fn a_ring_is_stopped_where_it_is_and_goes_on_from_there() {
 #[test]
 fn errors_are_the_requests_own() {
     let server = Server::start();
-    let client = Client::connect(&server.path);
+    let client = FrontEnd::connect(&server.path);
     client.start();
     // A request beyond the end, one of an unknown type, and one with too short a buffer for the
     // name.
@@ -110,7 +109,7 @@ fn errors_are_the_requests_own() {
 #[test]
 fn serial_number_is_what_a_driver_gets_as_the_id() {
     let server = Server::start();
-    let client = Client::connect(&server.path);
+    let client = FrontEnd::connect(&server.path);
     client.start();
     client.request(0, 8, 0);
     client.descriptor(1, DATA + 512, 20, NEXT | WRITE, 2);
@@ -125,10 +124,10 @@ fn serial_number_is_what_a_driver_gets_as_the_id() {
 #[test]
 fn a_hostile_driver_loses_its_device_and_no_other_notices() {
     let server = Server::start();
-    let good = Client::connect(&server.path);
+    let good = FrontEnd::connect(&server.path);
     good.start();
     for trick in 0..5 {
-        let mut bad = Client::connect(&server.path);
+        let mut bad = FrontEnd::connect(&server.path);
         bad.start();
         bad.request(0, 0, 0);
         match trick {
@@ -167,14 +166,14 @@ fn a_hostile_driver_loses_its_device_and_no_other_notices() {
 fn a_front_end_that_breaks_the_rules_is_hung_up_on() {
     let server = Server::start();
     // More memory than the file has, a pipe instead of an event, an unknown message.
-    let mut client = Client::connect(&server.path);
+    let mut client = FrontEnd::connect(&server.path);
     client.share(MEMORY_BYTES + 4096);
     assert!(client.is_hung_up());
-    let mut client = Client::connect(&server.path);
+    let mut client = FrontEnd::connect(&server.path);
     let (pipe, _other) = rustix::pipe::pipe().unwrap();
     client.send(12, &words(&[0]), &[pipe.as_fd()]);
     assert!(client.is_hung_up());
-    let mut client = Client::connect(&server.path);
+    let mut client = FrontEnd::connect(&server.path);
     client.send(999, &[], &[]);
     assert!(client.is_hung_up());
     server.end();
@@ -183,7 +182,7 @@ fn a_front_end_that_breaks_the_rules_is_hung_up_on() {
 #[test]
 fn what_a_killed_daemon_had_taken_is_done_again_in_order_and_once() {
     let server = Server::start();
-    let client = Client::connect(&server.path);
+    let client = FrontEnd::connect(&server.path);
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     let bytes = 16 + 16 * 16 + 48;
     ftruncate(&record, bytes).unwrap();

@@ -18,7 +18,7 @@ pub(crate) const PASSPHRASE: &[u8] = b"correct horse\n";
 pub(crate) fn has_cryptsetup() -> bool {
     let is_there = Command::new("cryptsetup").arg("--version").output().is_ok();
     if !is_there {
-        blkmq_skip::skip("cryptsetup is not installed (apt-get install cryptsetup-bin)");
+        blkmq_testkit::skip("cryptsetup is not installed (apt-get install cryptsetup-bin)");
     }
     is_there
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use blkmq_testkit::Random;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::{
     ClientConfig, ClientConnection, Connection, ContentType, ServerConnection, SupportedCipherSuite,
@@ -209,22 +210,8 @@ fn each_cipher_is_opened_and_sealed_as_the_reference_does() {
     }
 }
 
-/// A generator of numbers with a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-}
-
 fn noise(count: usize) -> Vec<u8> {
-    let mut random = Random(count as u64);
-    (0..count).map(|_| random.below(256) as u8).collect()
+    Random::new(count as u64).bytes(count)
 }
 
 /// A directory with the files of an authority, and of the certificates that it has signed.

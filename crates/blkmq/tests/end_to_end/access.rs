@@ -112,7 +112,7 @@ fn socket_lies_in_the_directory_of_its_disks_group() {
 fn is_root() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        blkmq_skip::skip("not root");
+        blkmq_testkit::skip("not root");
     }
     is_root
 }

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use blkmq_testkit::p99;
+
 use crate::common::nbd::{Client, OPT_GO, REP_ACK, go_payload, greeted, option, read_option_reply, request};
 use crate::common::{Daemon, Scratch};
 
@@ -146,8 +148,7 @@ fn p99_of_reads(socket: &Path) -> Duration {
         client.read(0, 4096).expect("a read");
         times.push(start.elapsed());
     }
-    times.sort_unstable();
-    times[times.len() * 99 / 100]
+    p99(times)
 }
 
 const FILES: usize = 4;

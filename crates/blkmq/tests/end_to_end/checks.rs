@@ -115,7 +115,7 @@ fn check_refuses_sockets_where_it_may_not_make_them() {
     let output = output_within(&mut command, LIMIT);
     let said = text_of(&output);
     if said.contains("setpriv:") {
-        blkmq_skip::skip("another user cannot be had");
+        blkmq_testkit::skip("another user cannot be had");
         return;
     }
     assert!(

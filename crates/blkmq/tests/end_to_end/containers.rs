@@ -15,7 +15,7 @@ fn the_example_of_two_containers_runs_as_it_stands() {
     }
     let is_root = rustix::process::geteuid().is_root();
     if !is_root || !try_run("losetup", &["--find"]).success {
-        blkmq_skip::skip("it needs root and loop devices");
+        blkmq_testkit::skip("it needs root and loop devices");
         return;
     }
     let scratch = Scratch::new();
@@ -45,7 +45,7 @@ fn the_example_of_two_containers_runs_as_it_stands() {
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     if errors.contains("runc") && errors.contains("cgroup") {
-        blkmq_skip::skip(&format!("runc finds no control groups here: {errors}"));
+        blkmq_testkit::skip(&format!("runc finds no control groups here: {errors}"));
         return;
     }
     assert!(

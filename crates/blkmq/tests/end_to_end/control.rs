@@ -29,7 +29,7 @@ use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
-use crate::vhost_user::client::Client as Guest;
+use blkmq_testkit::vhost_user::FrontEnd as Guest;
 
 /// A daemon with a control socket, and one disk in a file.
 struct Stage {
@@ -119,20 +119,6 @@ fn a_shell_is_offered_the_names_of_a_running_daemon() {
     assert_eq!(offered(&["trace", "vm2"]), "vm2");
     daemon.stop();
     assert_eq!(offered(&["ctl", "resize", "v"]), "");
-}
-
-/// Pseudo-random numbers, the same in every run.
-struct Dice(u64);
-
-impl Dice {
-    fn draw(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-
-    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.draw(all.len() as u64) as usize]
-    }
 }
 
 fn add(control: &mut Control, kind: &str, name: &str, keys: &Value) -> anyhow::Result<Value> {

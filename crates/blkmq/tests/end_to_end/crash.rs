@@ -9,7 +9,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blkmq_forget::mount::{Cache, Mount};
+use blkmq_testkit::Random;
+use blkmq_torture::mount::{Cache, Mount};
 use rustix::process::Signal;
 
 use crate::common::nbd::Client;
@@ -55,7 +56,7 @@ fn forced_writes_survive_a_crash_without_a_flush() {
     let mount = std::fs::create_dir(&dir).and_then(|()| Mount::new(&dir, 1 << 20, Cache::Back));
     let mount = match mount {
         Ok(mount) => mount,
-        Err(error) => return blkmq_skip::skip(&format!("no FUSE here: {error}")),
+        Err(error) => return blkmq_testkit::skip(&format!("no FUSE here: {error}")),
     };
     let disk = format!("name=vm1,file={}", mount.image().display());
     let daemon = Daemon::serve(&scratch, &[&disk]);
@@ -108,7 +109,7 @@ struct Writer<'a> {
     flushed: &'a mut [u64],
     /// Acknowledged and not flushed: (block, generation).
     written: Vec<(usize, u64)>,
-    random: u64,
+    random: Random,
 }
 
 impl History {
@@ -176,7 +177,7 @@ pub(crate) fn write_until_killed(socket: &Path, history: &mut History, daemon: D
                 sent,
                 flushed,
                 written: Vec::new(),
-                random,
+                random: Random::new(random),
             };
             let flushes = &flushes;
             scope.spawn(move || {
@@ -198,7 +199,7 @@ impl Writer<'_> {
     fn write_batch(&mut self) -> std::io::Result<()> {
         let mut in_flight = Vec::new();
         for _ in 0..BATCH {
-            let index = self.next_random() as usize % self.sent.len();
+            let index = self.random.below(self.sent.len() as u64) as usize;
             if in_flight.iter().any(|(_, other, _)| *other == index) {
                 continue;
             }
@@ -227,13 +228,6 @@ impl Writer<'_> {
             self.flushed[index] = generation;
         }
         Ok(())
-    }
-
-    fn next_random(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
     }
 }
 

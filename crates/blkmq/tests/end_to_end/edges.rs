@@ -48,7 +48,7 @@ fn largest_limit_of_descriptors_costs_neither_time_nor_tables() {
 fn first_process_of_a_namespace_serves_with_a_read_only_root_and_ends_when_told() {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root || !installed(&["unshare", "mount"]) {
-        blkmq_skip::skip("it needs root, to make namespaces");
+        blkmq_testkit::skip("it needs root, to make namespaces");
         return;
     }
     let scratch = Scratch::new();
@@ -97,7 +97,7 @@ fn disk_of_20_tib_is_served_to_its_last_sector() {
     for name in ["a.raw", "b.raw"] {
         let file = File::create(scratch.path(name)).expect("a file");
         if let Err(error) = file.set_len(half) {
-            blkmq_skip::skip(&format!("no file of 10 TiB can be made: {error}"));
+            blkmq_testkit::skip(&format!("no file of 10 TiB can be made: {error}"));
             return;
         }
     }
@@ -156,7 +156,7 @@ fn block_device_that_has_grown_is_served_to_its_new_end() {
     let image = scratch.image("below.raw", 8 << 20);
     let said = try_run("losetup", &["--find", "--show", &image]);
     if !said.success {
-        blkmq_skip::skip(&format!("no loop device: {}", said.stderr));
+        blkmq_testkit::skip(&format!("no loop device: {}", said.stderr));
         return;
     }
     let device = Loop(said.stdout.trim().to_owned());

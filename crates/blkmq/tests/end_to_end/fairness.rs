@@ -158,7 +158,7 @@ fn the_kernels_sides_are_measured_or_skipped_aloud() {
         said.stderr
     );
     if !has_kernel {
-        blkmq_skip::skip(&format!("the kernel's sides: {}", said.stderr));
+        blkmq_testkit::skip(&format!("the kernel's sides: {}", said.stderr));
     }
 }
 

@@ -2,8 +2,8 @@
 //! filesystem that loses unsynced data. `cargo xtask crashes` does more crashes, and checks that builds which
 //! lose data are caught.
 
-use blkmq_forget::crashes::{self, Failure, Plan};
-use blkmq_forget::filesystems;
+use blkmq_torture::crashes::{self, Failure, Plan};
+use blkmq_torture::filesystems;
 
 use crate::common::daemon::program;
 use crate::common::tools::installed;
@@ -45,7 +45,7 @@ fn survives_crashes(crashes: u64, has_blocks: bool, is_encrypted: bool) {
             );
         }
         Err(Failure::NoMount(error)) => {
-            blkmq_skip::skip(&format!("no FUSE here: {error}"));
+            blkmq_testkit::skip(&format!("no FUSE here: {error}"));
         }
         Err(failure) => panic!("{failure}"),
     }
@@ -71,7 +71,7 @@ fn ext4_and_xfs_on_a_disk_survive_crashes_that_forget_and_have_what_was_synced()
                 }
             }
             Err(Failure::NoMount(error)) => {
-                return blkmq_skip::skip(&format!("no loop device on a disk of FUSE here: {error}"));
+                return blkmq_testkit::skip(&format!("no loop device on a disk of FUSE here: {error}"));
             }
             Err(failure) => panic!("{failure}"),
         }

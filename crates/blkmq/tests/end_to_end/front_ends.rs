@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::common::{Daemon, Scratch};
-use crate::vhost_user::client::{self, AVAIL, Client, DATA, USED, words};
 use crate::vhost_user::{HEADS, RECORD_BYTES, send_record};
+use blkmq_testkit::vhost_user::{self, AVAIL, DATA, FrontEnd, USED, words};
 
 #[test]
 fn a_stop_waits_for_what_is_done_again_after_a_kill() {
@@ -28,7 +28,7 @@ fn a_stop_waits_for_what_is_done_again_after_a_kill() {
     let mut daemon = Daemon::start(&words_of_serve);
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&record, RECORD_BYTES).unwrap();
-    let mut client = Client::connect(&scratch.path("vm.sock"));
+    let mut client = FrontEnd::connect(&scratch.path("vm.sock"));
     send_record(&client, &record);
     client.start();
     for head in HEADS {
@@ -57,7 +57,7 @@ fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
     let mut daemon = Daemon::start(&words);
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&record, RECORD_BYTES).unwrap();
-    let mut client = Client::connect(&scratch.path("vm.sock"));
+    let mut client = FrontEnd::connect(&scratch.path("vm.sock"));
     send_record(&client, &record);
     client.start();
     for head in [0, 3, 6, 9, 12] {
@@ -97,7 +97,7 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
     );
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let mut daemon = Daemon::start(&["--disk", ram, "--disk", &file, "--vhost-user", &address]);
-    let good = Client::connect(&scratch.path("ram.sock"));
+    let good = FrontEnd::connect(&scratch.path("ram.sock"));
     good.start();
     // Without any memory the ring is gone. Without the data of a write, which is copied for memory
     // and read by the kernel for a file, only that write can fail.
@@ -108,12 +108,12 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
         ("file", DATA + 4096, Some(IO_ERROR)),
     ] {
         let what = format!("{disk}, {left} bytes left");
-        let mut bad = Client::connect(&scratch.path(&format!("{disk}.sock")));
+        let mut bad = FrontEnd::connect(&scratch.path(&format!("{disk}.sock")));
         bad.start();
         // Answered once all earlier messages are processed.
         assert_eq!(bad.ask(GET_STATUS, &[]), 0);
         bad.request(0, 1, 0);
-        bad.descriptor(1, DATA + 8192, 512, client::NEXT, 2);
+        bad.descriptor(1, DATA + 8192, 512, vhost_user::NEXT, 2);
         bad.write(AVAIL + 2, &1_u16.to_le_bytes());
         ftruncate(&bad.memory, left).unwrap();
         bad.kick();
@@ -136,9 +136,9 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
             "{what}"
         );
         // Once the memory is there again, it is served again.
-        ftruncate(&bad.memory, client::MEMORY_BYTES).unwrap();
+        ftruncate(&bad.memory, vhost_user::MEMORY_BYTES).unwrap();
         bad.send(RESET_DEVICE, &[], &[]);
-        bad.share(client::MEMORY_BYTES);
+        bad.share(vhost_user::MEMORY_BYTES);
         bad.write(0, &[0; DATA as usize]);
         bad.request(0, 0, 0);
         bad.start();
@@ -157,16 +157,16 @@ fn a_ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let mut daemon = Daemon::start(&["--disk", "name=vm,ram=1M", "--vhost-user", &address]);
-    let mut client = Client::connect(&scratch.path("vm.sock"));
+    let mut client = FrontEnd::connect(&scratch.path("vm.sock"));
     // The first page of it contains the rings.
-    client.share_at(client::MEMORY_BYTES, 1 << 40);
+    client.share_at(vhost_user::MEMORY_BYTES, 1 << 40);
     client.start();
     client.request(0, 0, 0);
     client.offer(&[0]);
     let is_told = |line: &str| line.contains("ring 0 is not served");
     assert!(daemon.wait_for(Duration::from_secs(10), is_told));
     assert_eq!(client.ask(GET_STATUS, &[]), 0);
-    client.share(client::MEMORY_BYTES);
+    client.share(vhost_user::MEMORY_BYTES);
     client.kick();
     assert_eq!((client.used(1), client.status(0)), (vec![0], 0));
     assert_eq!(daemon.said().matches("is not served").count(), 1);

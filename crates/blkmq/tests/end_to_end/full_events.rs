@@ -8,10 +8,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{ioctl_fionbio, read, write};
 
 use crate::common::{Daemon, Scratch};
-use crate::vhost_user::client::{AVAIL, Client, words};
+use blkmq_testkit::vhost_user::{AVAIL, FrontEnd, words};
 
 /// Gives the daemon an event with which to notify the front end.
-fn set_event(client: &Client, message: u32, event: &OwnedFd) {
+fn set_event(client: &FrontEnd, message: u32, event: &OwnedFd) {
     client.send(message, &words(&[0]), &[event.as_fd()]);
 }
 
@@ -27,7 +27,7 @@ fn fill(event: &OwnedFd) {
 }
 
 /// One read by a well-behaved front end, and its notification.
-fn read_once(client: &Client, call: &OwnedFd, count: u16) {
+fn read_once(client: &FrontEnd, call: &OwnedFd, count: u16) {
     client.write(AVAIL + 2, &count.to_le_bytes());
     client.kick();
     client.used_up_to(count);
@@ -47,13 +47,13 @@ fn a_front_end_whose_events_are_full_holds_nobody_up() {
     // One reactor for both.
     let more = ["--vhost-user", &address, "--reactors", "1"];
     let daemon = Daemon::start(&[&disks, &more[..]].concat());
-    let (neighbour, call) = (Client::connect(&scratch.path("a.sock")), new_event());
+    let (neighbour, call) = (FrontEnd::connect(&scratch.path("a.sock")), new_event());
     neighbour.start();
     set_event(&neighbour, CALL, &call);
     neighbour.request(0, 0, 0);
     read_once(&neighbour, &call, 1);
 
-    let (hostile, full) = (Client::connect(&scratch.path("b.sock")), new_event());
+    let (hostile, full) = (FrontEnd::connect(&scratch.path("b.sock")), new_event());
     hostile.start();
     set_event(&hostile, CALL, &full);
     set_event(&hostile, ERR, &full);

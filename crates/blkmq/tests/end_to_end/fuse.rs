@@ -120,7 +120,7 @@ pub(crate) fn may_mount() -> bool {
     let device = File::options().read(true).write(true).open("/dev/fuse");
     let may = device.is_ok() && rustix::process::geteuid().is_root();
     if !may {
-        blkmq_skip::skip("only root mounts without a helper, and /dev/fuse has to be there");
+        blkmq_testkit::skip("only root mounts without a helper, and /dev/fuse has to be there");
     }
     may
 }

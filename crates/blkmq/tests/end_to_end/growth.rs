@@ -16,7 +16,7 @@ use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::{installed, run, try_run};
 use crate::common::{Daemon, Scratch};
-use crate::vhost_user::client::Client as Guest;
+use blkmq_testkit::vhost_user::FrontEnd as Guest;
 
 fn start(scratch: &Scratch, how: &str) -> Daemon {
     let disk = format!("name=vm,file={}", scratch.word("vm.raw"));
@@ -247,7 +247,7 @@ impl Mounted {
     fn mount(&mut self, file: &str) -> bool {
         let said = try_run("mount", &["-o", "loop", file, &self.0]);
         if !said.success {
-            blkmq_skip::skip(&format!("no filesystem can be mounted: {}", said.stderr.trim()));
+            blkmq_testkit::skip(&format!("no filesystem can be mounted: {}", said.stderr.trim()));
         }
         self.1 += u32::from(said.success);
         said.success

@@ -143,9 +143,7 @@ fn clients_that_break_the_rules_again_and_again_do_not_fill_the_log() {
 fn an_unknown_export_is_refused_by_name() {
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
-    let refused = Client::connect(&scratch.path("nbd.sock"), "vm2")
-        .err()
-        .expect("there is no vm2");
+    let refused = Client::connect(&scratch.path("nbd.sock"), "vm2").expect_err("there is no vm2");
     assert!(
         refused.to_string().contains("0x80000006"),
         "NBD_REP_ERR_UNKNOWN was wanted: {refused}"

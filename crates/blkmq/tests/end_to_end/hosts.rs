@@ -28,7 +28,7 @@ use crate::common::pattern::SECTOR;
 use crate::common::tools::{installed, output_within, run, try_run};
 use crate::common::{Daemon, Scratch};
 use crate::fuse::may_mount;
-use crate::vhost_user::client::{Client as Guest, DATA};
+use blkmq_testkit::vhost_user::{DATA, FrontEnd as Guest};
 
 #[test]
 fn disk_on_xfs_is_what_the_page_says() {

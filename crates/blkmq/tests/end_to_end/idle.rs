@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::nbd::Client;
 use crate::common::{Daemon, Scratch};
-use crate::vhost_user::client::Client as Driver;
+use blkmq_testkit::vhost_user::FrontEnd as Driver;
 
 #[test]
 fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {

@@ -5,7 +5,8 @@ use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use blkmq_forget::mount::{Cache, Faults, Mount};
+use blkmq_testkit::p99;
+use blkmq_torture::mount::{Cache, Faults, Mount};
 
 use crate::common::nbd::{Client, Command};
 use crate::common::{Daemon, Scratch};
@@ -115,7 +116,7 @@ fn a_drive_that_does_not_answer_holds_up_no_other() {
     let mount = match Mount::new(&dir, 4 << 20, Cache::Bypassed) {
         Ok(mount) => mount,
         Err(error) => {
-            blkmq_skip::skip(&format!("no FUSE here: {error}"));
+            blkmq_testkit::skip(&format!("no FUSE here: {error}"));
             return;
         }
     };
@@ -236,8 +237,7 @@ fn p99_of_reads(socket: &Path, bytes: usize, limit: Duration) -> Duration {
         client.read(offset, bytes).expect("a read");
         times.push(start.elapsed());
     }
-    times.sort_unstable();
-    times[times.len() * 99 / 100]
+    p99(times)
 }
 
 /// With all the reads that they may have in flight, these are four times the requests of the

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use blkmq_forget::mount::{Cache, Faults, Mount};
+use blkmq_torture::mount::{Cache, Faults, Mount};
 use rustix::process::Signal;
 
 use crate::common::nbd::Client;
@@ -65,7 +65,7 @@ fn mounts(scratch: &Scratch) -> Option<[Mount; 2]> {
     match (mount("one"), mount("two")) {
         (Ok(one), Ok(two)) => Some([one, two]),
         (Err(error), _) | (_, Err(error)) => {
-            blkmq_skip::skip(&format!("no FUSE here: {error}"));
+            blkmq_testkit::skip(&format!("no FUSE here: {error}"));
             None
         }
     }

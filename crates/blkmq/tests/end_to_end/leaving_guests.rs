@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 
 use crate::common::{Daemon, Scratch};
-use crate::vhost_user::client::{AVAIL, Client};
+use blkmq_testkit::vhost_user::{AVAIL, FrontEnd};
 
 /// Reads a block repeatedly for a time. Returns the longest time that a read took.
-fn longest_read(client: &Client, read: &mut u16, for_how_long: Duration) -> Duration {
+fn longest_read(client: &FrontEnd, read: &mut u16, for_how_long: Duration) -> Duration {
     let (start, mut longest) = (Instant::now(), Duration::ZERO);
     while start.elapsed() < for_how_long {
         *read = read.wrapping_add(1);
@@ -23,8 +23,8 @@ fn longest_read(client: &Client, read: &mut u16, for_how_long: Duration) -> Dura
 }
 
 /// A front end whose memory is all allocated, with a ring that is served.
-fn large_guest(path: &Path) -> Client {
-    let guest = Client::connect(path);
+fn large_guest(path: &Path) -> FrontEnd {
+    let guest = FrontEnd::connect(path);
     fallocate(&guest.memory, FallocateFlags::empty(), 0, GUEST_BYTES).expect("memory");
     guest.share(GUEST_BYTES);
     guest.start();
@@ -42,7 +42,7 @@ fn a_guest_of_a_gigabyte_that_ends_holds_nobody_up() {
     // One reactor for both.
     let more = ["--vhost-user", &address, "--reactors", "1"];
     let daemon = Daemon::start(&[&disks, &more[..]].concat());
-    let client = Client::connect(&scratch.path("a.sock"));
+    let client = FrontEnd::connect(&scratch.path("a.sock"));
     client.start();
     client.request(0, 0, 0);
     let mut read = 0;

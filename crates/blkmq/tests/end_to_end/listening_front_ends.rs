@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::common::{Daemon, Scratch};
-use crate::vhost_user::client::{Client, FEATURES};
+use blkmq_testkit::vhost_user::{FEATURES, FrontEnd};
 
 /// Waits for the daemon's connection to a front end.
 fn accept(listener: &UnixListener) -> UnixStream {
@@ -25,7 +25,7 @@ fn accept(listener: &UnixListener) -> UnixStream {
 }
 
 /// Reads a block over a new connection.
-fn read_a_block(client: &mut Client) {
+fn read_a_block(client: &mut FrontEnd) {
     client.start();
     client.request(0, 0, 0);
     client.offer(&[0]);
@@ -67,7 +67,7 @@ fn a_front_end_that_listens_is_served_as_soon_as_it_is_there_and_when_it_comes_a
     );
     for _ in 0..3 {
         let listener = listen(&scratch.path("vm.sock"));
-        let mut client = Client::of(accept(&listener), FEATURES);
+        let mut client = FrontEnd::of(accept(&listener), FEATURES);
         read_a_block(&mut client);
         listener.set_nonblocking(true).expect("a socket");
         std::thread::sleep(Duration::from_millis(200));
@@ -100,7 +100,7 @@ fn a_listening_front_end_stays_connected_over_an_upgrade() {
     let scratch = Scratch::new();
     let listener = listen(&scratch.path("vm.sock"));
     let mut old = start(&scratch, "--upgrade-socket");
-    let mut client = Client::of(accept(&listener), FEATURES);
+    let mut client = FrontEnd::of(accept(&listener), FEATURES);
     read_a_block(&mut client);
     let daemon = start(&scratch, "--take-over");
     assert!(old.ended_within(LONG).success(), "{}", old.said());
@@ -113,7 +113,7 @@ fn a_listening_front_end_stays_connected_over_an_upgrade() {
     assert!(listener.accept().is_err(), "it was connected to once more");
     // The new daemon also connects again when it must.
     drop(client);
-    let mut again = Client::of(accept(&listener), FEATURES);
+    let mut again = FrontEnd::of(accept(&listener), FEATURES);
     read_a_block(&mut again);
     daemon.stop();
 }

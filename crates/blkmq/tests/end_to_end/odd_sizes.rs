@@ -164,7 +164,7 @@ impl Xfs {
         let is_made = try_run("mkfs.xfs", &["-q", "-f", &image]).success
             && try_run("mount", &["-o", "loop", &image, word(&at)]).success;
         if !is_made {
-            blkmq_skip::skip("no XFS can be made and mounted (it needs root and mkfs.xfs)");
+            blkmq_testkit::skip("no XFS can be made and mounted (it needs root and mkfs.xfs)");
             return None;
         }
         Some(Self(at))

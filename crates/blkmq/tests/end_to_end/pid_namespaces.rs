@@ -18,7 +18,7 @@ fn peer_in_an_unseen_pid_namespace_is_served_and_takes_over() {
         return;
     }
     if !try_run("unshare", &["--pid", "--fork", "true"]).success {
-        blkmq_skip::skip("it needs to make a PID namespace");
+        blkmq_testkit::skip("it needs to make a PID namespace");
         return;
     }
     let scratch = Scratch::new();

@@ -7,7 +7,7 @@ mod snapshots;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use blkmq_forget::mount::{Cache, Mount};
+use blkmq_torture::mount::{Cache, Mount};
 
 use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::Client;
@@ -56,7 +56,7 @@ fn image_that_was_written_during_power_cuts_has_what_was_flushed_and_no_corrupti
     let mount = std::fs::create_dir(&dir).and_then(|()| Mount::new(&dir, FORGETFUL_BYTES, Cache::Back));
     let mount = match mount {
         Ok(mount) => mount,
-        Err(error) => return blkmq_skip::skip(&format!("no FUSE here: {error}")),
+        Err(error) => return blkmq_testkit::skip(&format!("no FUSE here: {error}")),
     };
     let made = scratch.word("made.qcow2");
     let size = DISK_BYTES.to_string();

@@ -209,7 +209,7 @@ fn without_librbd_the_package_is_named_and_other_disks_are_served() {
     let said = match library() {
         None => check("name=x,rbd=rbd/x"),
         Some(_) if !rustix::process::getuid().is_root() || !installed(&["unshare", "mount"]) => {
-            return blkmq_skip::skip("librbd is installed, and only root can hide it");
+            return blkmq_testkit::skip("librbd is installed, and only root can hide it");
         }
         Some(library) => {
             let script = "mount --bind /dev/null \"$0\" && exec \"$@\"";

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use blkmq_testkit::vhost_user as guest;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -20,7 +21,7 @@ use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
 use crate::fio::jobs;
 use crate::nbd_disk::Below;
-use crate::vhost_user::{HEADS, Ring, client as guest};
+use crate::vhost_user::{HEADS, Ring};
 
 #[test]
 fn weights_one_to_three_are_what_nbd_clients_get() {
@@ -322,7 +323,7 @@ impl Load {
     /// The same of a guest, with five under way.
     fn begin_guest(socket: &Path) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
-        let (client, mut ring) = (guest::Client::connect(socket), Ring::SPLIT);
+        let (client, mut ring) = (guest::FrontEnd::connect(socket), Ring::SPLIT);
         let call = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
         client.start();
         client.call(call.as_fd());

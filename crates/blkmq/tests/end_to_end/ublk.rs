@@ -10,7 +10,7 @@ use crate::common::tools::output_within;
 #[test]
 fn a_host_without_the_module_is_told_its_name() {
     if Path::new("/dev/ublk-control").exists() {
-        blkmq_skip::skip("this machine has the kernel's module ublk_drv");
+        blkmq_testkit::skip("this machine has the kernel's module ublk_drv");
         return;
     }
     for address in ["0", "auto"] {

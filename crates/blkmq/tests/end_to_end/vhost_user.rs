@@ -1,9 +1,5 @@
 //! Tests that a virtual machine keeps its data when the daemon is killed, and when another one takes over.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../../../blkmq-export/tests/vhost_user/client.rs"]
-pub(crate) mod client;
-
 #[path = "../../../blkmq-export/tests/vhost_user/attached.rs"]
 pub(crate) mod attached;
 #[path = "../../../blkmq-export/tests/vhost_user/blk_cases.rs"]
@@ -18,16 +14,17 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use self::client::{AVAIL, Client, DATA, USED, words};
 use crate::common::pattern::{self, BLOCK, SECTOR};
 use crate::common::{Daemon, Scratch};
+use blkmq_testkit::Random;
+use blkmq_testkit::vhost_user::{self, AVAIL, DATA, FrontEnd, USED, words};
 
 /// A driver that has up to five requests in flight, each to a block of its own, and verifies what
 /// it reads.
 pub(crate) struct Driver {
-    pub(crate) client: Client,
+    pub(crate) client: FrontEnd,
     ring: Ring,
-    chance: u64,
+    random: Random,
     /// By their heads.
     in_flight: BTreeMap<u16, Request>,
     /// The generation of each block, once its write has ended.
@@ -61,9 +58,9 @@ impl Driver {
             Ring::Packed { .. } => RING_PACKED,
         };
         Self {
-            client: Client::connect_with(socket, client::FEATURES | packed),
+            client: FrontEnd::connect_with(socket, vhost_user::FEATURES | packed),
             ring,
-            chance: seed,
+            random: Random::new(seed),
             in_flight: BTreeMap::new(),
             generations: BTreeMap::new(),
             answered: BTreeMap::new(),
@@ -72,13 +69,6 @@ impl Driver {
             writes: 0,
             reads: 0,
         }
-    }
-
-    /// A pseudo-random number below a limit (Knuth's MMIX generator).
-    fn draw(&mut self, limit: u64) -> u64 {
-        let multiplied = self.chance.wrapping_mul(0x5851_f42d_4c95_7f2d);
-        self.chance = multiplied.wrapping_add(0x1405_7b7e_f767_814f);
-        (self.chance >> 33) % limit
     }
 
     /// Submits requests while heads are free, and processes those that have ended, until `end`.
@@ -156,11 +146,11 @@ impl Driver {
     }
 
     fn begin(&mut self, head: u16) {
-        if self.durable.is_some() && self.draw(6) == 0 {
+        if self.durable.is_some() && self.random.below(6) == 0 {
             return self.begin_flush(head);
         }
-        let block = u64::from(head) * BLOCKS_OF_A_HEAD + self.draw(BLOCKS_OF_A_HEAD);
-        let is_write = self.draw(3) > 0;
+        let block = u64::from(head) * BLOCKS_OF_A_HEAD + self.random.below(BLOCKS_OF_A_HEAD);
+        let is_write = self.random.below(3) > 0;
         let data = data_of(head);
         let base = self
             .client
@@ -173,11 +163,11 @@ impl Driver {
             request = Request::Write { block, generation };
             self.client.write(data, &pattern::block(block, generation));
         }
-        let flags = if is_write { 0 } else { client::WRITE };
+        let flags = if is_write { 0 } else { vhost_user::WRITE };
         let chain = [
             (base, 16, 0),
             (data, BLOCK as u32, flags),
-            (base + 1024, 1, client::WRITE),
+            (base + 1024, 1, vhost_user::WRITE),
         ];
         self.in_flight.insert(head, request);
         self.ring.offer(&self.client, head, chain);
@@ -187,7 +177,11 @@ impl Driver {
         let base = self.client.fill(head, FLUSH, 0);
         // The header in two pieces, since a flush has no data and a request in the ring has three
         // descriptors.
-        let chain = [(base, 8, 0), (base + 8, 8, 0), (base + 1024, 1, client::WRITE)];
+        let chain = [
+            (base, 8, 0),
+            (base + 8, 8, 0),
+            (base + 1024, 1, vhost_user::WRITE),
+        ];
         self.in_flight.insert(head, Request::Flush(self.answered.clone()));
         self.ring.offer(&self.client, head, chain);
     }
@@ -286,11 +280,11 @@ impl Ring {
     }
 
     /// Offers a chain of three descriptors: address, bytes, flags.
-    pub(crate) fn offer(&mut self, client: &Client, head: u16, chain: [(u64, u32, u16); 3]) {
+    pub(crate) fn offer(&mut self, client: &FrontEnd, head: u16, chain: [(u64, u32, u16); 3]) {
         match self {
             Self::Split { offered, .. } => {
                 for (index, (at, bytes, flags)) in (head..).zip(chain) {
-                    let more = if index < head + 2 { client::NEXT } else { 0 };
+                    let more = if index < head + 2 { vhost_user::NEXT } else { 0 };
                     client.descriptor(index.into(), at, bytes, flags | more, index + 1);
                 }
                 client.write(AVAIL + 4 + 2 * u64::from(*offered % 16), &head.to_le_bytes());
@@ -301,7 +295,7 @@ impl Ring {
                 // The first descriptor last, and its flags last: they make the chain available.
                 for (number, (at, bytes, flags)) in [0, 1, 2].into_iter().zip(chain).rev() {
                     let place = *offered + number;
-                    let more = if number < 2 { client::NEXT } else { 0 };
+                    let more = if number < 2 { vhost_user::NEXT } else { 0 };
                     let round = if place / 16 % 2 == 0 { 1 << 7 } else { 1 << 15 };
                     let start = 16 * u64::from(place % 16);
                     client.write(start, &words(&[at]));
@@ -315,7 +309,7 @@ impl Ring {
     }
 
     /// Returns the next used chain.
-    pub(crate) fn take(&mut self, client: &Client) -> Option<u16> {
+    pub(crate) fn take(&mut self, client: &FrontEnd) -> Option<u16> {
         match self {
             Self::Split { seen, .. } => {
                 let used = u16::from_le_bytes(client.read(USED + 2));
@@ -366,7 +360,7 @@ fn kill_under_load(ring: Ring) {
     for _ in 0..kills {
         send_record(&driver.client, &record);
         driver.client.start_at(driver.ring.base());
-        let time = Duration::from_micros(1_000 + driver.draw(50_000));
+        let time = Duration::from_micros(1_000 + driver.random.below(50_000));
         driver.load_until(Instant::now() + time);
         daemon.kill();
         driver.take_ended();
@@ -440,7 +434,7 @@ fn upgrade_under_load(ring: Ring) {
     assert!(ended > 10 * upgrades as u64, "{ended} requests: no test");
 }
 
-pub(crate) fn send_record(client: &Client, record: &OwnedFd) {
+pub(crate) fn send_record(client: &FrontEnd, record: &OwnedFd) {
     let mut spec = words(&[RECORD_BYTES, 0]);
     spec.extend([1_u16, 16].iter().flat_map(|half| half.to_ne_bytes()));
     client.send(32, &spec, &[record.as_fd()]);

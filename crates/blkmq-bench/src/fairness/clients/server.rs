@@ -15,8 +15,9 @@ use super::super::processes::{self, Process, Visit};
 use super::super::scene::{Scene, Tenant};
 use super::super::{Client, Door};
 use crate::args::Plan;
-use crate::server::{Running, Scratch};
+use crate::server::Running;
 use crate::usage::Usage;
+use blkmq_testkit::Scratch;
 
 /// How the daemon is started.
 pub(super) struct Server {
@@ -84,7 +85,7 @@ impl Server {
         command.arg("client");
         match self.door {
             Door::Nbd => command.arg("--nbd").arg(socket).args(["--export", &disk]),
-            Door::VhostUser => command.arg("--vhost-user").arg(ours.dir().join(&disk)),
+            Door::VhostUser => command.arg("--vhost-user").arg(ours.dir().path(&disk)),
         };
         Ok(Process::Own(command))
     }
@@ -98,14 +99,14 @@ impl Server {
     /// Starts it with this configuration, to which only the addresses are added. It always has one for NBD, where it
     /// greets when it serves.
     fn start(&self, config: &str) -> Result<Running> {
-        let dir = Scratch::make()?;
-        let (file, socket) = (dir.join("blkmq.toml"), dir.join("s"));
+        let dir = Scratch::new();
+        let (file, socket) = (dir.path("blkmq.toml"), dir.path("s"));
         let mut config = format!(
             "{config}[[export]]\nnbd = {}\n",
             text(&format!("unix:{}", socket.display()))
         );
         if self.door == Door::VhostUser {
-            let sockets = text(&format!("unix:{}", dir.join("{disk}").display()));
+            let sockets = text(&format!("unix:{}", dir.path("{disk}").display()));
             let _ = write!(config, "[[export]]\nvhost-user = {sockets}\n");
         }
         fs::write(&file, config).with_context(|| format!("writing {}", file.display()))?;

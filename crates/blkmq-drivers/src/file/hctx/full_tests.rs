@@ -19,7 +19,7 @@ fn ext4_image(name: &str, bytes: u64) -> Option<Scratch> {
     if made.is_ok_and(|output| output.status.success()) {
         return Some(image);
     }
-    blkmq_skip::skip("no ext4 can be made (it needs mkfs.ext4)");
+    blkmq_testkit::skip("no ext4 can be made (it needs mkfs.ext4)");
     None
 }
 
@@ -97,7 +97,7 @@ fn after_writes_that_found_no_room_below_the_page_cache_no_flush_succeeds() {
         .arg(&*backing)
         .output();
     let Some(output) = attached.ok().filter(|output| output.status.success()) else {
-        blkmq_skip::skip("no loop device can be attached (it needs root)");
+        blkmq_testkit::skip("no loop device can be attached (it needs root)");
         return;
     };
     let device = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());

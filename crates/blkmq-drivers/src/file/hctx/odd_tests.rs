@@ -20,7 +20,7 @@ fn coarse(name: &str, len: u64) -> Option<(Scratch, Rig)> {
     let rig = rig(&path, Direct::Auto);
     let disk = &rig.device.disks()[0];
     if !disk.is_direct() {
-        blkmq_skip::skip("there is no direct I/O here");
+        blkmq_testkit::skip("there is no direct I/O here");
         return None;
     }
     disk.set_range(4096);
@@ -286,7 +286,7 @@ impl Sectors {
                 .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
         let Some(device) = run("losetup", &["-b", "4096", "--show", "-f", image.to_str()?]) else {
-            blkmq_skip::skip("there is no loop device with sectors of 4096 bytes (it needs root)");
+            blkmq_testkit::skip("there is no loop device with sectors of 4096 bytes (it needs root)");
             return None;
         };
         let mut this = Self {
@@ -295,7 +295,7 @@ impl Sectors {
             _image: image,
         };
         if run("mkfs.ext4", &["-q", "-b", "4096", &this.device]).is_none() {
-            blkmq_skip::skip("no ext4 can be made (it needs mkfs.ext4)");
+            blkmq_testkit::skip("no ext4 can be made (it needs mkfs.ext4)");
             return None;
         }
         this.mounted = Some(Mounted::device(name, &this.device)?);

@@ -11,7 +11,7 @@ use crate::testing::{cookie, lend, request_with};
 /// A context that is polled, unless there is no device for it.
 fn polled_rig() -> Option<Rig> {
     let Some(device) = std::env::var_os("BLKMQ_POLLED_DEVICE") else {
-        blkmq_skip::skip("no device with poll queues; cargo xtask guest has one");
+        blkmq_testkit::skip("no device with poll queues; cargo xtask guest has one");
         return None;
     };
     let mut rig = rig(device.as_ref(), Direct::On);

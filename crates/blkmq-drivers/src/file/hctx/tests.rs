@@ -240,7 +240,9 @@ fn discards_free_blocks_and_zeroing_keeps_them_if_asked_to() {
         let status = rig.run(&flagged(Op::WriteZeroes, flags, 4096, 1020 << 10));
         if status == Status::NotSupported {
             assert!(flags.has(Flags::FAST_ONLY));
-            blkmq_skip::skip("fast zeroing, which the filesystem of the temporary directory does not have");
+            blkmq_testkit::skip(
+                "fast zeroing, which the filesystem of the temporary directory does not have",
+            );
             continue;
         }
         assert_eq!(status, Status::Ok);
@@ -296,7 +298,7 @@ fn a_short_read_of_a_file_in_memory_is_done_when_it_is_issued() {
     let path = scratch_file_in(Path::new("/dev/shm"), "at_once", 256 << 10);
     let mut rig = rig(&path, Direct::Off);
     if !rig.device.disks()[0].is_in_memory {
-        return blkmq_skip::skip("/dev/shm is no tmpfs, or this host has swap");
+        return blkmq_testkit::skip("/dev/shm is no tmpfs, or this host has swap");
     }
     let mut data = pattern(3, 64 << 10);
     assert_eq!(rig.write(Flags::NONE, 8192, &mut data), Status::Ok);
@@ -348,7 +350,7 @@ fn bounces_that_run_out_are_waited_for() {
         .direct()
         .is_none_or(|needs| needs.memory == 1)
     {
-        blkmq_skip::skip("direct I/O takes any memory here, or there is none: nothing is bounced");
+        blkmq_testkit::skip("direct I/O takes any memory here, or there is none: nothing is bounced");
         return;
     }
     let mut memory = vec![0u8; (1 << 20) + 1];
@@ -448,7 +450,7 @@ fn a_block_device_is_served_like_a_file() {
         .arg(&*backing)
         .output();
     let Some(output) = attached.ok().filter(|output| output.status.success()) else {
-        blkmq_skip::skip("no loop device can be attached (it needs root)");
+        blkmq_testkit::skip("no loop device can be attached (it needs root)");
         return;
     };
     let device = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());

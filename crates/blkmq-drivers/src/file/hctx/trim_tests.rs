@@ -84,7 +84,7 @@ impl Loop {
                 Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
             }
             _ => {
-                blkmq_skip::skip("no loop device can be made (it needs losetup, and root)");
+                blkmq_testkit::skip("no loop device can be made (it needs losetup, and root)");
                 None
             }
         }

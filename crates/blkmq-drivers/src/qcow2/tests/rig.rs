@@ -48,7 +48,7 @@ pub(super) fn qemu(scratch: &Scratch, tool: &str, words: &str) -> Option<String>
             .current_dir(&scratch.0)
             .output();
         let Ok(output) = output else {
-            blkmq_skip::skip("qemu-img is not installed");
+            blkmq_testkit::skip("qemu-img is not installed");
             return None;
         };
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();

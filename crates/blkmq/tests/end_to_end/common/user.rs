@@ -9,7 +9,7 @@ use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
 pub(crate) fn can_switch() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        blkmq_skip::skip("other users are needed, so root");
+        blkmq_testkit::skip("other users are needed, so root");
     }
     is_root
 }

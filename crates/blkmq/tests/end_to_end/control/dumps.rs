@@ -5,9 +5,10 @@
 //! form.
 
 use blkmq::control::client::Client as Control;
+use blkmq_testkit::Random;
 use serde_json::{Value, json};
 
-use super::{Dice, add, remove, set};
+use super::{add, remove, set};
 use crate::common::{Daemon, Scratch};
 
 #[test]
@@ -54,7 +55,7 @@ fn a_random_daemons_dump_starts_the_same_daemon() {
 /// A random daemon.
 struct Case {
     scratch: Scratch,
-    dice: Dice,
+    random: Random,
     /// Its configuration.
     first: String,
 }
@@ -62,11 +63,11 @@ struct Case {
 impl Case {
     fn new(seed: u64) -> Self {
         let scratch = Scratch::new();
-        let mut dice = Dice(seed);
+        let mut random = Random::new(seed);
         let address = |name: &str| format!("unix:{}", scratch.word(name));
         let mut first = format!(
             "[daemon]\nshutdown_limit = \"{}s\"\n[control]\nsocket = {:?}\n[[export]]\nnbd = {:?}\n",
-            1 + dice.draw(20),
+            1 + random.below(20),
             address("control.sock"),
             address("nbd.sock")
         );
@@ -75,29 +76,33 @@ impl Case {
         }
         // The disk that every daemon begins with is alone on its queue.
         first += "[disk.r0]\nram = \"1M\"\nqueue = \"r0\"\n";
-        for number in 1..=dice.draw(4) {
+        for number in 1..=random.below(4) {
             first += &format!("[disk.r{number}]\nram = \"2M\"\n");
-            for (key, value) in disk_keys(&mut dice) {
+            for (key, value) in disk_keys(&mut random) {
                 first += &format!("{key} = {value}\n");
             }
         }
-        if dice.draw(2) == 0 {
+        if random.below(2) == 0 {
             let image = scratch.word("f0.raw");
             first += &format!("[disk.f0]\nfile = {image:?}\nqueue = \"files\"\n[queue.files]\n");
-            for (key, value) in queue_keys(&mut dice) {
+            for (key, value) in queue_keys(&mut random) {
                 first += &format!("{key} = {value}\n");
             }
         }
-        if dice.draw(2) == 0 {
+        if random.below(2) == 0 {
             first += "[queue.r0]\nmerges = false\ntimeout = \"7s\"\n";
         }
-        for group in &GROUPS[..dice.draw(4) as usize] {
+        for group in &GROUPS[..random.below(4) as usize] {
             first += &format!("[group.{group:?}]\n");
-            for (key, value) in group_keys(&mut dice) {
+            for (key, value) in group_keys(&mut random) {
                 first += &format!("{key} = {value}\n");
             }
         }
-        Self { scratch, dice, first }
+        Self {
+            scratch,
+            random,
+            first,
+        }
     }
 
     fn write(&self, text: &str) {
@@ -114,40 +119,40 @@ impl Case {
 
     /// Makes one change, which may be refused.
     fn change(&mut self, control: &mut Control) -> anyhow::Result<Value> {
-        let dice = &mut self.dice;
-        let number = dice.draw(FILES);
-        match dice.draw(7) {
+        let random = &mut self.random;
+        let number = random.below(FILES);
+        match random.below(7) {
             0 => {
                 let mut keys = json!({"file": self.scratch.word(&format!("f{number}.raw"))});
-                if dice.draw(2) == 0 {
+                if random.below(2) == 0 {
                     keys["queue"] = json!("files");
                 }
                 add(control, "disk", &format!("f{number}"), &keys)
             }
             1 => {
-                let mut keys = object(disk_keys(dice));
+                let mut keys = object(disk_keys(random));
                 keys["ram"] = json!("3M");
-                if dice.draw(3) == 0 {
-                    keys["sched"] = json!(dice.one_of(&SCHEDS));
+                if random.below(3) == 0 {
+                    keys["sched"] = json!(random.one_of(&SCHEDS));
                 }
                 add(control, "disk", &format!("r{}", 1 + number), &keys)
             }
             2 => remove(control, "disk", &format!("f{number}")),
             3 => remove(control, "disk", &format!("r{}", 1 + number)),
             4 => {
-                let group = dice.one_of(&GROUPS);
-                set(control, "group", group, &object(group_keys(dice)))
+                let group = random.one_of(&GROUPS);
+                set(control, "group", group, &object(group_keys(random)))
             }
             5 => {
-                let queue = dice.one_of(&["r0", "r1", "r2", "ram", "files"]);
-                set(control, "queue", queue, &object(queue_keys(dice)))
+                let queue = random.one_of(&["r0", "r1", "r2", "ram", "files"]);
+                set(control, "queue", queue, &object(queue_keys(random)))
             }
-            _ if dice.draw(2) == 0 => {
-                let sched = dice.one_of(&[Some("none"), Some("kyber"), None, None]);
+            _ if random.below(2) == 0 => {
+                let sched = random.one_of(&[Some("none"), Some("kyber"), None, None]);
                 set(control, "daemon", "daemon", &json!({"sched": sched}))
             }
             _ => {
-                let limit = format!("{}s", 1 + dice.draw(20));
+                let limit = format!("{}s", 1 + random.below(20));
                 set(control, "daemon", "daemon", &json!({"shutdown_limit": limit}))
             }
         }
@@ -157,42 +162,42 @@ impl Case {
 /// Keys with values that TOML and JSON write alike.
 type Keys = Vec<(&'static str, String)>;
 
-fn disk_keys(dice: &mut Dice) -> Keys {
+fn disk_keys(random: &mut Random) -> Keys {
     let mut keys = Vec::new();
-    if dice.draw(2) == 0 {
-        keys.push(("group", format!("{:?}", dice.one_of(&GROUPS))));
+    if random.below(2) == 0 {
+        keys.push(("group", format!("{:?}", random.one_of(&GROUPS))));
     }
-    if dice.draw(2) == 0 {
-        keys.push(("queue", format!("{:?}", dice.one_of(&["r0", "ram"]))));
+    if random.below(2) == 0 {
+        keys.push(("queue", format!("{:?}", random.one_of(&["r0", "ram"]))));
     }
-    if dice.draw(3) == 0 {
-        keys.push(("block_size", dice.one_of(&["512", "4096"]).to_owned()));
+    if random.below(3) == 0 {
+        keys.push(("block_size", random.one_of(&["512", "4096"]).to_owned()));
     }
-    if dice.draw(4) == 0 {
+    if random.below(4) == 0 {
         keys.push(("description", format!("{:?}", "with \"quotes\" and \\")));
     }
     keys
 }
 
-fn queue_keys(dice: &mut Dice) -> Keys {
+fn queue_keys(random: &mut Random) -> Keys {
     let mut keys = Vec::new();
-    if dice.draw(2) == 0 {
-        keys.push(("depth", (1 + dice.draw(128)).to_string()));
+    if random.below(2) == 0 {
+        keys.push(("depth", (1 + random.below(128)).to_string()));
     }
-    if dice.draw(2) == 0 {
-        keys.push(("sched", format!("{:?}", dice.one_of(&SCHEDS))));
+    if random.below(2) == 0 {
+        keys.push(("sched", format!("{:?}", random.one_of(&SCHEDS))));
     }
     keys
 }
 
-fn group_keys(dice: &mut Dice) -> Keys {
-    let mut keys = vec![("weight", (1 + dice.draw(1000)).to_string())];
-    if dice.draw(3) == 0 {
-        keys.push(("iops", (100 + dice.draw(1000)).to_string()));
-        keys.push(("iops_burst", dice.draw(50).to_string()));
+fn group_keys(random: &mut Random) -> Keys {
+    let mut keys = vec![("weight", (1 + random.below(1000)).to_string())];
+    if random.below(3) == 0 {
+        keys.push(("iops", (100 + random.below(1000)).to_string()));
+        keys.push(("iops_burst", random.below(50).to_string()));
     }
-    if dice.draw(3) == 0 {
-        keys.push(("latency_target", format!("\"{}ms\"", 1 + dice.draw(50))));
+    if random.below(3) == 0 {
+        keys.push(("latency_target", format!("\"{}ms\"", 1 + random.below(50))));
     }
     keys
 }

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use blkmq::control::client::Client as Control;
+use blkmq_testkit::Random;
 use serde_json::{Value, json};
 
-use super::{Dice, Stage, add, names, remove, set};
+use super::{Stage, add, names, remove, set};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
 use crate::vhost_user::{Driver, Ring};
@@ -107,7 +108,7 @@ struct Changer<'a> {
     control: Control,
     /// The daemon's configuration at its start.
     first: String,
-    dice: Dice,
+    random: Random,
 }
 
 impl<'a> Changer<'a> {
@@ -118,18 +119,18 @@ impl<'a> Changer<'a> {
             stage,
             control,
             first: first["toml"].as_str().expect("a text").to_owned(),
-            dice: Dice(seed),
+            random: Random::new(seed),
         }
     }
 
     /// Makes one random change, which may be refused.
     fn change(&mut self) -> anyhow::Result<Value> {
-        let kind = self.dice.draw(9);
+        let kind = self.random.below(9);
         let (file, ram) = (
-            format!("d{}", self.dice.draw(FILES)),
-            format!("r{}", self.dice.draw(3)),
+            format!("d{}", self.random.below(FILES)),
+            format!("r{}", self.random.below(3)),
         );
-        let group = self.dice.one_of(&GROUPS);
+        let group = self.random.one_of(&GROUPS);
         match kind {
             0 | 1 => {
                 let image = self.stage.scratch.word(&format!("{file}.raw"));
@@ -137,11 +138,11 @@ impl<'a> Changer<'a> {
             }
             2 | 3 => remove(&mut self.control, "disk", &file),
             4 => {
-                let weight = self.dice.draw(1100);
+                let weight = self.random.below(1100);
                 set(&mut self.control, "group", "/vm1", &json!({"weight": weight}))
             }
             5 => {
-                let sched = self.dice.one_of(&SCHEDS);
+                let sched = self.random.one_of(&SCHEDS);
                 set(&mut self.control, "disk", "vm1", &json!({"sched": sched}))
             }
             6 => add(
@@ -163,23 +164,23 @@ impl<'a> Changer<'a> {
     fn configuration(&mut self) -> String {
         let mut text = self.first.clone();
         for number in 0..FILES {
-            if self.dice.draw(2) == 0 {
+            if self.random.below(2) == 0 {
                 let image = self.stage.scratch.word(&format!("d{number}.raw"));
                 text += &format!("[disk.d{number}]\nfile = {image:?}\n");
             }
         }
         for number in 0..3 {
-            if self.dice.draw(2) == 0 {
-                let group = self.dice.one_of(&GROUPS[..2]);
+            if self.random.below(2) == 0 {
+                let group = self.random.one_of(&GROUPS[..2]);
                 text += &format!("[disk.r{number}]\nram = \"1M\"\ngroup = {group:?}\n");
             }
         }
-        let weight = self.dice.draw(1500);
+        let weight = self.random.below(1500);
         text += &format!(
             "[group.\"/x\"]\nweight = {weight}\n[group.\"/y\"]\niops = {}\n",
             1000 + weight
         );
-        if self.dice.draw(4) == 0 {
+        if self.random.below(4) == 0 {
             text += "[disk.late]\nfile = \"/nowhere/late\"\n";
         }
         text

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::Duration;
 
-use blkmq_forget::mount::{Cache, Faults, Mount};
+use blkmq_torture::mount::{Cache, Faults, Mount};
 use rustix::fs::OFlags;
 
 use super::{STEP, Stage, aligned, may_mount};

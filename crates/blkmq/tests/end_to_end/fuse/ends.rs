@@ -330,7 +330,7 @@ fn a_user_mounts_with_the_helper() {
     }
     let device = std::fs::metadata("/dev/fuse").expect("it was opened").mode();
     if device & 0o6 != 0o6 {
-        return blkmq_skip::skip("/dev/fuse is for root alone");
+        return blkmq_testkit::skip("/dev/fuse is for root alone");
     }
     let scratch = crate::common::Scratch::new();
     run("chown", &["65534:65534", &scratch.word("")]);

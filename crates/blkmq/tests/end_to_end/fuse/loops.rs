@@ -18,7 +18,7 @@ impl Loop {
         let words = ["--find", "--show", "--direct-io=on", path];
         let said = try_run("losetup", &words);
         if !said.success {
-            blkmq_skip::skip(&format!("no loop device: {}", said.stderr));
+            blkmq_testkit::skip(&format!("no loop device: {}", said.stderr));
             return None;
         }
         let device = said.stdout.trim().to_owned();

@@ -28,7 +28,7 @@ impl Small {
                 }
             }
         }
-        blkmq_skip::skip("no control group with a limit on its memory can be made");
+        blkmq_testkit::skip("no control group with a limit on its memory can be made");
         None
     }
 
@@ -115,7 +115,7 @@ fn reactor_touches_no_page_for_the_first_time_while_it_serves() {
         .daemon()
         .wait_for(LOG_TIME, |line| line.contains("may wait for each other"))
     {
-        blkmq_skip::skip("the kernel does not wait for write-back here");
+        blkmq_testkit::skip("the kernel does not wait for write-back here");
         return;
     }
     let Some(device) = Loop::over(&stage.word()) else {

@@ -35,7 +35,7 @@ impl Switch {
         match turned {
             Ok(before) => Some(Self { before, _held: held }),
             Err(error) => {
-                blkmq_skip::skip(&format!(
+                blkmq_testkit::skip(&format!(
                     "the kernel's FUSE over io_uring cannot be switched: {error}"
                 ));
                 None

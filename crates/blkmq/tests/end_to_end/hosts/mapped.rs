@@ -57,7 +57,7 @@ impl Place {
         let name = scratch.name();
         let settings = PathBuf::from("/sys/kernel/config/nullb").join(name);
         if let Err(error) = std::fs::create_dir(&settings) {
-            blkmq_skip::skip(&format!("no null_blk can be made: {error}"));
+            blkmq_testkit::skip(&format!("no null_blk can be made: {error}"));
             return None;
         }
         self.at_end(&["rmdir", word(&settings)]);
@@ -93,7 +93,7 @@ impl Place {
         let table = format!("0 {} {table}", bytes / 512);
         let said = try_run("dmsetup", &["create", &name, "--table", &table]);
         if !said.success {
-            blkmq_skip::skip(&format!(
+            blkmq_testkit::skip(&format!(
                 "no device can be mapped to {table:?}: {}",
                 said.stderr.trim()
             ));

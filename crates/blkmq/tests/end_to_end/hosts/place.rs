@@ -45,7 +45,7 @@ impl Place {
             ends: Vec::new(),
         };
         if !rustix::process::geteuid().is_root() {
-            blkmq_skip::skip("only root mounts filesystems");
+            blkmq_testkit::skip("only root mounts filesystems");
             return None;
         }
         match row {
@@ -172,7 +172,7 @@ impl Place {
     pub(super) fn loop_device(&mut self, file: &str, sector: &str) -> Option<String> {
         let said = try_run("losetup", &["--find", "--show", "--sector-size", sector, file]);
         if !said.success {
-            blkmq_skip::skip(&format!("no loop device: {}", said.stderr));
+            blkmq_testkit::skip(&format!("no loop device: {}", said.stderr));
             return None;
         }
         let device = said.stdout.trim().to_owned();
@@ -185,7 +185,7 @@ impl Place {
         std::fs::create_dir(&at).unwrap();
         let said = try_run("mount", &[words, &[word(&at)]].concat());
         if !said.success {
-            blkmq_skip::skip(&format!("{words:?} cannot be mounted: {}", said.stderr));
+            blkmq_testkit::skip(&format!("{words:?} cannot be mounted: {}", said.stderr));
             return None;
         }
         self.at_end(&["umount", "--lazy", word(&at)]);

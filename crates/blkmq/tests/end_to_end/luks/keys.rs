@@ -184,7 +184,7 @@ fn keys_are_in_no_log_no_dump_and_no_core() {
             );
             assert!(found.iter().all(|(which, _)| *which == 0), "{found:?}");
         }
-        Err(error) => blkmq_skip::skip(&format!(
+        Err(error) => blkmq_testkit::skip(&format!(
             "the memory of a process that is not dumpable needs root: {error}"
         )),
     }

@@ -30,7 +30,7 @@ impl Ceph {
     pub(super) fn find() -> Option<Self> {
         static ALONE: Mutex<()> = Mutex::new(());
         let Some(directory) = std::env::var_os("BLKMQ_CEPH") else {
-            blkmq_skip::skip("no Ceph cluster; `cargo xtask ceph --test` runs these tests on one");
+            blkmq_testkit::skip("no Ceph cluster; `cargo xtask ceph --test` runs these tests on one");
             return None;
         };
         Some(Self {

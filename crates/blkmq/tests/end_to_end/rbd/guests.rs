@@ -14,8 +14,8 @@ use crate::common::nbd::Client as Nbd;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
-use crate::vhost_user::client::Client as Guest;
 use crate::vhost_user::{Driver, RECORD_BYTES, Ring, attached, blk_cases, send_record};
+use blkmq_testkit::vhost_user::FrontEnd as Guest;
 
 /// A daemon with an image behind both front doors.
 struct Stage<'a> {

@@ -3,12 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use blkmq_testkit::vhost_user::FrontEnd;
+
 use super::load::Load;
 use super::{DISK_BYTES, Stage};
 use crate::common::Scratch;
 use crate::common::nbd::{Client, Command};
 use crate::common::pattern::{BLOCK, block};
-use crate::vhost_user::client as vhost_user;
 
 #[test]
 fn many_requests_that_wait_for_a_cap_do_not_hold_up_an_upgrade_and_are_paid_for_after_it() {
@@ -20,7 +21,7 @@ fn many_requests_that_wait_for_a_cap_do_not_hold_up_an_upgrade_and_are_paid_for_
     let mut sent: Vec<u64> = (0..NBD_REQUESTS)
         .map(|number| write(&mut client, number))
         .collect();
-    let mut guests: Vec<vhost_user::Client> = (0..GUESTS).map(|number| guest(&stage, number)).collect();
+    let mut guests: Vec<FrontEnd> = (0..GUESTS).map(|number| guest(&stage, number)).collect();
     std::thread::sleep(Duration::from_millis(100));
     load.take_longest_gap();
     let daemon = stage.upgrade(daemon);
@@ -92,8 +93,8 @@ fn write(client: &mut Client, number: u64) -> u64 {
 }
 
 /// A driver that has submitted five writes.
-fn guest(stage: &Stage, number: u64) -> vhost_user::Client {
-    let guest = vhost_user::Client::connect(&stage.scratch.path(&format!("vm{number}.sock")));
+fn guest(stage: &Stage, number: u64) -> FrontEnd {
+    let guest = FrontEnd::connect(&stage.scratch.path(&format!("vm{number}.sock")));
     guest.start();
     for head in HEADS {
         guest.request(head, 1, head.into());

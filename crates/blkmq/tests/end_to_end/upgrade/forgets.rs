@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use blkmq_forget::history::History;
-use blkmq_forget::load::{Allowed, Counts, Load, Trouble, read_all};
-use blkmq_forget::medium::SECTOR_BYTES;
-use blkmq_forget::mount::{Cache, Faults, Mount};
+use blkmq_torture::history::History;
+use blkmq_torture::load::{Allowed, Counts, Load, Trouble, read_all};
+use blkmq_torture::medium::SECTOR_BYTES;
+use blkmq_torture::mount::{Cache, Faults, Mount};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::{Stage, upgrades};
@@ -209,7 +209,7 @@ impl Medium {
                 })
             }
             Err(error) => {
-                blkmq_skip::skip(&format!("no FUSE here: {error}"));
+                blkmq_testkit::skip(&format!("no FUSE here: {error}"));
                 None
             }
         }
