@@ -243,7 +243,7 @@ impl Flush {
     }
 
     /// Marks the flush requests that are not in flight with a grace period of `sw_ctx`; returns the number of the others.
-    pub(crate) fn mark_at_home(&mut self, grace_period: u32) -> usize {
+    pub(crate) fn mark_idle(&mut self, grace_period: u32) -> usize {
         let mut away = 0;
         for disk in &mut self.disks {
             match &mut disk.rq {

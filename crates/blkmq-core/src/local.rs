@@ -62,7 +62,7 @@ pub struct LocalQueue {
     /// Completions taken from the driver. Like the next three, empty between calls: it keeps its memory.
     done: Vec<Done>,
     /// This reactor's own requests that ended together.
-    home: Vec<Box<Request>>,
+    own_done: Vec<Box<Request>>,
     /// Requests of a plug that have no caps, on a queue without elevator.
     direct: Vec<Box<Request>>,
     ended_inside: Vec<(Box<Request>, Status)>,
@@ -129,7 +129,7 @@ impl QueueHandle {
             is_unfinished: false,
             ran_at: Instant(0),
             done: Vec::with_capacity(mode.depth() as usize),
-            home: Vec::with_capacity(queue.requests_per_reactor() as usize),
+            own_done: Vec::with_capacity(queue.requests_per_reactor() as usize),
             direct: Vec::with_capacity(plug::REQUESTS_MAX),
             ended_inside: Vec::with_capacity(queue.requests_max()),
             outboxes: (0..queue.reactors())
@@ -193,7 +193,7 @@ impl LocalQueue {
     pub fn run(&mut self, now: Instant, fx: &mut Effects) {
         self.ran_at = now;
         let mut must_run = self.take_mail(fx);
-        self.sw.keep_swept(&self.queue);
+        self.sw.advance_grace_period(&self.queue);
         if let Some(hw) = &mut self.hw {
             hw.poll_if(self.queue.is_polled());
             // A run asked for a driver that needs idle polls may be meant for its `reap`. So the run work is taken

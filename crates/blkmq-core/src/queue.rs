@@ -89,7 +89,7 @@ impl Effects {
 /// A message from one reactor to another.
 pub(crate) enum Mail {
     /// A request that has ended, with its single bio, for its owner.
-    Home(Box<Request>),
+    Complete(Box<Request>),
     /// A request to issue.
     Issue(Box<Request>),
 }

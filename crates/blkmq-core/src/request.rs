@@ -61,12 +61,12 @@ pub struct Request {
     /// Bios in this request, at least 1.
     pub(crate) bios: u32,
     pub(crate) segments: u32,
-    /// The latest grace period of its owner's that has seen it at home (`sw_ctx`), the lower bits of its number.
+    /// The latest grace period of its owner's that has seen it in the pool (`sw_ctx`), the lower bits of its number.
     pub(crate) grace_period: u32,
     pub(crate) owner: ReactorId,
     pub(crate) state: State,
     sealed: bool,
-    /// A flush of the engine's own: goes past the elevator, comes home to `flush`.
+    /// A flush of the engine's own: goes past the elevator, is completed by `flush`.
     pub(crate) is_flush: bool,
     /// Given out by an elevator, which is to be told of the end.
     pub(crate) from_elevator: bool,

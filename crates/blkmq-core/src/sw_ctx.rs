@@ -78,7 +78,7 @@ impl SwCtx {
             grace_period: queue.attach_reactor(me),
             before_grace_period: 0,
         };
-        sw.mark_at_home();
+        sw.mark_pooled();
         sw
     }
 
@@ -154,17 +154,17 @@ impl SwCtx {
     #[inline]
     pub(crate) fn end_bio(&mut self, queue: &Queue, rq: Box<Request>, fx: &mut Effects) {
         if rq.is_flush {
-            return self.bring_flush_home(queue, rq, fx);
+            return self.complete_flush(queue, rq, fx);
         }
         if queue.counts_outside(&rq) {
             queue.reactor(self.me).shard.count_end(&rq);
         }
-        self.take_home(queue, rq, fx);
+        self.reclaim(queue, rq, fx);
     }
 
     /// Returns a request that is no flush and has been counted to the pool.
     #[inline(always)]
-    fn take_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
+    fn reclaim(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
         self.finish_request(queue, &mut rq);
         if rq.bio.origin.is_whole() {
             self.outstanding -= 1;
@@ -195,7 +195,7 @@ impl SwCtx {
             if is_counted {
                 shard.count_end(&rq);
             }
-            return self.take_home(queue, rq, fx);
+            return self.reclaim(queue, rq, fx);
         }
         if is_counted {
             shard.count_ends(&list[..count]);
@@ -225,7 +225,10 @@ impl SwCtx {
     /// Resets everything except the bio of a request that returns to the pool.
     #[inline(always)]
     fn finish_request(&mut self, queue: &Queue, rq: &mut Request) {
-        debug_assert_eq!(rq.owner, self.me, "a request came home to the wrong reactor");
+        debug_assert_eq!(
+            rq.owner, self.me,
+            "a request was completed on another reactor than its owner"
+        );
         if rq.grace_period != self.grace_period as u32 {
             self.pass_grace_period(queue, rq);
         }
@@ -241,7 +244,7 @@ impl SwCtx {
         }
     }
 
-    fn bring_flush_home(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
+    fn complete_flush(&mut self, queue: &Queue, mut rq: Box<Request>, fx: &mut Effects) {
         debug_assert!(
             rq.held_by.is_none(),
             "a flush is held by no group: it is not of the pool"
@@ -258,7 +261,7 @@ impl SwCtx {
 
     /// Begins the next grace period if one is wanted and none is under way.
     #[inline]
-    pub(crate) fn keep_swept(&mut self, queue: &Queue) {
+    pub(crate) fn advance_grace_period(&mut self, queue: &Queue) {
         if self.grace_period != queue.wanted_grace_period() && self.before_grace_period == 0 {
             self.begin_grace_period(queue);
         }
@@ -273,7 +276,7 @@ impl SwCtx {
         self.waiting.for_each_mut(forward);
         self.splits.for_each_bio(forward);
         self.flush.for_each_bio(forward);
-        self.mark_at_home();
+        self.mark_pooled();
         self.finish_grace_period_if_done(queue);
     }
 
@@ -288,10 +291,10 @@ impl SwCtx {
     }
 
     /// Marks the requests in the pool, and counts the others.
-    fn mark_at_home(&mut self) {
+    fn mark_pooled(&mut self) {
         let grace_period = self.grace_period as u32;
         self.pool.iter_mut().for_each(|rq| rq.grace_period = grace_period);
-        self.before_grace_period = self.requests - self.pool.len() + self.flush.mark_at_home(grace_period);
+        self.before_grace_period = self.requests - self.pool.len() + self.flush.mark_idle(grace_period);
     }
 
     /// Counts the return of a request that the grace period waits for.
@@ -331,7 +334,7 @@ impl SwCtx {
     pub(crate) fn check_invariants(&self) {
         assert!(
             self.pool.len() <= self.requests,
-            "reactor {}: more requests at home than made",
+            "reactor {}: more requests in the pool than made",
             self.me
         );
         self.waiting.check_invariants();
@@ -346,7 +349,7 @@ impl SwCtx {
         }
         assert!(
             self.held.is_empty() || self.pool.len() < self.requests,
-            "reactor {}: requests are counted as held, and all are at home",
+            "reactor {}: requests are counted as held, and all are in the pool",
             self.me
         );
         let under_way =
@@ -365,12 +368,12 @@ impl SwCtx {
         assert_eq!(
             marked,
             self.pool.len(),
-            "reactor {}: requests at home that the grace period waits for",
+            "reactor {}: requests in the pool that the grace period waits for",
             self.me
         );
         assert!(
             self.pool.iter().all(|rq| rq.state == State::Free),
-            "reactor {}: busy request at home",
+            "reactor {}: busy request in the pool",
             self.me
         );
     }

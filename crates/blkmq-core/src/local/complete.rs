@@ -23,7 +23,7 @@ impl LocalQueue {
         }
         let mut done = std::mem::take(&mut self.done);
         let mut any = hw.reap(now, &mut done);
-        let mut home = std::mem::take(&mut self.home);
+        let mut own_done = std::mem::take(&mut self.own_done);
         for done in done.drain(..) {
             let hw = self.hw.as_mut().expect("looked at above");
             let Some(mut rq) = hw.take_done(&done, now) else {
@@ -33,12 +33,12 @@ impl LocalQueue {
             let is_plain = done.status.is_ok() && rq.bios == 1 && !rq.from_elevator && !rq.is_flush;
             if is_plain && rq.owner == self.me {
                 rq.completed_at = now;
-                home.push(rq);
+                own_done.push(rq);
             } else {
                 self.completed(rq, done.status, now, fx);
             }
         }
-        self.end_bios(home, fx);
+        self.end_bios(own_done, fx);
         self.done = done;
         if let Some(hw) = &mut self.hw {
             hw.predictor.looked(now);
@@ -64,7 +64,7 @@ impl LocalQueue {
             self.queue.count_finished(self.me, count as u64);
             self.sw.end_bios(&self.queue, &mut list, count, fx);
         }
-        self.home = list;
+        self.own_done = list;
     }
 
     #[inline]
@@ -170,7 +170,7 @@ impl LocalQueue {
             rq.issued_at = issued_at;
             rq.stamp = stamp;
             rq.status = status;
-            self.send_home(rq, fx);
+            self.complete_on_owner(rq, fx);
         });
     }
 
@@ -195,17 +195,17 @@ impl LocalQueue {
             if self.queue.counts_outside(&part) {
                 self.shard().count_part(&part);
             }
-            self.send_home(part, fx);
+            self.complete_on_owner(part, fx);
         })
     }
 
     /// Returns a request of one bio to its owner, directly or by mail.
     #[inline]
-    pub(super) fn send_home(&mut self, rq: Box<Request>, fx: &mut Effects) {
+    pub(super) fn complete_on_owner(&mut self, rq: Box<Request>, fx: &mut Effects) {
         if rq.owner == self.me {
             self.sw.end_bio(&self.queue, rq, fx);
         } else {
-            self.send(rq.owner, Mail::Home(rq), fx);
+            self.send(rq.owner, Mail::Complete(rq), fx);
         }
     }
 }

@@ -64,10 +64,10 @@ impl LocalQueue {
         let mut must_run = false;
         while let Some(mail) = self.mailbox.pop() {
             self.mailbox.peek(MAIL_AHEAD, |mail| match mail {
-                Mail::Home(rq) | Mail::Issue(rq) => rq.fetch(),
+                Mail::Complete(rq) | Mail::Issue(rq) => rq.fetch(),
             });
             match mail {
-                Mail::Home(rq) => self.sw.end_bio(&self.queue, rq, fx),
+                Mail::Complete(rq) => self.sw.end_bio(&self.queue, rq, fx),
                 Mail::Issue(rq) => {
                     must_run = true;
                     self.hw

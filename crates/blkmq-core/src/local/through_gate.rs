@@ -190,14 +190,14 @@ impl LocalQueue {
 
     fn end_what_ended_inside(&mut self, now: Instant, fx: &mut Effects) {
         let mut ended = std::mem::take(&mut self.ended_inside);
-        let mut home = std::mem::take(&mut self.home);
+        let mut own_done = std::mem::take(&mut self.own_done);
         let counts_each = self.queue.stats.mode.is_under_gate();
         for (mut rq, status) in ended.drain(..) {
             // The end of requests that the elevator gave out was reported to it already.
             let is_plain = rq.from_elevator && status.is_ok() && rq.bios == 1 && !rq.is_flush;
             if is_plain && rq.owner == self.me && !counts_each {
                 rq.completed_at = now;
-                home.push(rq);
+                own_done.push(rq);
             } else if rq.from_elevator {
                 self.end_request(rq, status, now, fx);
             } else {
@@ -205,7 +205,7 @@ impl LocalQueue {
             }
         }
         self.ended_inside = ended;
-        self.end_bios(home, fx);
+        self.end_bios(own_done, fx);
     }
 }
 

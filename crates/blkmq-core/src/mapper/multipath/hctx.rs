@@ -157,7 +157,7 @@ impl MultipathHctx {
                 if last {
                     self.commit();
                 }
-                let status = self.judge(path, status, now);
+                let status = self.classify(path, status, now);
                 self.end_inline(cookie, status)
             }
             busy => self.refuse(cookie, busy, now),
@@ -383,7 +383,7 @@ impl HctxDriver for MultipathHctx {
         }
         self.take_frame(cookie);
         self.choice.end_batch();
-        let status = self.judge(path, Status::Timeout, self.now);
+        let status = self.classify(path, Status::Timeout, self.now);
         self.late.push(Done { cookie, status });
         // The request's end is reported, and not counted as the queue's own verdict.
         TimedOut::Wait

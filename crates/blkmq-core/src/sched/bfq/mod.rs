@@ -226,11 +226,11 @@ impl Bfq {
 
     /// The bound on the lead of one group over another, in bytes of the drive's time: what the drive does in
     /// LEAD_TIME. With turns, or if idling is off, no group is held for another, and only the order counts.
-    fn reach(&self) -> u64 {
+    fn lead_max(&self) -> u64 {
         if self.has_turns() || self.tunables.slice_idle == Nanos::ZERO {
             return 0;
         }
-        self.rate.bytes_in(LEAD_TIME).max(REACH_MIN)
+        self.rate.bytes_in(LEAD_TIME).max(LEAD_BYTES_MIN)
     }
 
     /// Whether the drive has as many requests as it may have while groups compete.
@@ -353,7 +353,7 @@ impl Elevator for Bfq {
         );
         let cost = bytes + u64::from(self.tunables.request_cost);
         if self.rate.completed(cost, self.now) {
-            self.wf2q.set_reach(self.reach());
+            self.wf2q.set_lead_max(self.lead_max());
             self.wf2q.set_rate(self.rate.bytes_per_second());
         }
         self.ended_in_turn(id);
@@ -404,8 +404,8 @@ impl Elevator for Bfq {
     fn set_tunable(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
         self.tunables.set(self.name(), name, value)?;
         self.end_turn(TurnEnd::Asked);
-        self.wf2q.set_reach(self.reach());
-        if self.reach() == 0 {
+        self.wf2q.set_lead_max(self.lead_max());
+        if self.lead_max() == 0 {
             self.probing.clear(&mut self.wf2q);
             self.end_hold();
         }
@@ -486,7 +486,7 @@ impl GroupAware for Bfq {
         self.notice(now);
         let id = self.wf2q.group(group.index());
         if let Ok(learnt) = learnt.try_into()
-            && self.reach() > 0
+            && self.lead_max() > 0
         {
             self.probing.take_learnt(&mut self.wf2q, id, learnt, self.now);
         }
@@ -515,7 +515,7 @@ impl GroupAware for Bfq {
 /// How far one group may be ahead of another: long enough for clients to respond to a batch of
 /// completions, and too short for users to notice.
 const LEAD_TIME: Nanos = Nanos::from_millis(1);
-const REACH_MIN: u64 = 64 << 10;
+const LEAD_BYTES_MIN: u64 = 64 << 10;
 /// One urgent request may exceed the depth for each so many requests that the drive may hold.
 const URGENT_PART: u32 = 4;
 /// Bit of `sched_data`, next to the queue's number: the request moves no data.

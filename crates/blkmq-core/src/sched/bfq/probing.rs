@@ -39,10 +39,10 @@ pub(super) struct Probing {
     passed_quiet_until: Instant,
     /// The beginning of the watch, and the rate of all members after the latest probe, per second.
     watched: Mark,
-    usual: u64,
+    baseline_rate: u64,
     /// The members that are passed over, and those that moved at the pace of the probe's subject when the probe began.
     passed: Vec<EntityId>,
-    alike: Vec<EntityId>,
+    same_pace: Vec<EntityId>,
     /// When a request of a passed-over member began last.
     passed_seen: Instant,
 }
@@ -57,9 +57,9 @@ impl Probing {
             quiet_until: Instant(0),
             passed_quiet_until: Instant(0),
             watched: Mark::default(),
-            usual: 0,
+            baseline_rate: 0,
             passed: Vec::with_capacity(members.min(PASSED_MAX)),
-            alike: Vec::with_capacity(members.min(PASSED_MAX)),
+            same_pace: Vec::with_capacity(members.min(PASSED_MAX)),
             passed_seen: Instant(0),
         }
     }
@@ -119,9 +119,9 @@ impl Probing {
             ..self.probe
         };
         self.probe.begin(Phase::Open, None, now);
-        self.alike.clear();
-        let alike = wf2q.alike(subject).filter(|id| *id != subject);
-        self.alike.extend(alike.take(PASSED_MAX));
+        self.same_pace.clear();
+        let others = wf2q.same_pace(subject).filter(|id| *id != subject);
+        self.same_pace.extend(others.take(PASSED_MAX));
         true
     }
 
@@ -136,10 +136,10 @@ impl Probing {
             at: now,
         };
         let rate = so_far.since(std::mem::replace(&mut self.watched, so_far));
-        if self.usual == 0 {
-            self.usual = rate;
+        if self.baseline_rate == 0 {
+            self.baseline_rate = rate;
         }
-        rate < self.usual / 2
+        rate < self.baseline_rate / 2
     }
 
     /// Counts a dispatched request of a leaf.
@@ -240,7 +240,7 @@ impl Probing {
 
     /// Forgets the measurements of a member.
     pub(super) fn forget(&mut self, wf2q: &mut Wf2q, id: EntityId) {
-        self.alike.retain(|alike| *alike != id);
+        self.same_pace.retain(|other| *other != id);
         if std::mem::replace(&mut self.members[id.index()], Member::UNKNOWN).is_passed {
             self.passed.retain(|passed| *passed != id);
             wf2q.count_again(id);
@@ -337,7 +337,7 @@ impl Probing {
         let (verdict, is_another) = member.learn(reach);
         match verdict {
             Verdict::CountAgain => self.count_again(wf2q, subject),
-            Verdict::PassOver => self.pass_over_alike(wf2q, subject),
+            Verdict::PassOver => self.pass_over_same_pace(wf2q, subject),
             Verdict::Unchanged if member.is_passed => {
                 wf2q.pass_over(subject, member.counts(wf2q.waits(subject)));
             }
@@ -353,9 +353,9 @@ impl Probing {
 
     /// Passes over the subject and the members that move at its pace: they get the same reach by weight, until
     /// they are probed themselves.
-    fn pass_over_alike(&mut self, wf2q: &mut Wf2q, subject: EntityId) {
+    fn pass_over_same_pace(&mut self, wf2q: &mut Wf2q, subject: EntityId) {
         let known = self.members[subject.index()];
-        for id in std::iter::once(subject).chain(self.alike.drain(..)) {
+        for id in std::iter::once(subject).chain(self.same_pace.drain(..)) {
             let member = &mut self.members[id.index()];
             if member.is_passed || self.passed.len() == PASSED_MAX {
                 continue;
@@ -377,7 +377,7 @@ impl Probing {
         let subject = self.probe.subject;
         let member = &mut self.members[subject.index()];
         member.rest_from(wf2q.served(subject), now);
-        (self.watched.at, self.usual) = (now, 0);
+        (self.watched.at, self.baseline_rate) = (now, 0);
         self.watched.served = wf2q.served(wf2q.group(ROOT.index()));
         // A pause of all members is not part of a probe.
         let lasted = now.since(self.probe.began).min(STALE);

@@ -47,7 +47,7 @@ pub(super) struct Wf2q {
     /// A tree for each class of each group.
     trees: Vec<[Tree; CLASSES]>,
     /// The bound of a member's lead over the slowest one, in bytes that all members share by weight; 0 for no bound.
-    reach: u64,
+    lead_max: u64,
     /// What the drive does, in bytes per second; 0 while unknown.
     rate: u64,
     /// The bound holds no member for now.
@@ -80,7 +80,7 @@ impl Wf2q {
         Self {
             entities: vec![entity; groups + leaves],
             trees: vec![[const { Tree::EMPTY }; CLASSES]; groups],
-            reach: 0,
+            lead_max: 0,
             rate: 0,
             is_open: false,
             only: None,
@@ -255,8 +255,8 @@ impl Wf2q {
     /// The next member of a class of a group.
     #[inline]
     fn next(&mut self, group: u32, class: usize) -> Option<u32> {
-        let reach = self.reach_now();
-        let next = self.trees[group as usize][class].next_eligible(&mut self.entities, reach);
+        let lead_max = self.lead_max_now();
+        let next = self.trees[group as usize][class].next_eligible(&mut self.entities, lead_max);
         match self.only {
             Some(only)
                 if (self.entities[only.index()].parent, class) == (group, usize::from(CLASS_OF_GROUPS)) =>
@@ -305,7 +305,7 @@ impl Wf2q {
             // A member that is present and has all its requests in flight also has its part of the drive.
             let weight = tree.weight.max(tree.lead.weight());
             let time = tree.time.wrapping_add((u64::from(amount) << UNIT_BITS) / weight);
-            tree.time = tree.not_beyond_all(time, start, self.reach);
+            tree.time = tree.not_beyond_all(time, start, self.lead_max);
             let parent = entity.parent;
             if is_modest_no_more || self.entities[at as usize].presence.is_stalled {
                 self.count_served(EntityId(at));
@@ -430,10 +430,10 @@ impl Wf2q {
             entity.span(entity.budget)
         };
         entity.finish = entity.start.wrapping_add(due_in);
-        let (start, reach) = (entity.start, self.reach_now());
+        let (start, lead_max) = (entity.start, self.lead_max_now());
         let entity = &self.entities[id.index()];
         let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
-        let waits = before(tree.time, start) || !tree.allows(&mut self.entities, reach, start);
+        let waits = before(tree.time, start) || !tree.allows(&mut self.entities, lead_max, start);
         let entity = &mut self.entities[id.index()];
         if waits {
             entity.state = State::Waiting;

@@ -89,7 +89,7 @@ impl MultipathHctx {
             };
             (start, count) = (start.min(frame.start), count + 1);
             self.note_partial(path, cookie, status);
-            done[at].status = self.judge(path, status, now);
+            done[at].status = self.classify(path, status, now);
             at += 1;
         }
         if count > 0 {
@@ -117,7 +117,7 @@ impl MultipathHctx {
     /// Errors of the medium or the target are final: another path leads to the same target. So is a lack of
     /// memory, which is this host's own. Any other error counts as a failure of the path, and the request
     /// must go over another.
-    pub(super) fn judge(&mut self, path: usize, status: Status, now: Instant) -> Status {
+    pub(super) fn classify(&mut self, path: usize, status: Status, now: Instant) -> Status {
         match status {
             Status::Ok | Status::Requeue => status,
             Status::Medium
@@ -220,7 +220,7 @@ impl MultipathHctx {
         self.shard.paths[path].service_ns.set(average.0);
         self.retry_at = self.retry_at.map(|_| now);
         Done {
-            status: self.judge(path, end.status, now),
+            status: self.classify(path, end.status, now),
             ..end
         }
     }

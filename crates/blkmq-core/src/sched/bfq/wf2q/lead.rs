@@ -60,8 +60,8 @@ pub(super) struct Lead {
 
 impl Wf2q {
     /// Sets the bound of a member's lead over the slowest one, in bytes that all members share by weight; 0 for no bound.
-    pub(in super::super) fn set_reach(&mut self, bytes: u64) {
-        self.reach = bytes;
+    pub(in super::super) fn set_lead_max(&mut self, bytes: u64) {
+        self.lead_max = bytes;
     }
 
     /// Switches the bound off for now, or on again; members that were held keep their due.
@@ -71,8 +71,8 @@ impl Wf2q {
 
     /// The bound in force now.
     #[inline]
-    pub(in super::super) fn reach_now(&self) -> u64 {
-        if self.is_open { 0 } else { self.reach }
+    pub(in super::super) fn lead_max_now(&self) -> u64 {
+        if self.is_open { 0 } else { self.lead_max }
     }
 
     /// Sets what the drive does, in bytes per second.
@@ -229,7 +229,7 @@ impl Wf2q {
     /// for a moment, is still due to it, up to some limits. An entity that was absent for longer begins at the
     /// tree's time, and not beyond the bound.
     pub(super) fn earliest_start(&mut self, id: EntityId) -> u64 {
-        let reach = self.reach;
+        let lead_max = self.lead_max;
         let Presence {
             is_counted,
             keeps_due,
@@ -238,10 +238,10 @@ impl Wf2q {
         } = self.entities[id.index()].presence;
         let is_stalled = std::mem::take(&mut self.entities[id.index()].presence.is_stalled);
         let tree = self.tree_of(id);
-        if !tree.is_bounded(reach) {
+        if !tree.is_bounded(lead_max) {
             return tree.time;
         }
-        let bound = tree.bound(reach);
+        let bound = tree.bound(lead_max);
         if is_counted {
             return tree.time.wrapping_sub(DUE_PRESENT * bound);
         }
@@ -295,11 +295,11 @@ impl Wf2q {
     /// Moves an entity's start back to the bound, if it is beyond: a small weight may have moved it far, and the tree's
     /// time with it.
     pub(super) fn bring_within_bound(&mut self, id: EntityId) {
-        let reach = self.reach;
+        let lead_max = self.lead_max;
         self.floor_of(self.entities[id.index()].parent);
         let tree = self.tree_of(id);
-        let highest = tree.lead.floor.wrapping_add(tree.bound(reach));
-        let is_bounded = tree.is_bounded(reach);
+        let highest = tree.lead.floor.wrapping_add(tree.bound(lead_max));
+        let is_bounded = tree.is_bounded(lead_max);
         let entity = &mut self.entities[id.index()];
         if is_bounded && before(highest, entity.start) {
             entity.start = highest;
@@ -311,9 +311,9 @@ impl Wf2q {
     #[cold]
     pub(super) fn count_served(&mut self, id: EntityId) {
         if std::mem::take(&mut self.entities[id.index()].presence.is_stalled) {
-            let reach = self.reach;
+            let lead_max = self.lead_max;
             let tree = self.tree_of(id);
-            let earliest = tree.time.wrapping_sub(tree.bound(reach));
+            let earliest = tree.time.wrapping_sub(tree.bound(lead_max));
             let entity = &mut self.entities[id.index()];
             if before(entity.start, earliest) {
                 entity.start = earliest;
@@ -377,11 +377,11 @@ impl Wf2q {
 impl Tree {
     /// Says whether a member with this start is not too far ahead to be served.
     #[inline]
-    pub(super) fn allows(&mut self, entities: &mut [Entity], reach: u64, start: u64) -> bool {
-        if !self.is_bounded(reach) {
+    pub(super) fn allows(&mut self, entities: &mut [Entity], lead_max: u64, start: u64) -> bool {
+        if !self.is_bounded(lead_max) {
             return true;
         }
-        let bound = self.bound(reach);
+        let bound = self.bound(lead_max);
         if !before(self.lead.floor.wrapping_add(bound), start) {
             return true;
         }
@@ -393,11 +393,11 @@ impl Tree {
     /// others get no service: time does not run ahead of all of them, since otherwise service would seem due to
     /// each.
     #[inline]
-    pub(super) fn not_beyond_all(&mut self, time: u64, start: u64, reach: u64) -> u64 {
+    pub(super) fn not_beyond_all(&mut self, time: u64, start: u64, lead_max: u64) -> u64 {
         if before(self.lead.highest, start) {
             self.lead.highest = start;
         }
-        if self.is_bounded(reach) && before(self.lead.highest, time) {
+        if self.is_bounded(lead_max) && before(self.lead.highest, time) {
             return if before(self.lead.highest, self.time) {
                 self.time
             } else {
@@ -408,14 +408,14 @@ impl Tree {
     }
 
     #[inline]
-    fn is_bounded(&self, reach: u64) -> bool {
-        reach > 0 && self.lead.groups > 0
+    fn is_bounded(&self, lead_max: u64) -> bool {
+        lead_max > 0 && self.lead.groups > 0
     }
 
     /// How far ahead of the floor a start may be.
     #[inline]
-    fn bound(&self, reach: u64) -> u64 {
-        (reach << UNIT_BITS) / self.lead.weight.max(1)
+    fn bound(&self, lead_max: u64) -> u64 {
+        (lead_max << UNIT_BITS) / self.lead.weight.max(1)
     }
 
     /// Moves the floor up to the lowest start of a present member, and returns that one.

@@ -36,14 +36,14 @@ impl Wf2q {
 
     /// Members of the group of this one that move at its pace: like it, they have all their requests in flight.
     /// Without this one, others would be held for them.
-    pub(in super::super) fn alike(&self, id: EntityId) -> impl Iterator<Item = EntityId> {
+    pub(in super::super) fn same_pace(&self, id: EntityId) -> impl Iterator<Item = EntityId> {
         let parent = self.entities[id.index()].parent;
-        let is_alike = move |entity: &Entity| {
+        let is_same_pace = move |entity: &Entity| {
             let is_in_flight = matches!(entity.state, State::Out | State::Lingering);
             entity.parent == parent && entity.presence.is_counted && is_in_flight
         };
         let ids = self.entities.iter().enumerate().skip(1);
-        ids.filter(move |(_, entity)| is_alike(entity))
+        ids.filter(move |(_, entity)| is_same_pace(entity))
             .map(|(id, _)| EntityId(id as u32))
     }
 

@@ -351,7 +351,7 @@ fn an_urgent_leaf_within_its_share_goes_next_and_gets_no_more_than_its_share() {
 fn flood_slow_and_modest() -> World {
     let mut world = World::new(4, 4);
     world.wf2q.set_rate(1_000_000);
-    world.wf2q.set_reach(1 << 20);
+    world.wf2q.set_lead_max(1 << 20);
     for leaf in [1, 2] {
         world
             .wf2q
@@ -392,7 +392,7 @@ fn a_modest_member_is_not_held_for_a_slow_one() {
     arrive_modestly(&mut world);
     assert_eq!(world.serve(), Some((3, 1000)));
     world.wf2q.end(world.wf2q.leaf(3), |_| {});
-    world.wf2q.set_reach(1);
+    world.wf2q.set_lead_max(1);
     assert_eq!(world.serve(), None, "the flood is held");
     arrive_modestly(&mut world);
     assert_eq!(world.serve(), Some((3, 1000)));

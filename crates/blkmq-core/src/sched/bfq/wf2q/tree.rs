@@ -34,10 +34,10 @@ impl Tree {
     /// Updates the eligible and the lingering members. If none is eligible, time jumps to the first start, unless
     /// that is too far ahead of the slowest one. Returns the next member. None of this tree may be being served.
     #[inline]
-    pub(super) fn next_eligible(&mut self, entities: &mut [Entity], reach: u64) -> Option<u32> {
+    pub(super) fn next_eligible(&mut self, entities: &mut [Entity], lead_max: u64) -> Option<u32> {
         if self.eligible.first().is_none() {
             let start = entities[self.waiting.first()? as usize].start;
-            if !self.allows(entities, reach, start) {
+            if !self.allows(entities, lead_max, start) {
                 return None;
             }
             if before(self.time, start) {
@@ -55,7 +55,7 @@ impl Tree {
         }
         while let Some(id) = self.waiting.first() {
             let start = entities[id as usize].start;
-            if before(self.time, start) || !self.allows(entities, reach, start) {
+            if before(self.time, start) || !self.allows(entities, lead_max, start) {
                 break;
             }
             let entity = &mut entities[id as usize];
