@@ -50,6 +50,17 @@ fn no_rust_file_is_longer_than_800_lines() {
 }
 
 #[test]
+fn module_with_submodules_lies_beside_their_folder() {
+    let is_old = |path: &str| path.contains("/src/") && path.ends_with("/mod.rs");
+    let broken = rust_files().into_iter().filter(|file| is_old(&file.path));
+    assert_none(
+        broken
+            .map(|file| format!("{}: `foo.rs` beside `foo/`, not `foo/mod.rs`", file.path))
+            .collect(),
+    );
+}
+
+#[test]
 fn nothing_is_left_to_be_done_later() {
     assert_none(lines_where(&rust_files(), |_, line| {
         LEFTOVERS.iter().any(|word| line.contains(word))

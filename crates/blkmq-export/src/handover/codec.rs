@@ -470,5 +470,4 @@ const PATH: u16 = 16;
 const KEY: u16 = 17;
 
 #[cfg(test)]
-#[path = "codec/tests.rs"]
 mod tests;

@@ -454,5 +454,4 @@ impl Session {
 }
 
 #[cfg(test)]
-#[path = "session/tests/mod.rs"]
 mod tests;
