@@ -8,7 +8,7 @@ use crate::place::{cargo, has_cargo_command, root, target_dir};
 use crate::steps::Steps;
 
 /// The files that are changed by default: each decides one rule on the way of a request by itself.
-const FILES: [&str; 6] = ["merge", "split", "tag", "tag_share", "share", "flush"];
+const FILES: [&str; 6] = ["merge", "split", "tag", "qos/tag_share", "qos/share", "flush"];
 
 /// # Errors
 /// If a file does not exist, or a change survives that `.cargo/mutants.toml` does not list.

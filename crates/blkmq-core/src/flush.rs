@@ -14,9 +14,9 @@
 //! is issued, so the flush covers every bio that waits for it (invariant 5).
 
 use crate::bio::{Bio, Flags, Op, Origin, Parent, Status};
-use crate::holding::DynamicThreshold;
 use crate::ids::{DiskId, ReactorId};
 use crate::limits::Limits;
+use crate::qos::holding::DynamicThreshold;
 use crate::request::Request;
 
 /// One reactor's flushes and ordered writes on one queue.

@@ -14,12 +14,12 @@ use blkmq_sync::spsc::Consumer;
 
 use crate::group::GroupTree;
 use crate::ids::{DiskId, GroupId};
+use crate::qos::share::Shares;
+use crate::qos::target::Targets;
+use crate::qos::throttle::Throttle;
 use crate::request::{Request, State};
 use crate::sched::{Elevator, GroupAware, InsertAt, Note};
-use crate::share::Shares;
 use crate::stat::{Stats, Watch};
-use crate::target::Targets;
-use crate::throttle::Throttle;
 use crate::time::Instant;
 use crate::trace::Tracer;
 

@@ -8,10 +8,10 @@ use crate::bio::Status;
 use crate::driver::{Demand, DisksError, Done, HctxDriver, Issued, TimedOut};
 use crate::ids::{Cookie, DiskId, HctxId, Tag};
 use crate::poll::{Policy, Predictor, Setting, Verdict, Wait, Waited, WakeLatency, verdict_at};
+use crate::qos::tag_share::TagError;
+use crate::qos::tag_wait_list::TagWaitList;
 use crate::request::{Request, State};
 use crate::tag::{TagRequest, Tags};
-use crate::tag_share::TagError;
-use crate::tag_wait_list::TagWaitList;
 use crate::time::{Instant, Nanos};
 use crate::trace::{Step, Tracer};
 

@@ -31,15 +31,15 @@ use crate::group::GroupStates;
 use crate::ids::{ReactorId, ReactorSet};
 use crate::limits::Limits;
 use crate::poll::Polling;
+use crate::qos::share::Shares;
+use crate::qos::tag_share::SharedTags;
+use crate::qos::target::Targets;
+use crate::qos::throttle::Throttle;
 use crate::request::Request;
 pub use crate::rerun::Rerun;
 use crate::sched::{ElevatorType, Setup};
-use crate::share::Shares;
 use crate::stat::{Shard, Stats, StatsMode, Watch};
 pub use crate::tag::TagMode;
-use crate::tag_share::SharedTags;
-use crate::target::Targets;
-use crate::throttle::Throttle;
 use crate::time::Nanos;
 
 /// The gate is held at this moment, or the queue is not at rest: try again.

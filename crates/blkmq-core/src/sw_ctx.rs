@@ -18,10 +18,10 @@ use std::sync::atomic::Ordering;
 
 use crate::bio::{Bio, Flags, Parent, Passed, Status};
 use crate::flush::{Begin, Flush};
-use crate::holding::{self, DynamicThreshold};
 use crate::ids::ReactorId;
-use crate::lines::Lines;
 use crate::plug::Plug;
+use crate::qos::holding::{self, DynamicThreshold};
+use crate::qos::lines::Lines;
 use crate::queue::{Effects, LocalDisk, Queue};
 use crate::request::{Request, State};
 use crate::split::{self, Splits};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::ids::{DiskId, HctxId, Tag};
-use crate::tag_share::{SharedTags, TagError, Use};
+use crate::qos::tag_share::{SharedTags, TagError, Use};
 use crate::time::Instant;
 
 /// Whose tags a hardware context uses.

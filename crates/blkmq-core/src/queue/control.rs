@@ -5,8 +5,8 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::{Busy, Queue, shares};
 use crate::group::GroupTree;
+use crate::qos::share::Shares;
 use crate::sched::{Elevator, ElevatorType, Setup, TunableError};
-use crate::share::Shares;
 
 /// An elevator that is not yet in its queue, with the sizes that it was made for. After the exchange it
 /// holds the former elevator, which is also large: drop it when the queue has thawed.

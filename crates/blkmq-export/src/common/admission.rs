@@ -18,6 +18,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blkmq_core::qos::{SHARE_MIN, share_of_free};
 use blkmq_host::disk::Tenant;
 use blkmq_host::service::Waker;
 
@@ -539,12 +540,9 @@ fn wake_all(all: impl IntoIterator<Item = Waker>) {
 
 /// The share of one of `users` when `free` are free.
 fn share(free: u32, users: u32) -> u32 {
-    (free / (users + ROOM_FOR)).max(SHARE_MIN)
+    (share_of_free(free.into(), users.into()) as u32).max(SHARE_MIN)
 }
 
-/// Number of further users for which room is left.
-const ROOM_FOR: u32 = 4;
-const SHARE_MIN: u32 = 4;
 /// Most connections of one address that may be leaving at a time: each still has its descriptor, beyond
 /// all limits.
 pub const LEAVING_MAX: u32 = 4;

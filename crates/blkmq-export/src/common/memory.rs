@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blkmq_core::qos::share_of_free;
 use blkmq_host::disk::Tenant;
 use blkmq_host::service::Waker;
 
@@ -127,7 +128,7 @@ impl Memory {
         let used = self.used.load(Ordering::SeqCst);
         let held = group.load(Ordering::SeqCst);
         let free = self.bytes_max.saturating_sub(used);
-        let is_within = held + bytes <= free / (self.holders.load(Ordering::SeqCst) + ROOM_FOR);
+        let is_within = held + bytes <= share_of_free(free, self.holders.load(Ordering::SeqCst));
         if is_within {
             Claim::Share
         } else if used + bytes <= self.bytes_max / 2 || (held == 0 && bytes <= free) {
@@ -391,8 +392,6 @@ impl Drop for Account {
     }
 }
 
-/// Number of further groups for which room is left.
-const ROOM_FOR: u64 = 4;
 /// Bytes that each connection may hold without asking: 64 buffers of 4 KiB.
 pub const ALLOWANCE: u64 = 256 << 10;
 /// Bytes that all connections may hold together by default.

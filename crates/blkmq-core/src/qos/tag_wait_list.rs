@@ -3,7 +3,7 @@
 //! requests. `hw_ctx` holds requests in it.
 
 use crate::ids::DiskId;
-use crate::lines::Lines;
+use crate::qos::lines::Lines;
 
 /// Requests of disks that had used up their share of shared tags.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blkmq_sync::CachePadded;
 use blkmq_sync::tag_bitmap::TagBitmap;
 
+use super::SHARE_MIN;
 use crate::ids::{DiskId, HctxId};
 use crate::time::{Instant, Nanos};
 
@@ -216,8 +217,6 @@ fn period(now: Instant) -> u64 {
     now.0 / PERIOD.0 + 1
 }
 
-/// The least share.
-const SHARE_MIN: u32 = 4;
 /// How often an active context publishes and computes its share.
 const PERIOD: Nanos = Nanos::from_millis(1);
 /// How long a context's demand counts: longer than its thread is off the CPU when many threads share one.

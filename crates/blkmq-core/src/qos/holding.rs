@@ -8,6 +8,8 @@
 //! Thresholds for Shared-Memory Packet Switches", 1998; there it is a fixed multiple. Divided by the users,
 //! the k-th user that never returns anything leaves 3 / (k + 3), not a k-th power.)
 
+use super::{SHARE_MIN, share_of_free};
+
 /// How many pieces each user holds.
 #[derive(Debug)]
 pub(crate) struct DynamicThreshold {
@@ -62,15 +64,10 @@ impl DynamicThreshold {
 
 /// How many pieces a user may hold while `free` are free and `users` users hold some.
 pub(crate) fn share(free: usize, users: usize) -> u32 {
-    u32::try_from(free / (users + ROOM_FOR))
+    u32::try_from(share_of_free(free as u64, users as u64))
         .unwrap_or(u32::MAX)
         .max(SHARE_MIN)
 }
-
-/// There is always room for this many more users with the same share.
-const ROOM_FOR: usize = 4;
-/// The least share, as with shared tags.
-const SHARE_MIN: u32 = 4;
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use super::SHARE_MIN;
 use crate::ids::DiskId;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
@@ -135,8 +136,6 @@ impl Shares {
     }
 }
 
-/// The least share.
-const SHARE_MIN: u32 = 4;
 /// How long a disk without requests in the gate keeps its share.
 const LINGER: Nanos = Nanos::from_millis(10);
 const LOOK_EVERY: Nanos = Nanos::from_millis(1);

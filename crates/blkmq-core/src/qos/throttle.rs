@@ -18,7 +18,7 @@ use crate::bio::Op;
 use crate::group::{Caps, Debts, GroupTree};
 use crate::ids::GroupId;
 use crate::limits::Limits;
-use crate::lines::Lines;
+use crate::qos::lines::Lines;
 use crate::request::Request;
 use crate::time::Instant;
 use crate::trace::{Step, Tracer};
