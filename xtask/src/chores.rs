@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_words_for_a_bench_are_its_own() {
+    fn words_for_a_bench_are_its_own() {
         let Ok(Chore::Ceph(ceph)) = parse("ceph --cephx --bench --what nbd --rounds 5") else {
             panic!("it is understood");
         };

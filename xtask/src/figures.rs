@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_was_typed_by_hand_is_found() {
+    fn figure_that_was_typed_by_hand_is_found() {
         let source = Source::read().unwrap();
         let readme = fs::read_to_string(root().join("README.md")).unwrap();
         let row = readme
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_without_its_end_is_an_error() {
+    fn marker_without_its_end_is_an_error() {
         let source = Source::read().unwrap();
         assert!(source.fill("<!-- figures: reports -->\n").is_err());
         assert!(source.fill("<!-- figures: end -->\n").is_err());

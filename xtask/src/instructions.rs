@@ -144,14 +144,14 @@ mod tests {
     use super::{collected, compare};
 
     #[test]
-    fn the_count_is_read_from_the_closing_line() {
+    fn count_is_read_from_the_closing_line() {
         let said = "==7== Events    : Ir\n==7== Collected : 1234567\n==7== \n";
         assert_eq!(collected(said), Some(1_234_567));
         assert_eq!(collected("==7== nothing"), None);
     }
 
     #[test]
-    fn a_move_in_either_direction_beyond_the_tolerance_fails() {
+    fn move_in_either_direction_beyond_the_tolerance_fails() {
         assert!(compare(&[("a", 100.0, 101.9), ("b", 100.0, 98.1)]).is_ok());
         assert!(compare(&[("a", 100.0, 102.1)]).is_err());
         assert!(compare(&[("a", 100.0, 97.9)]).is_err());

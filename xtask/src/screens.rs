@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_screen_replaces_what_was_between_its_markers() {
+    fn screen_replaces_what_was_between_its_markers() {
         let screens = [((80, 24), "new\n".to_owned())];
         let text = "a\n<!-- screen: 80x24 -->\nold\n<!-- screen: end -->\nb\n";
         let filled = fill(text, &screens).unwrap();

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_that_is_not_allowed_fails_a_strict_run_alone() {
+    fn skip_that_is_not_allowed_fails_a_strict_run_alone() {
         let list = list("strict", "end_to_end::qemu::reads: not installed: qemu-io\n");
         assert!(list.judge(std::iter::empty(), Mode::Listed).is_ok());
         let error = list.judge(std::iter::empty(), Mode::Strict).unwrap_err();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_skipped_fails_a_strict_run_like_a_test() {
+    fn step_that_is_skipped_fails_a_strict_run_like_a_test() {
         let list = list("step", "");
         assert!(list.judge(std::iter::empty(), Mode::Strict).is_ok());
         let step = || std::iter::once("path loss: it needs root".to_owned());
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_is_allowed_by_what_its_line_begins_with() {
+    fn skip_is_allowed_by_what_its_line_begins_with() {
         let allowed = read_allowed("# why\n\nhost::polled | the guest has such a device\n").unwrap();
         let skips = [
             "host::polled::reads: no device".to_owned(),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_without_a_reason_is_refused() {
+    fn entry_without_a_reason_is_refused() {
         for line in ["host::polled", "host::polled | ", " | because"] {
             assert!(read_allowed(line).is_err(), "{line}");
         }

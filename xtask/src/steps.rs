@@ -137,7 +137,7 @@ mod tests {
     use super::{Command, Steps, show};
 
     #[test]
-    fn a_failing_command_fails_the_step_and_names_both() {
+    fn failing_command_fails_the_step_and_names_both() {
         let error = Steps::new()
             .run("the step", Command::new("false").arg("x"))
             .unwrap_err();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_shown_as_one_would_type_it() {
+    fn command_is_shown_as_one_would_type_it() {
         let mut command = Command::new("/usr/bin/env");
         command
             .arg("test")

@@ -15,7 +15,7 @@ fn every_page_is_reached_from_the_index() {
 }
 
 #[test]
-fn the_index_names_every_page_itself_but_for_the_decisions() {
+fn index_names_every_page_itself_but_for_the_decisions() {
     let index: BTreeSet<PathBuf> = links(Path::new("docs/README.md")).into_iter().collect();
     let decisions: BTreeSet<PathBuf> = links(Path::new("docs/design/README.md")).into_iter().collect();
     let mut all = BTreeSet::new();
@@ -29,7 +29,7 @@ fn the_index_names_every_page_itself_but_for_the_decisions() {
 }
 
 #[test]
-fn a_decision_has_a_problem_a_price_and_measurements() {
+fn decision_has_a_problem_a_price_and_measurements() {
     let mut all = BTreeSet::new();
     pages_below(Path::new("docs/design"), &mut all);
     all.retain(|page| !page.ends_with("README.md"));

@@ -61,6 +61,24 @@ fn module_with_submodules_lies_beside_their_folder() {
 }
 
 #[test]
+fn test_names_are_short_and_begin_with_their_subject() {
+    let mut broken = Vec::new();
+    for file in rust_files() {
+        let mut is_test = false;
+        for (index, line) in file.text.lines().enumerate() {
+            is_test |= line.trim() == "#[test]";
+            if let Some(name) = is_test.then(|| function_name(line)).flatten() {
+                is_test = false;
+                if !is_test_name(name) {
+                    broken.push(at(&file, index, line));
+                }
+            }
+        }
+    }
+    assert_none(broken);
+}
+
+#[test]
 fn nothing_is_left_to_be_done_later() {
     assert_none(lines_where(&rust_files(), |_, line| {
         LEFTOVERS.iter().any(|word| line.contains(word))
@@ -101,7 +119,7 @@ fn unsafe_stays_in_the_crates_and_files_made_for_it() {
 }
 
 #[test]
-fn the_core_reads_no_clock_starts_no_thread_and_hashes_nothing() {
+fn core_reads_no_clock_starts_no_thread_and_hashes_nothing() {
     let core: Vec<Source> = rust_files()
         .into_iter()
         .filter(|file| file.path.starts_with("crates/blkmq-core/src/"))
@@ -131,7 +149,7 @@ fn no_file_names_a_path_of_the_machine_it_was_written_on() {
 }
 
 #[test]
-fn the_rules_themselves_can_fail() {
+fn rules_themselves_can_fail() {
     assert!(opens_unsafe("let x = unsafe { y };") && opens_unsafe(concat!("unsafe", " impl Send for T {}")));
     assert!(!opens_unsafe("#![deny(unsafe_code)]") && !opens_unsafe(&code_of("// an unsafe { block }")));
     assert!(is_justified(
@@ -157,6 +175,9 @@ fn the_rules_themselves_can_fail() {
         ],
         5
     ));
+    let name = |line| function_name(line).is_some_and(is_test_name);
+    assert!(name("    fn gate_is_open() {") && name("pub(super) fn gates_open() {"));
+    assert!(!name("fn a_gate_is_open() {") && !name(&format!("fn {}() {{", "x".repeat(81))));
     assert!(names_path("see '/opt/build/x'", "/opt/build/") && !names_path("a/opt/build/x", "/opt/build/"));
     assert_eq!(code_of(r#"call("https://host") // why"#), r#"call("") "#);
 }
@@ -247,6 +268,18 @@ fn is_excepted(lines: &[&str], index: usize) -> bool {
         && above.iter().any(|line| line.contains("reason ="))
 }
 
+/// The name of the function that a line begins.
+fn function_name(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once("fn ")?;
+    let is_begin = before.trim().is_empty() || before.trim_start().starts_with("pub");
+    is_begin.then(|| after.split('(').next()).flatten()
+}
+
+/// Whether a test's name is short, and its first word is none that every name could begin with.
+fn is_test_name(name: &str) -> bool {
+    name.len() <= TEST_NAME_MAX && !ARTICLES.iter().any(|article| name.starts_with(article))
+}
+
 fn may_be_unsafe(path: &str) -> bool {
     UNSAFE_CRATES.iter().any(|home| path.starts_with(home))
         || path.ends_with("/sys.rs")
@@ -316,6 +349,9 @@ fn root() -> PathBuf {
 }
 
 const LINES_MAX: usize = 800;
+/// Bytes of a test's name.
+const TEST_NAME_MAX: usize = 80;
+const ARTICLES: [&str; 3] = ["a_", "an_", "the_"];
 const LEFTOVERS: [&str; 5] = [
     concat!("to", "do!("),
     concat!("FIX", "ME"),

@@ -147,7 +147,7 @@ mod tests {
     const SET_UP: Duration = Duration::from_millis(50);
 
     #[test]
-    fn a_quick_run_stays_under_twenty_seconds_with_many_points() {
+    fn quick_run_stays_under_twenty_seconds_with_many_points() {
         let quick = BenchArgs {
             quick: true,
             ..BenchArgs::default()
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_nine_rounds_of_two_seconds_and_no_other_load() {
+    fn report_has_nine_rounds_of_two_seconds_and_no_other_load() {
         let report = BenchArgs {
             json: Some("report.json".into()),
             force: true,

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_read_from_its_json() {
+    fn job_is_read_from_its_json() {
         let job = serde_json::json!({
             "usr_cpu": 20.0, "sys_cpu": 30.0, "ctx": 500, "write": {"total_ios": 0},
             "read": {"total_ios": 10_000, "iops": 5_000.0, "runtime": 2_000,
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_io_is_an_error() {
+    fn job_without_io_is_an_error() {
         assert!(sample(&serde_json::json!({"read": {"total_ios": 0}})).is_err());
     }
 }

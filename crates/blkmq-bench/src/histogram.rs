@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_histogram_answers_zero_and_a_cleared_one_is_empty() {
+    fn empty_histogram_answers_zero_and_a_cleared_one_is_empty() {
         let mut histogram = Histogram::new();
         assert_eq!(histogram.quantile(0.5), 0);
         histogram.record(123);

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_compares_with_the_faster_peer_at_each_point() {
+    fn summary_compares_with_the_faster_peer_at_each_point() {
         let row = |side: &str, iops, cpu| Row {
             case: "c".into(),
             side: side.into(),

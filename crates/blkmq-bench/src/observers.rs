@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_compares_with_a_client_whom_nobody_observes() {
+    fn summary_compares_with_a_client_whom_nobody_observes() {
         let row = |case: &str, side: &str, iops| Row {
             case: case.into(),
             side: side.into(),

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_noted_once_with_each_form_of_its_command() {
+    fn program_is_noted_once_with_each_form_of_its_command() {
         for dir in ["/tmp/a-1", "/tmp/a-2"] {
             let mut command = Command::new("/usr/bin/env");
             note(

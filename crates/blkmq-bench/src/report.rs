@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_json_has_exactly_the_documented_form() {
+    fn json_has_exactly_the_documented_form() {
         let report = Report {
             bench: "engine".into(),
             commit: "c0ffee".into(),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_survives_the_way_through_json() {
+    fn row_survives_the_way_through_json() {
         let row = Row {
             case: "nbd/null/conns=1/depth=16".into(),
             side: "nbdkit".into(),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_is_the_slowest_and_the_fastest_round() {
+    fn spread_is_the_slowest_and_the_fastest_round() {
         let row = Row {
             rounds: vec![3.0, 1.0, 2.0],
             ..Row::default()

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_that_is_infinite_in_a_round_has_no_rounds() {
+    fn figure_that_is_infinite_in_a_round_has_no_rounds() {
         let with = |figures: [f64; 2]| Sample {
             figures: vec![("a", figures[0]), ("b", figures[1])],
             ..sample(1)
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visit_that_ends_no_io_is_an_error_that_names_it() {
+    fn visit_that_ends_no_io_is_an_error_that_names_it() {
         let idle = Point {
             case: "case-x".into(),
             side: "side-y".into(),
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_not_moved_by_one_outlier() {
+    fn median_is_not_moved_by_one_outlier() {
         assert_eq!(median(vec![1.0, 1e9, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 2.0]), 3.0);
         assert_eq!(median(Vec::new()), 0.0);

@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_published_times_stand_beside_ours_for_the_same_number_of_clients() {
+    fn published_times_stand_beside_ours_for_the_same_number_of_clients() {
         let args = SingleDispatchArgs {
             common: BenchArgs::default(),
             elevator: vec![sched::MQ_DEADLINE],

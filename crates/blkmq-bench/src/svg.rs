@@ -217,7 +217,7 @@ mod tests {
     use crate::report::About;
 
     #[test]
-    fn a_picture_has_a_bar_per_row_and_escapes_what_it_is_told() {
+    fn picture_has_a_bar_per_row_and_escapes_what_it_is_told() {
         let row = |case: &str, side: &str, iops| Row {
             case: case.into(),
             side: side.into(),
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scale_ends_at_a_round_number_above_the_fastest_round() {
+    fn scale_ends_at_a_round_number_above_the_fastest_round() {
         assert_eq!(round_step(0.9e6), 1e6);
         assert_eq!(round_step(2.1e6), 2.5e6);
         assert_eq!(round_step(6.0), 10.0);

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_of_one_row_alone_has_a_column() {
+    fn figure_of_one_row_alone_has_a_column() {
         let mut rows = [Row::default(), Row::default()];
         rows[1].figures.insert("jain".into(), 0.5);
         let text = draw(&rows);

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_children_stands_behind_any_name() {
+    fn time_of_children_stands_behind_any_name() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194560 1 2 3 4 10 11 200 30 20 0 1 0 99 1 1";
         assert_eq!((ticks(stat, CHILDREN), ticks(stat, OWN)), (Some(230), Some(21)));
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_error() {
+    fn process_that_is_not_there_is_an_error() {
         assert!(Usage::of(u32::MAX).is_err());
     }
 }

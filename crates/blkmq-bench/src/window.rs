@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_generator_ends_the_window_and_stops_the_others() {
+    fn failed_generator_ends_the_window_and_stops_the_others() {
         let window = Window::new(1);
         window.fail();
         assert!(window.measure(&plan(), || Ok(Default::default())).is_err());

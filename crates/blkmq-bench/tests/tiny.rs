@@ -75,7 +75,7 @@ struct Fairness {
 }
 
 #[test]
-fn the_fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
+fn fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
     let json = scratch("fairness", "json");
     for (only, figure) in [
         ("weights=1:2:4/mixed", "jain"),
@@ -101,7 +101,7 @@ fn the_fairness_bench_has_every_side_of_shares_isolation_and_reaction() {
 }
 
 #[test]
-fn the_stack_bench_has_every_mend_by_itself_and_every_selector() {
+fn stack_bench_has_every_mend_by_itself_and_every_selector() {
     let _alone = alone();
     let json = scratch("stack", "json");
     let line = format!("bench --paths 1,4 --drive completion=deferred {TINY}");
@@ -145,7 +145,7 @@ fn the_stack_bench_has_every_mend_by_itself_and_every_selector() {
 }
 
 #[test]
-fn the_poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
+fn poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
     let _alone = alone();
     let (json, svg) = (scratch("poll", "json"), scratch("poll", "svg"));
     let line = format!("bench --device 20,100 --shape mixed --depth 1,4 {TINY}");
@@ -178,7 +178,7 @@ fn the_poll_bench_measures_every_way_to_wait_and_says_what_the_least_is() {
 }
 
 #[test]
-fn the_run_queue_bench_counts_the_runs_that_each_side_schedules() {
+fn run_queue_bench_counts_the_runs_that_each_side_schedules() {
     let json = scratch("run-queue", "json");
     let run = |drive: &str| {
         let line = format!("bench --jobs 2 --tags 8 --depth 4,64{drive} {TINY}");
@@ -204,7 +204,7 @@ fn the_run_queue_bench_counts_the_runs_that_each_side_schedules() {
 }
 
 #[test]
-fn the_stack_bench_puts_mapped_disks_on_the_drive() {
+fn stack_bench_puts_mapped_disks_on_the_drive() {
     let json = scratch("mapped", "json");
     let line = format!("bench --side raw,linear,striped {TINY}");
     let words = line.split_whitespace().map(PathBuf::from);
@@ -220,7 +220,7 @@ fn the_stack_bench_puts_mapped_disks_on_the_drive() {
 }
 
 #[test]
-fn the_stats_bench_measures_all_four_sides() {
+fn stats_bench_measures_all_four_sides() {
     let json = scratch("stats", "json");
     let line = format!("bench --elevator mq-deadline --jobs 1,2 {TINY}");
     let words = line.split_whitespace().map(PathBuf::from);
@@ -235,7 +235,7 @@ fn the_stats_bench_measures_all_four_sides() {
 }
 
 #[test]
-fn the_scale_bench_models_every_elevator() {
+fn scale_bench_models_every_elevator() {
     let json = scratch("scale", "json");
     let line = format!("bench --submitters 1,4 {TINY}");
     let words = line.split_whitespace().map(PathBuf::from);
@@ -271,7 +271,7 @@ fn the_scale_bench_models_every_elevator() {
 }
 
 #[test]
-fn the_single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
+fn single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
     let works = |program: &str, word: &str| {
         let output = Command::new(program).arg(word).output();
         output.is_ok_and(|output| output.status.success())
@@ -311,7 +311,7 @@ fn the_single_dispatch_bench_measures_with_dbench_on_a_real_file_system() {
 }
 
 #[test]
-fn a_door_of_dbench_that_cannot_be_is_refused() {
+fn door_of_dbench_that_cannot_be_is_refused() {
     let parse = |line: &str| SingleDispatch::try_parse_from(line.split_whitespace());
     assert!(parse("bench --door ublk").is_err(), "without dbench");
     assert!(parse("bench --dbench --door nbd").is_err(), "no block device");
@@ -326,7 +326,7 @@ fn a_door_of_dbench_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn the_single_dispatch_bench_measures_all_sides_on_the_null_drive_and_on_the_modelled_disk() {
+fn single_dispatch_bench_measures_all_sides_on_the_null_drive_and_the_modelled_disk() {
     let (json, svg) = (scratch("dispatch", "json"), scratch("dispatch", "svg"));
     let line = format!("bench --elevator mq-deadline --jobs 1,2 --clients 1,2 {TINY}");
     let words = line.split_whitespace().map(PathBuf::from);
@@ -354,7 +354,7 @@ fn the_single_dispatch_bench_measures_all_sides_on_the_null_drive_and_on_the_mod
 }
 
 #[test]
-fn the_engine_bench_measures_every_elevator_and_submitter() {
+fn engine_bench_measures_every_elevator_and_submitter() {
     let json = scratch("engine", "json");
     run_engine(&format!("--jobs 1,8 --depth 1,64 {TINY}"), &json).expect("the bench runs");
     let report = read(&json);
@@ -369,7 +369,7 @@ fn the_engine_bench_measures_every_elevator_and_submitter() {
 }
 
 #[test]
-fn the_engine_bench_with_groups_gives_each_submitter_its_own() {
+fn engine_bench_with_groups_gives_each_submitter_its_own() {
     let json = scratch("groups", "json");
     run_engine(
         &format!("--groups --elevator bfq --jobs 2 --depth 8 {TINY}"),
@@ -411,7 +411,7 @@ fn every_pattern_runs_on_memory_and_on_a_file() {
 }
 
 #[test]
-fn whole_copies_from_an_nbd_server_count_the_processor_time_of_threads_that_have_ended() {
+fn copies_from_an_nbd_server_count_the_processor_time_of_ended_threads() {
     for program in ["nbdkit", "nbdcopy"] {
         if Command::new(program).arg("--version").output().is_err() {
             blkmq_testkit::skip(&format!("{program} is not installed (run `cargo xtask setup`)"));
@@ -450,7 +450,7 @@ fn whole_copies_from_an_nbd_server_count_the_processor_time_of_threads_that_have
 }
 
 #[test]
-fn a_file_is_not_written_to_without_leave() {
+fn file_is_not_written_to_without_leave() {
     let disk = scratch("precious", "raw");
     std::fs::write(&disk, vec![7; 8192]).expect("the file is written");
     let line = format!("--device file:{} --rw randwrite {TINY}", disk.display());
@@ -461,7 +461,7 @@ fn a_file_is_not_written_to_without_leave() {
 }
 
 #[test]
-fn the_counted_paths_do_as_many_ios_as_they_are_told() {
+fn counted_paths_do_as_many_ios_as_they_are_told() {
     let elevators = sched::BUILT_IN.map(|elevator| elevator.name);
     let selectors = blkmq_core::mapper::multipath::Selector::ALL.map(|selector| selector.name());
     let others = ["direct", "depth-1", "polled", "linear", "striped"];
@@ -490,7 +490,7 @@ fn twenty_disks_among_idle_ones_do_as_many_ios_as_they_are_told() {
 }
 
 #[test]
-fn the_nbd_bench_measures_every_peer_that_is_installed() {
+fn nbd_bench_measures_every_peer_that_is_installed() {
     for peer in ["qemu-storage-daemon", "nbdkit", "nbdkit-t1"] {
         let program = peer.trim_end_matches("-t1");
         if Command::new(program).arg("--version").output().is_err() {

@@ -286,7 +286,7 @@ mod tests {
                          [disk.m]\nmultipath = \"a/b\"\n[disk.s]\nlinear = \"c\"\n";
 
     #[test]
-    fn an_export_serves_the_disks_that_it_names_or_all_that_no_other_lies_on() {
+    fn export_serves_the_disks_that_it_names_or_all_that_no_other_lies_on() {
         for (disks, wanted) in [("", &["m", "s"][..]), ("disks = [\"s\", \"c\"]", &["c", "s"])] {
             let text = format!("{DISKS}[[export]]\nnbd = \"unix:x\"\n{disks}");
             let config = Config::from_toml(&text).unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_no_disk_is_refused() {
+    fn path_that_is_no_disk_is_refused() {
         let config = Config::from_toml(&DISKS.replace("[disk.b]", "[disk.z]")).unwrap();
         let error = config.check().unwrap_err().to_string();
         assert!(

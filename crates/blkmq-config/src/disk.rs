@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_string_becomes_a_disk() {
+    fn disk_string_becomes_a_disk() {
         let disk =
             DiskSpec::parse("name=vm1,file=vm1.raw,size=64M,ro=off,queue=q,sched=mq-deadline").unwrap();
         assert_eq!((disk.name.as_str(), disk.queue.as_deref()), ("vm1", Some("q")));
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comma_behind_a_backslash_belongs_to_the_value() {
+    fn comma_behind_a_backslash_belongs_to_the_value() {
         let disk = DiskSpec::parse(r"name=a,file=x\,y\z\,.raw,description=one\, two,ro=on").unwrap();
         let file: &FileConfig = config(&disk);
         assert_eq!(file.path.to_str(), Some(r"x,y\z,.raw"));
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_in_memory_may_have_huge_pages() {
+    fn disk_in_memory_may_have_huge_pages() {
         let disk = DiskSpec::parse("name=a,ram=1M,hugepages=on").unwrap();
         let wanted = RamDisk {
             size: 1 << 20,
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_may_be_on_an_nbd_server() {
+    fn disk_may_be_on_an_nbd_server() {
         let disk =
             DiskSpec::parse("name=a,nbd=nbd+unix:///vm1?socket=/tmp/s,connections=2,reconnect=30").unwrap();
         let config: &NbdConfig = config(&disk);
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_may_lie_on_others() {
+    fn disk_may_lie_on_others() {
         let disk = DiskSpec::parse("name=big,striped=a+b:1G:2G,chunk=128K,ro=on").unwrap();
         let Source::Mapped(map) = disk.source else {
             panic!("on others")

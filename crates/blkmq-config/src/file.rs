@@ -346,7 +346,7 @@ mod tests {
     "#;
 
     #[test]
-    fn a_file_says_the_same_as_flags() {
+    fn file_says_the_same_as_flags() {
         let config = parse(EXAMPLE).unwrap();
         config.check().unwrap();
         assert_eq!(
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_documents_is_sound() {
+    fn example_of_the_documents_is_sound() {
         let config = parse(include_str!("../../../docs/operate/blkmq.toml")).unwrap();
         config.check().unwrap();
         assert_eq!((config.disks.len(), config.exports.len()), (5, 2));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_answered_with_table_and_key() {
+    fn bad_file_is_answered_with_table_and_key() {
         for (text, part) in [
             ("[disk.a]\nram = \"1M\"\ncolour = 3", "colour"),
             ("[disk.a]\nram = [1]", "[disk.a] ram"),

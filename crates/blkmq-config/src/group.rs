@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_string_becomes_a_group_whatever_the_order_of_its_keys() {
+    fn group_string_becomes_a_group_whatever_the_order_of_its_keys() {
         let group = parse("/customers/a,read_bps_burst=8M,weight=200,read_bps=100M").unwrap();
         assert_eq!((group.path.as_str(), group.weight), ("/customers/a", Some(200)));
         let cap = Cap {

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stripe_has_chunks_and_a_linear_disk_has_none() {
+    fn stripe_has_chunks_and_a_linear_disk_has_none() {
         let mut map = striped("a+b").unwrap();
         assert_eq!(map.kind, MapKind::Striped { chunk: 65536 });
         set(&mut map, "chunk", "1M").unwrap();

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_says_which_keys_differ_and_how() {
+    fn step_says_which_keys_differ_and_how() {
         for (old, new, wanted) in [
             (
                 "[group.\"/x\"]\nweight = 3\niops = 5",

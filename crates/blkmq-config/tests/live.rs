@@ -149,7 +149,7 @@ fn what_cannot_join_is_refused_by_name_and_changes_nothing() {
 }
 
 #[test]
-fn a_depth_that_is_no_longer_asked_for_is_the_default_again() {
+fn depth_that_is_no_longer_asked_for_is_the_default_again() {
     let images = Images::new("depth");
     let config = |settings: &str| {
         let mut config = images.config(&["name=a,ram=1M"], &[]);

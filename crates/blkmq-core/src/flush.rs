@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preflush_fua_write_flushes_around_its_data_when_the_drive_has_no_fua() {
+    fn preflush_fua_write_flushes_around_its_data_when_the_drive_has_no_fua() {
         let mut flushes = machine();
         let limits = CACHED();
         flushes.begin(write(Flags::FUA.with(Flags::PREFLUSH)), &limits, false);
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drive_with_fua_gets_it_with_the_data_and_no_flush() {
+    fn drive_with_fua_gets_it_with_the_data_and_no_flush() {
         let mut flushes = machine();
         let limits = Limits {
             fua: true,
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_flush_ends_what_waits_for_it_and_writes_no_data() {
+    fn failed_flush_ends_what_waits_for_it_and_writes_no_data() {
         let mut flushes = machine();
         let limits = CACHED();
         flushes.begin(write(Flags::PREFLUSH), &limits, false);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_waits_for_caps_keeps_nobody_waiting_who_has_none() {
+    fn flush_that_waits_for_caps_keeps_nobody_waiting_who_has_none() {
         let mut flushes = machine();
         let limits = CACHED();
         flushes.begin(flush(1), &limits, true);

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_says_so_and_takes_a_retired_place_again() {
+    fn full_table_says_so_and_takes_a_retired_place_again() {
         let (mut tree, a, b) = tree();
         tree.create(ROOT, 1).unwrap();
         let full = tree.create(ROOT, 1).unwrap_err();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_is_not_removed_while_children_live() {
+    fn parent_is_not_removed_while_children_live() {
         let (mut tree, a, b) = tree();
         assert_eq!(tree.remove(a), Err(GroupError::HasChildren { id: a, child: b }));
         tree.remove(b).unwrap();
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_not_moved_below_itself_nor_too_deep() {
+    fn group_is_not_moved_below_itself_nor_too_deep() {
         let mut tree = GroupTree::new(40);
         let mut deepest = ROOT;
         for _ in 0..LEVELS_MAX {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_and_strangers_are_refused() {
+    fn root_and_strangers_are_refused() {
         let (mut tree, a, _) = tree();
         for error in [tree.remove(ROOT), tree.move_to(ROOT, a), tree.set_weight(ROOT, 5)] {
             assert!(matches!(error, Err(GroupError::Root { .. })), "{error:?}");

@@ -134,14 +134,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cookie_keeps_tag_and_generation() {
+    fn cookie_keeps_tag_and_generation() {
         let cookie = Cookie::new(Tag(77), 0xdead_beef);
         assert_eq!((cookie.tag(), cookie.generation()), (Tag(77), 0xdead_beef));
         assert_eq!(Cookie::from_raw(cookie.raw()), cookie);
     }
 
     #[test]
-    fn a_reactor_set_gives_back_each_member_once() {
+    fn reactor_set_gives_back_each_member_once() {
         let mut set = ReactorSet::default();
         for id in [127, 3, 3, 64] {
             set.insert(ReactorId(id));

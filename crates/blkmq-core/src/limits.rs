@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_must_lie_on_the_disk_in_whole_blocks() {
+    fn range_must_lie_on_the_disk_in_whole_blocks() {
         let limits = Limits::default();
         let check = |op, offset, len| limits.check_bio(&bio(op, offset, len), 8192, false);
         assert_eq!(check(Op::Read, 0, 8192), Ok(()));
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_disk_refuses_every_change() {
+    fn read_only_disk_refuses_every_change() {
         let limits = Limits {
             discard_max: 1 << 20,
             zeroes_max: 1 << 20,
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_boundary_shortens_what_stands_before_it() {
+    fn boundary_shortens_what_stands_before_it() {
         let limits = Limits {
             boundary: 65536,
             ..Limits::default()
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_size_that_is_no_power_of_two_is_named() {
+    fn block_size_that_is_no_power_of_two_is_named() {
         let error = Limits {
             logical_block: 768,
             ..Limits::default()

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_never_crosses_operation_disk_group_priority_or_flush() {
+    fn merge_never_crosses_operation_disk_group_priority_or_flush() {
         let limits = Limits {
             discard_max: 1 << 30,
             ..Limits::default()
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_stays_within_size_segments_and_boundary() {
+    fn merge_stays_within_size_segments_and_boundary() {
         let queued = rq(bio(0));
         let next = rq(bio(4096));
         let limits = |change: fn(&mut Limits)| {

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plug_is_due_at_32_requests_or_128_kib() {
+    fn plug_is_due_at_32_requests_or_128_kib() {
         let limits = Limits::default();
         let mut plug = Plug::new();
         for i in 0..31 {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_merged_in_the_plug_unless_merging_is_off() {
+    fn stream_is_merged_in_the_plug_unless_merging_is_off() {
         let limits = Limits::default();
         for (merges, requests) in [(true, 1), (false, 8)] {
             let mut plug = Plug::new();

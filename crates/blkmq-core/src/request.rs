@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn a_front_merge_of_a_merged_request_keeps_order() {
+    fn front_merge_of_a_merged_request_keeps_order() {
         let mut front = rq(1);
         front.absorb_back(rq(2));
         front.absorb_front(rq(0));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_is_cut_at_granules() {
+    fn discard_is_cut_at_granules() {
         let limits = Limits {
             discard_max: 10240,
             discard_granularity: 4096,
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_split_bio_is_the_first_error_of_its_parts() {
+    fn end_of_a_split_bio_is_the_first_error_of_its_parts() {
         let mut splits = Splits::new(1);
         let whole = Bio {
             cookie: 7,

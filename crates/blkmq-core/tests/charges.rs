@@ -130,7 +130,7 @@ fn with_cache() -> Limits {
 }
 
 #[test]
-fn a_flush_waits_for_a_cap_on_requests_and_counts_as_one() {
+fn flush_waits_for_a_cap_on_requests_and_counts_as_one() {
     for kind in sched::BUILT_IN {
         for reactors in [1, 2] {
             let caps = Caps::default().with(CapKind::Iops, 100);
@@ -157,7 +157,7 @@ fn a_flush_waits_for_a_cap_on_requests_and_counts_as_one() {
 }
 
 #[test]
-fn a_flush_is_no_bytes_and_does_not_wait_behind_writes_that_are() {
+fn flush_is_no_bytes_and_does_not_wait_behind_writes_that_are() {
     for kind in sched::BUILT_IN {
         let caps = Caps::default().with(CapKind::WriteBps, 1 << 20);
         let (mut bench, group) = bench(kind, 1, caps, with_cache());
@@ -179,7 +179,7 @@ fn a_flush_is_no_bytes_and_does_not_wait_behind_writes_that_are() {
 }
 
 #[test]
-fn a_freeze_lets_flushes_go_that_wait_for_a_cap_and_what_they_owe_is_paid_afterwards() {
+fn freeze_lets_flushes_go_that_wait_for_a_cap_and_what_they_owe_is_paid_afterwards() {
     for kind in [sched::NONE, sched::MQ_DEADLINE] {
         let caps = Caps::default().with(CapKind::WriteIops, 1);
         let (mut bench, group) = bench(kind, 1, caps, with_cache());
@@ -219,7 +219,7 @@ fn groups_without_caps_flush_past_those_that_wait() {
 }
 
 #[test]
-fn a_flush_of_a_thread_without_a_context_is_issued_by_the_one_that_it_uses() {
+fn flush_of_a_thread_without_a_context_is_issued_by_the_one_that_it_uses() {
     for kind in sched::BUILT_IN {
         let caps = Caps::default().with(CapKind::Iops, 100);
         let mut config = QueueConfig {

@@ -149,7 +149,7 @@ fn cpu_time() -> u64 {
 }
 
 #[test]
-fn the_measurement_itself_works() {
+fn measurement_itself_works() {
     for (kind, groups) in cases() {
         let Some(mut elevator) = build(kind, groups, 8) else {
             continue;

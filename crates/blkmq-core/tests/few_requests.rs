@@ -67,7 +67,7 @@ fn run_out(bench: &mut Bench) {
 }
 
 #[test]
-fn a_light_group_is_served_at_once_beside_a_capped_one_that_is_refused_more() {
+fn light_group_is_served_at_once_beside_a_capped_one_that_is_refused_more() {
     for kind in sched::BUILT_IN {
         let mut bench = crowded(kind, 512, 2, 1);
         let (heavy, light) = (GroupId(1), GroupId(2));

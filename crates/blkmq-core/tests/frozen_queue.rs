@@ -12,7 +12,7 @@ use common::{Bench, bio, config};
 const KINDS: [&ElevatorType; sched::BUILT_IN.len()] = sched::BUILT_IN;
 
 #[test]
-fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
+fn frozen_queue_drains_and_starts_nothing_until_it_thaws() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,
@@ -46,7 +46,7 @@ fn a_frozen_queue_drains_and_starts_nothing_until_it_thaws() {
 }
 
 #[test]
-fn the_limit_of_an_elevator_ends_with_it() {
+fn limit_of_an_elevator_ends_with_it() {
     let mut config = config(1);
     config.elevator = sched::Registry::default().get("bfq").expect("there is bfq");
     config.groups = GroupTree::flat(3);
@@ -72,7 +72,7 @@ fn the_limit_of_an_elevator_ends_with_it() {
 }
 
 #[test]
-fn a_quiesced_queue_issues_nothing_and_goes_on_afterwards() {
+fn quiesced_queue_issues_nothing_and_goes_on_afterwards() {
     for kind in KINDS {
         let mut config = config(1);
         config.tags = TagMode::PerHctx(1);
@@ -95,7 +95,7 @@ fn a_quiesced_queue_issues_nothing_and_goes_on_afterwards() {
 }
 
 #[test]
-fn a_handle_can_be_given_back_and_taken_again() {
+fn handle_can_be_given_back_and_taken_again() {
     let mut bench = Bench::new(config(1));
     bench.submit(0, bio(Op::Read, 0, 1, 1));
     bench.unplug(0);

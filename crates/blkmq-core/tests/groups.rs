@@ -63,7 +63,7 @@ fn sleep(bench: &mut Bench) -> Nanos {
 }
 
 #[test]
-fn a_capped_group_waits_for_its_time_and_nobody_else_does() {
+fn capped_group_waits_for_its_time_and_nobody_else_does() {
     for kind in sched::BUILT_IN {
         let mut bench = Bench::new(with_groups(1, 4, kind));
         let (capped, free) = (create(&bench, ROOT), create(&bench, ROOT));
@@ -140,7 +140,7 @@ fn lifted_caps_hold_nothing_back_and_are_paid_for_when_they_hold_again() {
 }
 
 #[test]
-fn a_freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
+fn freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
     for (from, to) in [
         (sched::NONE, sched::MQ_DEADLINE),
         (sched::MQ_DEADLINE, sched::NONE),
@@ -177,7 +177,7 @@ fn a_freeze_lets_go_what_has_started_and_a_switch_finds_nothing_left() {
 }
 
 #[test]
-fn a_quiesced_queue_keeps_what_waits_for_its_caps() {
+fn quiesced_queue_keeps_what_waits_for_its_caps() {
     let mut bench = Bench::new(with_groups(1, 2, sched::NONE));
     let group = create(&bench, ROOT);
     cap(&bench, group, 1000);
@@ -198,7 +198,7 @@ fn a_quiesced_queue_keeps_what_waits_for_its_caps() {
 }
 
 #[test]
-fn what_is_still_sent_to_a_removed_group_is_its_ancestors_and_its_number_is_free_when_it_has_ended() {
+fn bios_of_a_removed_group_are_its_ancestors_and_its_number_is_free_after_them() {
     for kind in sched::BUILT_IN {
         let mut bench = Bench::new(with_groups(2, 3, kind));
         let parent = create(&bench, ROOT);
@@ -250,7 +250,7 @@ fn bios_that_wait_for_a_request_are_given_to_the_ancestor_before_the_number_is_f
 }
 
 #[test]
-fn a_handle_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_does() {
+fn handle_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_does() {
     let mut config = with_groups(2, 2, sched::NONE);
     config.reactors[1] = ReactorConfig { is_event_loop: false };
     let mut bench = Bench::new(config);
@@ -269,7 +269,7 @@ fn a_handle_that_nobody_takes_holds_up_no_removal_and_a_thread_that_looks_away_d
 }
 
 #[test]
-fn a_parent_of_living_children_stays_and_nothing_is_changed() {
+fn parent_of_living_children_stays_and_nothing_is_changed() {
     let bench = Bench::new(with_groups(1, 4, sched::NONE));
     let parent = create(&bench, ROOT);
     let child = create(&bench, parent);
@@ -285,7 +285,7 @@ fn a_parent_of_living_children_stays_and_nothing_is_changed() {
 }
 
 #[test]
-fn what_the_caps_let_pass_finds_its_way_without_an_own_context_with_few_tags_and_refusals() {
+fn requests_that_the_caps_let_pass_need_no_context_of_their_own() {
     let mut config = with_groups(3, 2, sched::NONE);
     config.hctxs = 1;
     config.tags = TagMode::PerHctx(2);

@@ -50,7 +50,7 @@ fn what_one_context_pushed_back_goes_first_through_whichever_dispatches_next() {
 }
 
 #[test]
-fn a_dispatcher_stops_at_the_first_request_that_its_driver_does_not_take() {
+fn dispatcher_stops_at_the_first_request_that_its_driver_does_not_take() {
     for kind in AT_ONCE {
         let mut bench = Bench::new(scheduled(1, kind));
         bench.sides[0].hand.borrow_mut().answers = [Issued::Queued, Issued::DeviceResource].into();
@@ -99,7 +99,7 @@ fn what_waits_for_the_depth_merges_with_what_other_contexts_insert() {
 }
 
 #[test]
-fn the_context_of_whoever_dispatches_gets_the_requests_and_nobody_else_is_run() {
+fn context_of_whoever_dispatches_gets_the_requests_and_nobody_else_is_run() {
     for kind in AT_ONCE {
         let mut bench = Bench::new(QueueConfig {
             tags: TagMode::PerHctx(1),
@@ -143,7 +143,7 @@ fn what_a_thread_that_does_not_promise_pushed_back_is_not_left_with_it() {
 }
 
 #[test]
-fn a_slow_disk_leaves_a_fast_one_its_share_of_shared_tags_while_both_are_active() {
+fn slow_disk_leaves_a_fast_one_its_share_of_shared_tags_while_both_are_active() {
     let mut bench = Bench::new(QueueConfig {
         tags: TagMode::Shared(8),
         ..scheduled(2, sched::MQ_DEADLINE)
@@ -194,7 +194,7 @@ fn for_itself(reactors: u16, kind: &'static ElevatorType, dispatch: Dispatch) ->
 }
 
 #[test]
-fn before_an_insertion_ran_its_own_context_and_a_completion_every_one_if_that_was_asked_for() {
+fn baseline_runs_its_own_context_on_insertion_and_every_one_on_completion() {
     let ways = [(Dispatch::EveryContext, 3), (Dispatch::OwnContext, 0)];
     for (kind, (dispatch, after_end)) in elevators().flat_map(|kind| ways.map(|way| (kind, way))) {
         let mut bench = for_itself(4, kind, dispatch);

@@ -98,7 +98,7 @@ fn runs_are_scheduled_once_for_each_that_is_made_and_not_for_each_end() {
 }
 
 #[test]
-fn a_context_that_came_first_leaves_others_their_share_of_the_tags() {
+fn context_that_came_first_leaves_others_their_share_of_the_tags() {
     let mut bench = Bench::new(shared(2, 32));
     submit(&mut bench, 0, SLOW, 128);
     assert_eq!(counts(&bench), (32, 0), "alone it has all");
@@ -115,7 +115,7 @@ fn a_context_that_came_first_leaves_others_their_share_of_the_tags() {
 }
 
 #[test]
-fn a_slow_disk_leaves_a_fast_one_its_share_in_one_context() {
+fn slow_disk_leaves_a_fast_one_its_share_in_one_context() {
     let mut bench = Bench::new(shared(1, 32));
     submit(&mut bench, 0, SLOW, 100);
     assert_eq!(counts(&bench), (32, 0), "alone it has all");
@@ -130,7 +130,7 @@ fn a_slow_disk_leaves_a_fast_one_its_share_in_one_context() {
 }
 
 #[test]
-fn a_disk_that_is_idle_gives_its_share_to_the_others() {
+fn disk_that_is_idle_gives_its_share_to_the_others() {
     let mut bench = Bench::new(shared(1, 32));
     submit(&mut bench, 0, FAST, 1);
     submit(&mut bench, 0, SLOW, 100);
@@ -144,7 +144,7 @@ fn a_disk_that_is_idle_gives_its_share_to_the_others() {
 }
 
 #[test]
-fn a_depth_to_begin_with_bounds_all_contexts_together_as_one_that_is_set_does() {
+fn depth_to_begin_with_bounds_all_contexts_together_as_one_that_is_set_does() {
     let mut begun = Bench::new(QueueConfig {
         depth: Some(8),
         ..shared(2, 32)

@@ -70,7 +70,7 @@ fn send(bench: &mut Bench, bios: impl IntoIterator<Item = Bio>) {
 }
 
 #[test]
-fn a_request_of_the_direct_path_is_queued_issued_and_completed() {
+fn request_of_the_direct_path_is_queued_issued_and_completed() {
     for ends_at_once in [false, true] {
         let mut bench = bench(sched::NONE);
         bench.sides[0].hand.borrow_mut().inline = ends_at_once;

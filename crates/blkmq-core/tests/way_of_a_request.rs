@@ -14,7 +14,7 @@ use common::{Bench, bio, config};
 const KINDS: [&ElevatorType; sched::BUILT_IN.len()] = sched::BUILT_IN;
 
 #[test]
-fn a_bio_goes_to_the_driver_and_its_end_comes_back() {
+fn bio_goes_to_the_driver_and_its_end_comes_back() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,
@@ -136,7 +136,7 @@ fn what_is_done_is_not_done_again_when_a_request_comes_back() {
 }
 
 #[test]
-fn a_bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error() {
+fn bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error() {
     let mut config = config(1);
     config.limits = Limits {
         transfer_max: 8192,
@@ -209,7 +209,7 @@ fn no_more_is_in_flight_than_the_depth_and_the_rest_follows() {
 }
 
 #[test]
-fn a_depth_to_begin_with_is_no_bound_for_later() {
+fn depth_to_begin_with_is_no_bound_for_later() {
     for kind in KINDS {
         for (depth, max) in [(2, 4), (4, 4), (8, 8)] {
             let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
@@ -239,7 +239,7 @@ fn a_depth_to_begin_with_is_no_bound_for_later() {
 }
 
 #[test]
-fn a_driver_without_resources_is_asked_again_after_three_milliseconds() {
+fn driver_without_resources_is_asked_again_after_three_milliseconds() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,
@@ -263,7 +263,7 @@ fn a_driver_without_resources_is_asked_again_after_three_milliseconds() {
 }
 
 #[test]
-fn a_requeued_request_goes_out_again_and_ends_once() {
+fn requeued_request_goes_out_again_and_ends_once() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,
@@ -282,7 +282,7 @@ fn a_requeued_request_goes_out_again_and_ends_once() {
 }
 
 #[test]
-fn a_request_that_is_always_requeued_ends_with_an_error() {
+fn request_that_is_always_requeued_ends_with_an_error() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,
@@ -297,7 +297,7 @@ fn a_request_that_is_always_requeued_ends_with_an_error() {
 }
 
 #[test]
-fn a_lost_request_times_out_once_and_its_late_end_touches_nothing() {
+fn lost_request_times_out_once_and_its_late_end_touches_nothing() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,
@@ -358,7 +358,7 @@ fn requests_that_are_issued_while_others_time_out_have_all_of_their_time() {
 }
 
 #[test]
-fn a_flush_after_a_write_with_fua_keeps_the_order() {
+fn flush_after_a_write_with_fua_keeps_the_order() {
     let mut config = config(1);
     config.limits.cache = true;
     let mut bench = Bench::new(config);
@@ -387,7 +387,7 @@ fn a_flush_after_a_write_with_fua_keeps_the_order() {
 }
 
 #[test]
-fn a_reactor_without_context_reaches_the_driver_through_its_owner() {
+fn reactor_without_context_reaches_the_driver_through_its_owner() {
     for kind in KINDS {
         let mut config = config(3);
         config.hctxs = 1;
@@ -404,7 +404,7 @@ fn a_reactor_without_context_reaches_the_driver_through_its_owner() {
 }
 
 #[test]
-fn a_shared_tag_that_is_freed_runs_the_context_that_waits_for_it() {
+fn shared_tag_that_is_freed_runs_the_context_that_waits_for_it() {
     for kind in KINDS {
         let mut config = config(2);
         config.tags = TagMode::Shared(1);
@@ -424,7 +424,7 @@ fn a_shared_tag_that_is_freed_runs_the_context_that_waits_for_it() {
 }
 
 #[test]
-fn a_thread_that_does_not_promise_never_issues_for_others() {
+fn thread_that_does_not_promise_never_issues_for_others() {
     let mut config = config(2);
     config.reactors[1] = ReactorConfig { is_event_loop: false };
     config.elevator = sched::MQ_DEADLINE;
@@ -467,7 +467,7 @@ fn more_bios_than_may_wait_come_back_to_the_submitter() {
 }
 
 #[test]
-fn a_queue_without_merging_merges_neither_in_the_plug_nor_in_the_elevator() {
+fn queue_without_merging_merges_neither_in_the_plug_nor_in_the_elevator() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,
@@ -481,7 +481,7 @@ fn a_queue_without_merging_merges_neither_in_the_plug_nor_in_the_elevator() {
 }
 
 #[test]
-fn a_driver_that_must_be_looked_at_after_polling_was_switched_off_is_until_it_says_no() {
+fn driver_that_must_be_looked_at_after_polling_was_switched_off_is_until_it_says_no() {
     let mut bench = Bench::new(config(1));
     bench.queue.set_polled(true);
     bench.run_until_idle();
@@ -515,7 +515,7 @@ fn a_driver_that_must_be_looked_at_after_polling_was_switched_off_is_until_it_sa
 }
 
 #[test]
-fn a_drive_that_has_been_silent_is_not_expected_to_end_something_at_any_moment() {
+fn drive_that_has_been_silent_is_not_expected_to_end_something_at_any_moment() {
     let mut bench = Bench::new(config(1));
     let expects = |bench: &mut Bench, ms| {
         let at = bench.now + Nanos::from_millis(ms);

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_hits_as_often_as_it_says() {
+    fn rate_hits_as_often_as_it_says() {
         let mut chance = Chance::new(7, 0);
         for probability in [0.0, 0.01, 0.5, 1.0] {
             let rate = Rate::new(probability);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_has_its_mean_and_deviation() {
+    fn bell_has_its_mean_and_deviation() {
         let mut chance = Chance::new(1, 2);
         let draws: Vec<i64> = (0..100_000).map(|_| chance.bell_1024()).collect();
         let mean = draws.iter().sum::<i64>() as f64 / 100_000.0;

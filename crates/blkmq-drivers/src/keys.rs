@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_taken_once_and_refused_twice() {
+    fn key_is_taken_once_and_refused_twice() {
         let mut list = pairs(&[("a", "1"), ("b", "2"), ("b", "3")]);
         assert_eq!(list.take("a"), Ok(Some("1".to_owned())));
         assert_eq!(list.take("a"), Ok(None));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_has_at_least_one_byte() {
+    fn disk_has_at_least_one_byte() {
         let error = pairs(&[("ram", "0")]).take_size("ram").unwrap_err().to_string();
         assert_eq!(error, "ram=0 rejected: a disk has at least one block, 512 bytes");
         assert_eq!(pairs(&[("ram", "4K")]).take_size("ram"), Ok(4096));

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_that_are_listed_are_those_that_are_taken() {
+    fn keys_that_are_listed_are_those_that_are_taken() {
         for driver in Registry::default().iter() {
             let mut listed: Vec<&str> = driver.keys.iter().map(|key| key.name).collect();
             let mut taken = known(driver);

@@ -225,7 +225,7 @@ fn merged_requests_keep_their_data_in_memory() {
 }
 
 #[test]
-fn a_drive_without_fua_has_its_data_durable_through_flushes() {
+fn drive_without_fua_has_its_data_durable_through_flushes() {
     let config = NullConfig {
         memory: true,
         cache: true,
@@ -271,7 +271,7 @@ fn count_ends(keys: &[(&str, &str)], elevator: &'static ElevatorType, status: St
 }
 
 #[test]
-fn a_tenth_requeued_all_end_well_with_every_elevator_and_completion() {
+fn tenth_requeued_all_end_well_with_every_elevator_and_completion() {
     for elevator in sched::BUILT_IN {
         for completion in ["inline", "deferred", "timer"] {
             let keys = [("requeue_rate", "10%"), ("completion", completion)];
@@ -285,7 +285,7 @@ fn a_tenth_requeued_all_end_well_with_every_elevator_and_completion() {
 }
 
 #[test]
-fn a_third_refused_for_want_of_a_resource_all_end_well() {
+fn third_refused_for_want_of_a_resource_all_end_well() {
     for elevator in sched::BUILT_IN {
         for completion in ["inline", "deferred", "timer"] {
             let keys = [("resource_rate", "33%"), ("completion", completion)];
@@ -310,7 +310,7 @@ fn half_swallowed_half_time_out_and_no_more() {
 }
 
 #[test]
-fn a_bad_range_fails_the_bios_that_touch_it() {
+fn bad_range_fails_the_bios_that_touch_it() {
     let bad = count_ends(
         &[("bad", "8M-12M"), ("latency", "20us")],
         sched::NONE,
@@ -320,7 +320,7 @@ fn a_bad_range_fails_the_bios_that_touch_it() {
 }
 
 #[test]
-fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
+fn discard_of_a_whole_large_disk_is_done_in_slices() {
     let size = 1 << 40;
     let device = RamDevice::new(&RamConfig::default(), &[size]);
     let mut rig = rig(&device, size, sched::NONE);
@@ -354,7 +354,7 @@ fn a_discard_of_a_whole_large_disk_is_done_in_slices() {
 }
 
 #[test]
-fn a_discard_of_a_huge_null_disk_is_one_request() {
+fn discard_of_a_huge_null_disk_is_one_request() {
     let size = 900 << 40;
     let device = NullDevice::new(NullConfig::default(), &[size]).unwrap();
     let mut rig = rig(&device, size, sched::NONE);

@@ -53,7 +53,7 @@ fn pipelined_block_status_and_refused_requests_are_all_answered() {
 }
 
 #[test]
-fn a_read_of_zeroes_brings_a_hole_and_a_read_of_anything_else_its_data() {
+fn read_of_zeroes_brings_a_hole_and_a_read_of_anything_else_its_data() {
     let server = Server::start(Limits::default(), 64 * MIB);
     let mut writer = server.connect(HeaderStyle::Simple);
     // The last byte of the second block only; requests use the buffers of both blocks alternately.
@@ -103,7 +103,7 @@ fn half_a_request_and_then_nothing_is_cut_at_its_deadline() {
 }
 
 #[test]
-fn a_writer_that_is_always_half_a_message_behind_is_not_cut() {
+fn writer_that_is_always_half_a_message_behind_is_not_cut() {
     let limits = Limits {
         half_request_deadline: SHORT,
         ..Limits::default()
@@ -133,7 +133,7 @@ fn a_writer_that_is_always_half_a_message_behind_is_not_cut() {
 }
 
 #[test]
-fn a_client_that_sends_byte_by_byte_and_reads_byte_by_byte_is_served() {
+fn client_that_sends_byte_by_byte_and_reads_byte_by_byte_is_served() {
     let server = Server::start(Limits::default(), 64 * MIB);
     let mut client = server.connect(HeaderStyle::Simple);
     let mut requests = write_request(1, 512, &[0x5a; 512]);
@@ -212,8 +212,7 @@ fn all_connections_together_hold_no_more_payload_than_the_memory_and_all_are_ser
 }
 
 #[test]
-fn who_holds_its_share_of_the_memory_and_reads_nothing_delays_small_requests_not_at_all_and_others_of_its_group_to_its_deadline()
- {
+fn memory_held_by_a_client_that_does_not_read_delays_no_small_requests_of_others() {
     let limits = Limits {
         unread_reply_deadline: LONGER,
         ..Limits::default()

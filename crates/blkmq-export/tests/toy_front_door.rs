@@ -167,7 +167,7 @@ impl Service for Client {
 }
 
 #[test]
-fn a_front_door_needs_nothing_but_the_trait() {
+fn front_door_needs_nothing_but_the_trait() {
     let path = std::env::temp_dir().join(format!("blkmq-zeroer-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let door: &dyn FrontDoor = &Zeroer;

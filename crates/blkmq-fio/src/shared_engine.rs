@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_engine_is_made_for_all_and_ends_with_the_last() {
+    fn engine_is_made_for_all_and_ends_with_the_last() {
         let shared_engine = SharedEngine::new();
         let sizes: Vec<u64> = [
             (1, options("null=1G,name=t1", "")),

@@ -519,7 +519,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_declarations_have_the_sizes_of_fio_3_33() {
+    fn declarations_have_the_sizes_of_fio_3_33() {
         assert_eq!(size_of::<EngineOps>(), 0x108);
         assert_eq!(std::mem::offset_of!(EngineOps, options), 0x100);
         assert_eq!(std::mem::offset_of!(FioFile, real_file_size), 48);
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_another_form_is_refused_before_anything_is_believed() {
+    fn job_of_another_form_is_refused_before_anything_is_believed() {
         let mut memory = vec![0_usize; layout::LEN_MIN.div_ceil(8)];
         let td: *mut ThreadData = memory.as_mut_ptr().cast();
         let options = Options {

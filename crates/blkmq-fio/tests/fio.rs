@@ -27,7 +27,7 @@ fn what_fio_wrote_it_finds_again_on_memory_and_on_a_file() {
 }
 
 #[test]
-fn a_changed_byte_is_found_out() {
+fn changed_byte_is_found_out() {
     let Some(fio) = Fio::find() else { return };
     let image = Image::new("changed.raw", 4 << 20);
     let words = format!(

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clock_runs_as_fast_as_the_kernels() {
+    fn clock_runs_as_fast_as_the_kernels() {
         for clock in [Clock::get(), Clock::monotonic()] {
             let (ours, theirs) = (clock.now(), monotonic_ns());
             std::thread::sleep(Duration::from_millis(100));

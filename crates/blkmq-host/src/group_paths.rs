@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moved_group_takes_along_what_is_below_it_and_nothing_else() {
+    fn moved_group_takes_along_what_is_below_it_and_nothing_else() {
         let list = ["/", "/a", "/a/b", "/ab", "/c"].map(str::to_owned);
         let mut paths = Paths::new(&list);
         paths.rename("/a", "/c/a");

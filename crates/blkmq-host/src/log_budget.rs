@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_is_cut_to_a_line_a_second_and_the_rest_is_counted() {
+    fn flood_is_cut_to_a_line_a_second_and_the_rest_is_counted() {
         let budget = LogBudget::new("it");
         let start = Instant(1) + Nanos::from_secs(100);
         // Ten thousand a second, for ten seconds.
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_hour_earns_no_more_than_the_bucket_holds() {
+    fn idle_hour_earns_no_more_than_the_bucket_holds() {
         let budget = LogBudget::new("it");
         let later = Instant(0) + Nanos::from_secs(3600);
         let written = (0..1000).filter(|_| budget.take(later).is_some()).count();

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenant_is_a_path_on_whichever_queue() {
+    fn tenant_is_a_path_on_whichever_queue() {
         let register = Register::default();
         let of = |queue, group, path| register.tenant(queue, GroupId(group), path);
         let a = of("q", 1, Some("/a"));

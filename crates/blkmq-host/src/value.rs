@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_key_value_and_what_is_allowed() {
+    fn error_names_key_value_and_what_is_allowed() {
         assert_eq!(
             range("bad", "5-5").unwrap_err().to_string(),
             "bad=5-5 rejected: must be START-END in bytes such as 1M-1028K, with START before END, the first byte after it"

@@ -92,7 +92,7 @@ fn queues_that_idle_among_many_notice_what_comes() {
 }
 
 #[test]
-fn the_elevator_is_switched_every_10_ms_under_load_and_nothing_is_lost() {
+fn elevator_is_switched_every_10_ms_under_load_and_nothing_is_lost() {
     let engine = engine(2, 3, completing(Completion::Timer), sched::NONE);
     let is_over = AtomicBool::new(false);
     let switches = thread::scope(|scope| {
@@ -125,7 +125,7 @@ fn the_elevator_is_switched_every_10_ms_under_load_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_freeze_holds_new_requests_back_until_the_last_one_thaws() {
+fn freeze_holds_new_requests_back_until_the_last_one_thaws() {
     let engine = engine(1, 1, completing(Completion::Inline), sched::NONE);
     let mut attached = engine.attach().unwrap();
     let control = engine.control();
@@ -145,7 +145,7 @@ fn a_freeze_holds_new_requests_back_until_the_last_one_thaws() {
 }
 
 #[test]
-fn a_thaw_wakes_whoever_it_held_back_five_hundred_times() {
+fn thaw_wakes_whoever_it_held_back_five_hundred_times() {
     let engine = engine(1, 1, completing(Completion::Inline), sched::NONE);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -206,7 +206,7 @@ fn no_kick_is_lost_over_a_thousand_bursts_after_idleness() {
 }
 
 #[test]
-fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_handles() {
+fn dropped_attached_thread_waits_for_its_io_and_leaves_its_handles() {
     let null = NullConfig {
         latency: Nanos::from_millis(20),
         ..completing(Completion::Timer)
@@ -226,7 +226,7 @@ fn a_dropped_attached_thread_waits_for_its_io_and_leaves_its_handles() {
 }
 
 #[test]
-fn a_refused_bio_is_given_back_and_fits_after_an_end() {
+fn refused_bio_is_given_back_and_fits_after_an_end() {
     let mut spec = queue("q", completing(Completion::Timer), sched::NONE);
     spec.requests_per_reactor = 4;
     let engine = Engine::start(EngineConfig {
@@ -251,7 +251,7 @@ fn a_refused_bio_is_given_back_and_fits_after_an_end() {
 }
 
 #[test]
-fn a_timeout_ends_a_wait_although_nothing_ended() {
+fn timeout_ends_a_wait_although_nothing_ended() {
     let null = NullConfig {
         latency: Nanos::from_millis(200),
         ..completing(Completion::Timer)
@@ -276,7 +276,7 @@ fn a_timeout_ends_a_wait_although_nothing_ended() {
 }
 
 #[test]
-fn an_attachment_that_fails_leaves_its_handles() {
+fn attachment_that_fails_leaves_its_handles() {
     let null = NullConfig {
         setup_failure: Some(1),
         ..NullConfig::bare()
@@ -289,7 +289,7 @@ fn an_attachment_that_fails_leaves_its_handles() {
 }
 
 #[test]
-fn a_shutdown_names_the_threads_that_are_still_attached() {
+fn shutdown_names_the_threads_that_are_still_attached() {
     let engine = engine(1, 1, NullConfig::bare(), sched::NONE);
     let attached = engine.attach().unwrap();
     let error = engine.shutdown(Nanos::from_millis(20)).unwrap_err();

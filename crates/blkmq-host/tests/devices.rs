@@ -227,7 +227,7 @@ fn disks_come_and_go_on_a_queue_in_use() {
 }
 
 #[test]
-fn a_disk_that_somebody_keeps_is_not_removed_and_serves_on() {
+fn disk_that_somebody_keeps_is_not_removed_and_serves_on() {
     let images = Images::new("kept");
     let engine = on_files(&images, sched::NONE);
     let control = engine.control();
@@ -308,7 +308,7 @@ fn queues_come_and_go_and_their_numbers_are_used_again() {
 }
 
 #[test]
-fn a_queue_whose_drive_cannot_be_opened_leaves_nothing_behind() {
+fn queue_whose_drive_cannot_be_opened_leaves_nothing_behind() {
     let engine = engine(2, 0, NullConfig::bare(), sched::NONE);
     let control = engine.control();
     let null = NullConfig {

@@ -54,7 +54,7 @@ fn says<T>(result: Result<T, Error>, part: &str) {
 }
 
 #[test]
-fn a_capped_group_is_not_faster_than_its_cap_with_any_elevator_and_an_uncapped_one_is() {
+fn capped_group_is_not_faster_than_its_cap_with_any_elevator_and_an_uncapped_one_is() {
     for elevator in sched::BUILT_IN {
         let engine = spacious(1, 1, elevator);
         let control = engine.control();
@@ -123,7 +123,7 @@ fn groups_are_made_with_their_ancestors_moved_and_removed_by_path() {
 }
 
 #[test]
-fn a_group_that_a_disk_is_accounted_to_stays() {
+fn group_that_a_disk_is_accounted_to_stays() {
     let mut spec = queue("q", NullConfig::bare(), sched::NONE);
     spec.groups = GroupTree::flat(2);
     spec.group_paths = vec!["/".to_owned(), "/vm".to_owned()];

@@ -10,7 +10,7 @@ use blkmq_drivers::null::NullConfig;
 use blkmq_host::{Engine, EngineConfig};
 
 #[test]
-fn an_idle_engine_with_a_hundred_disks_uses_no_processor_time() {
+fn idle_engine_with_a_hundred_disks_uses_no_processor_time() {
     let queues = (0..100)
         .map(|disk| {
             let elevator = sched::BUILT_IN[disk % sched::BUILT_IN.len()];

@@ -75,7 +75,7 @@ fn after_idleness_a_burst_wakes_the_reactor_that_owns_the_drive_each_time() {
 }
 
 #[test]
-fn a_queue_drains_for_a_freeze_while_threads_sleep_and_look() {
+fn queue_drains_for_a_freeze_while_threads_sleep_and_look() {
     each_way(|wait, polled| {
         let engine = start(wait, common::queue("q", null(100, polled), sched::NONE));
         let is_over = AtomicBool::new(false);
@@ -97,7 +97,7 @@ fn a_queue_drains_for_a_freeze_while_threads_sleep_and_look() {
 }
 
 #[test]
-fn a_request_that_never_ends_is_timed_out_while_it_is_waited_for() {
+fn request_that_never_ends_is_timed_out_while_it_is_waited_for() {
     each_way(|wait, polled| {
         let mut config = null(100, polled);
         config.set("timeout_rate", "1").unwrap();

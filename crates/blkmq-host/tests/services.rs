@@ -141,7 +141,7 @@ fn next(news: &Receiver<News>) -> News {
 }
 
 #[test]
-fn a_service_gets_the_ends_of_its_bios_and_its_ring_completions() {
+fn service_gets_the_ends_of_its_bios_and_its_ring_completions() {
     let engine = engine(2, 0, NullConfig::bare(), sched::NONE);
     let (tell, news) = channel();
     let mut probe = Probe::reading(tell, 3);
@@ -183,7 +183,7 @@ fn reactor_that_hangs_gives_no_sign_of_life_until_it_goes_on() {
 }
 
 #[test]
-fn a_timer_comes_at_its_time_and_the_last_wish_counts() {
+fn timer_comes_at_its_time_and_the_last_wish_counts() {
     let engine = engine(1, 0, NullConfig::bare(), sched::NONE);
     let (tell, news) = channel();
     let mut probe = Probe::new(tell);
@@ -201,7 +201,7 @@ fn a_timer_comes_at_its_time_and_the_last_wish_counts() {
 }
 
 #[test]
-fn a_refused_service_is_offered_room_until_all_its_bios_have_passed() {
+fn refused_service_is_offered_room_until_all_its_bios_have_passed() {
     let mut spec = queue(
         "q",
         NullConfig {
@@ -244,7 +244,7 @@ fn a_refused_service_is_offered_room_until_all_its_bios_have_passed() {
 }
 
 #[test]
-fn a_service_spawns_others_on_other_reactors() {
+fn service_spawns_others_on_other_reactors() {
     struct Spawner(Sender<News>, bool);
     impl Service for Spawner {
         fn start(&mut self, cx: &mut Cx<'_>) {
@@ -280,7 +280,7 @@ fn a_service_spawns_others_on_other_reactors() {
 }
 
 #[test]
-fn a_shutdown_waits_for_what_is_under_way() {
+fn shutdown_waits_for_what_is_under_way() {
     let null = NullConfig {
         completion: Some(Completion::Timer),
         latency: Nanos::from_millis(50),
@@ -297,7 +297,7 @@ fn a_shutdown_waits_for_what_is_under_way() {
 }
 
 #[test]
-fn a_shutdown_that_cannot_finish_says_why_and_can_be_hurried() {
+fn shutdown_that_cannot_finish_says_why_and_can_be_hurried() {
     // No request ends, and the time limit of 30 s is far away.
     let null = NullConfig {
         timeout_rate: blkmq_drivers::null::Rate::new(1.0),
@@ -347,7 +347,7 @@ fn control_operations_on_a_reactor_are_refused_instead_of_hanging() {
 }
 
 #[test]
-fn a_drive_that_cannot_be_opened_fails_the_start_and_leaves_nothing_running() {
+fn drive_that_cannot_be_opened_fails_the_start_and_leaves_nothing_running() {
     let null = NullConfig {
         setup_failure: Some(1),
         ..NullConfig::bare()
@@ -365,7 +365,7 @@ fn a_drive_that_cannot_be_opened_fails_the_start_and_leaves_nothing_running() {
 }
 
 #[test]
-fn a_panic_on_a_reactor_aborts_the_process_and_says_so() {
+fn panic_on_a_reactor_aborts_the_process_and_says_so() {
     if std::env::var_os("BLKMQ_TEST_PANIC").is_some() {
         let engine = engine(1, 0, NullConfig::bare(), sched::NONE);
         engine.add_service(ReactorId(0), Box::new(|| panic!("as the test wants it")));
@@ -375,7 +375,7 @@ fn a_panic_on_a_reactor_aborts_the_process_and_says_so() {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "a_panic_on_a_reactor_aborts_the_process_and_says_so",
+            "panic_on_a_reactor_aborts_the_process_and_says_so",
             "--nocapture",
         ])
         .env("BLKMQ_TEST_PANIC", "1")

@@ -3,7 +3,7 @@
 use blkmq_host::ring::{RingConfig, RingHandle};
 
 #[test]
-fn a_limit_of_one_worker_is_kept_whatever_waits_for_it() {
+fn limit_of_one_worker_is_kept_whatever_waits_for_it() {
     let ring = RingHandle::new(RingConfig::default()).expect("io_uring is available");
     ring.limit_workers(1).expect("the kernel takes it");
     let client = ring.open_client();

@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_is_refused_just_when_a_byte_of_it_was_there(
+        fn part_is_refused_just_when_a_byte_of_it_was_there(
             parts in prop::collection::vec((0..40u64, 1..12u64), 1..20),
         ) {
             let (mut cover, mut bytes) = (Cover::NEW, [false; 64]);

@@ -160,7 +160,7 @@ fn data_and_holes_may_come_in_any_order_and_between_others() {
 }
 
 #[test]
-fn an_error_ends_a_read_of_which_parts_have_come() {
+fn error_ends_a_read_of_which_parts_have_come() {
     let style = HeaderStyle::Structured;
     let mut stream = Vec::new();
     data(style, 1, 100, false, &[1, 2], &mut stream);
@@ -242,7 +242,7 @@ fn what_does_not_fit_ends_the_connection() {
 }
 
 #[test]
-fn a_read_is_not_answered_in_the_simple_way_where_chunks_are_agreed() {
+fn read_is_not_answered_in_the_simple_way_where_chunks_are_agreed() {
     let mut stream = Vec::new();
     write_simple(2, None, &mut stream);
     assert_eq!(

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_standards_forms_are_understood() {
+    fn standards_forms_are_understood() {
         for (text, expected) in [
             ("nbd+unix:///?socket=/tmp/s", unix("/tmp/s", "")),
             ("nbd+unix:///vm1?socket=s.sock", unix("s.sock", "vm1")),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uri_of_tls_names_certificates_and_the_server() {
+    fn uri_of_tls_names_certificates_and_the_server() {
         let text = "nbds+unix:///vm1?socket=s&tls-certificates=/etc/a%20b&tls-hostname=far.example";
         let tls = Tls {
             certificates: Some("/etc/a b".into()),

@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_depends_on_facts_times_and_order() {
+    fn digest_depends_on_facts_times_and_order() {
         let of = |facts: &[(u64, u16)]| {
             let mut history = History::new(false);
             for &(at, id) in facts {

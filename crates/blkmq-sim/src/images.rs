@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cached_write_is_live_at_once_and_durable_after_what_a_flush_owes() {
+    fn cached_write_is_live_at_once_and_durable_after_what_a_flush_owes() {
         let mut images = Images::new(0..8);
         images.write(3, 7, false);
         assert_eq!((images.live(3), images.durable(3)), (7, 0));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_flush_does_not_overwrite_a_later_write_through() {
+    fn older_flush_does_not_overwrite_a_later_write_through() {
         let mut images = Images::new(0..8);
         images.write(1, 10, false);
         images.reported(1);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_cut_takes_back_what_is_not_durable() {
+    fn power_cut_takes_back_what_is_not_durable() {
         let mut images = Images::new(0..8);
         images.write(1, 10, true);
         images.write(1, 11, false);

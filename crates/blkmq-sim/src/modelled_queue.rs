@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_pays_for_what_was_written_and_a_second_one_does_not() {
+    fn flush_pays_for_what_was_written_and_a_second_one_does_not() {
         let mut queue = stage(FLASH, 8);
         let writes = (0..3).map(|number| bio(Op::Write, 1, number << 16)).collect();
         assert_eq!(ends(&mut queue, writes).last(), Some(&40_000));

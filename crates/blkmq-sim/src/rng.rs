@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_seed_and_stream_give_the_same_numbers() {
+    fn same_seed_and_stream_give_the_same_numbers() {
         let take = |seed, stream| {
             let mut rng = Rng::new(seed, stream);
             [(); 8].map(|()| rng.bits())
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chance_comes_about_as_often_as_it_says() {
+    fn chance_comes_about_as_often_as_it_says() {
         let mut rng = Rng::new(3, 0);
         let hits = (0..10_000).filter(|_| rng.chance(Ppm::percent(10))).count();
         assert!((850..1_150).contains(&hits), "{hits}");

@@ -76,22 +76,22 @@ fn without_a_misdeed_the_same_histories_pass() {
 }
 
 #[test]
-fn a_completion_that_is_dropped_for_ever_is_found() {
+fn completion_that_is_dropped_for_ever_is_found() {
     found(&mutated(Mutation::DropsCompletion), &["nothing has ended"]);
 }
 
 #[test]
-fn a_flush_that_persists_nothing_is_found_without_a_power_cut() {
+fn flush_that_persists_nothing_is_found_without_a_power_cut() {
     found(&mutated(Mutation::FlushPersistsNothing), &["a power cut now"]);
 }
 
 #[test]
-fn an_ignored_fua_is_found() {
+fn ignored_fua_is_found() {
     found(&mutated(Mutation::IgnoresFua), &["a power cut now"]);
 }
 
 #[test]
-fn an_end_that_names_another_request_is_found() {
+fn end_that_names_another_request_is_found() {
     found(
         &mutated(Mutation::EndsAnother),
         &["returned nothing", "a power cut now"],
@@ -99,12 +99,12 @@ fn an_end_that_names_another_request_is_found() {
 }
 
 #[test]
-fn a_read_of_old_data_is_found() {
+fn read_of_old_data_is_found() {
     found(&mutated(Mutation::ReadsOldData), &["returned"]);
 }
 
 #[test]
-fn a_dropped_write_is_found() {
+fn dropped_write_is_found() {
     found(&mutated(Mutation::DropsWrite), &["returned", "a power cut now"]);
 }
 
@@ -114,7 +114,7 @@ fn exchanged_blocks_are_found() {
 }
 
 #[test]
-fn a_buffer_that_is_used_after_the_bio_has_ended_is_found() {
+fn buffer_that_is_used_after_the_bio_has_ended_is_found() {
     let faults = faults(|setup| {
         with_timeouts(setup);
         setup.drive.mutation = Some(Mutation::WritesAfterTimeout);
@@ -123,7 +123,7 @@ fn a_buffer_that_is_used_after_the_bio_has_ended_is_found() {
 }
 
 #[test]
-fn an_error_that_is_hidden_is_found() {
+fn error_that_is_hidden_is_found() {
     let faults = faults(|setup| {
         setup.drive.faults.bad_blocks = 4..6;
         setup.drive.mutation = Some(Mutation::HidesErrors);
@@ -132,19 +132,19 @@ fn an_error_that_is_hidden_is_found() {
 }
 
 #[test]
-fn an_end_that_never_reaches_its_client_is_found() {
+fn end_that_never_reaches_its_client_is_found() {
     let faults = faults(|setup| setup.sabotage = Some(Sabotage::LosesEnd));
     found(&faults, &["under way"]);
 }
 
 #[test]
-fn a_second_end_is_found() {
+fn second_end_is_found() {
     let faults = faults(|setup| setup.sabotage = Some(Sabotage::RepeatsEnd));
     found(&faults, &["but is not under way"]);
 }
 
 #[test]
-fn a_lost_interrupt_is_found_at_once_although_a_timer_would_make_up_for_it() {
+fn lost_interrupt_is_found_at_once_although_a_timer_would_make_up_for_it() {
     let faults = faults(|setup| {
         setup.sabotage = Some(Sabotage::LosesInterrupt);
         setup.drive.interrupts = true;
@@ -155,7 +155,7 @@ fn a_lost_interrupt_is_found_at_once_although_a_timer_would_make_up_for_it() {
 }
 
 #[test]
-fn a_lost_kick_is_found() {
+fn lost_kick_is_found() {
     let faults = faults(|setup| {
         setup.sabotage = Some(Sabotage::LosesKick);
         setup.is_event_loop = vec![true; 2];
@@ -166,7 +166,7 @@ fn a_lost_kick_is_found() {
 }
 
 #[test]
-fn an_issue_while_the_queue_is_said_to_be_still_is_found() {
+fn issue_while_the_queue_is_said_to_be_still_is_found() {
     let faults = faults(|setup| {
         setup.sabotage = Some(Sabotage::QuiescesNothing);
         setup.control = Control {
@@ -226,19 +226,19 @@ fn without_a_misdeed_the_same_stripes_pass() {
 }
 
 #[test]
-fn a_flush_of_a_mapped_disk_that_leaves_out_a_member_is_found_without_a_power_cut() {
+fn flush_of_a_mapped_disk_that_leaves_out_a_member_is_found_without_a_power_cut() {
     let faults = stripe_faults(|setup| setup.sabotage = Some(Sabotage::FlushLeavesOutMember));
     found(&faults, &["a power cut now"]);
 }
 
 #[test]
-fn a_bio_of_a_mapped_disk_that_ends_before_its_last_part_is_found() {
+fn bio_of_a_mapped_disk_that_ends_before_its_last_part_is_found() {
     let faults = stripe_faults(|setup| setup.sabotage = Some(Sabotage::EndsBeforeLastPart));
     found(&faults, &["bytes at the drive"]);
 }
 
 #[test]
-fn an_error_of_a_part_that_is_lost_is_found() {
+fn error_of_a_part_that_is_lost_is_found() {
     let faults = stripe_faults(|setup| {
         one_member_fails(setup);
         setup.sabotage = Some(Sabotage::LosesError);
@@ -247,7 +247,7 @@ fn an_error_of_a_part_that_is_lost_is_found() {
 }
 
 #[test]
-fn a_later_error_in_place_of_the_first_is_found() {
+fn later_error_in_place_of_the_first_is_found() {
     let faults = stripe_faults(|setup| {
         two_members_fail(setup);
         setup.sabotage = Some(Sabotage::EndsWithAnotherError);
@@ -256,7 +256,7 @@ fn a_later_error_in_place_of_the_first_is_found() {
 }
 
 #[test]
-fn an_address_one_chunk_off_is_found() {
+fn address_one_chunk_off_is_found() {
     let faults = stripe_faults(|setup| setup.sabotage = Some(Sabotage::AddressesNextChunk));
     found(&faults, &["which is no part of"]);
 }

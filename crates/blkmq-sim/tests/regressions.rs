@@ -23,7 +23,7 @@ fn passes(change: impl Fn(&mut Setup)) {
 /// With an elevator, flushes that bypass it were issued to the driver and never committed: a
 /// batching drive did not see them.
 #[test]
-fn a_flush_past_the_elevator_is_committed() {
+fn flush_past_the_elevator_is_committed() {
     passes(|setup| {
         setup.elevator = sched::MQ_DEADLINE;
         setup.clients[0].mix = [10, 40, 50, 0, 0];
@@ -34,7 +34,7 @@ fn a_flush_past_the_elevator_is_committed() {
 /// A reactor kept its plug because the queue was frozen. The thaw's kick arrived before it
 /// announced its sleep and was dropped, and the last check before sleeping found nothing.
 #[test]
-fn a_thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
+fn thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
     passes(|setup| {
         setup.costs.preempt = Ppm::percent(20);
         setup.control = Control {
@@ -48,7 +48,7 @@ fn a_thaw_that_comes_before_the_announcement_of_sleep_is_noticed() {
 /// An attached dispatcher left requests, counted against the depth, to another thread that had
 /// stopped polling.
 #[test]
-fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
+fn attached_thread_that_is_away_holds_up_nobody_for_long() {
     passes(|setup| {
         setup.is_event_loop = vec![false, false, true];
         setup.elevator = sched::MQ_DEADLINE;
@@ -65,7 +65,7 @@ fn an_attached_thread_that_is_away_holds_up_nobody_for_long() {
 /// Requests that time out one after the other make a hold longer: their time limit counts as what the slower kinds
 /// of requests take, and the bound on a hold is one and a half of that. Two of these seeds were the last to show it.
 #[test]
-fn a_burst_of_timeouts_makes_no_hold_longer() {
+fn burst_of_timeouts_makes_no_hold_longer() {
     let scenario = scenario::by_name("slow-requests").expect("the scenario exists");
     for seed in 140..=180 {
         let mut setup = scenario.setup_of(seed);

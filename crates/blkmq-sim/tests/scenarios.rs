@@ -56,7 +56,7 @@ scenarios! {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_history_and_another_seed_another() {
+fn same_seed_gives_the_same_history_and_another_seed_another() {
     for scenario in scenario::ALL {
         let digest = |seed| run::one(scenario, seed, false).expect("it passes").digest;
         assert_eq!(digest(3), digest(3), "{}", scenario.name);
@@ -66,7 +66,7 @@ fn the_same_seed_gives_the_same_history_and_another_seed_another() {
 
 /// A scenario that never causes the events that it is about would prove nothing.
 #[test]
-fn the_scenarios_reach_what_they_are_about() {
+fn scenarios_reach_what_they_are_about() {
     let sum = |name: &str, of: fn(&blkmq_sim::world::Summary) -> u64| -> u64 {
         let scenario = scenario::by_name(name).expect("the scenario exists");
         let one = |seed| of(&run::one(scenario, seed, false).expect("it passes"));

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_never_sees_the_owner_go_back() {
+    fn reader_never_sees_the_owner_go_back() {
         let counter = Counter::new();
         std::thread::scope(|s| {
             s.spawn(|| (0..100_000).for_each(|_| counter.add(1)));
@@ -79,7 +79,7 @@ mod loom_models {
     use crate::atomic::Arc;
 
     #[test]
-    fn a_reader_sees_whole_values_that_only_grow() {
+    fn reader_sees_whole_values_that_only_grow() {
         loom::model(|| {
             let counter = Arc::new(Counter::new());
             let owner = Arc::clone(&counter);

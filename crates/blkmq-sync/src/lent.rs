@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_stays_inside_its_piece() {
+    fn part_stays_inside_its_piece() {
         let mut bytes = [0u8; 16];
         // SAFETY: `bytes` outlives `lent`, and nothing uses it meanwhile.
         let lent = unsafe { Lent::new(NonNull::from(&mut bytes).cast(), 16) };

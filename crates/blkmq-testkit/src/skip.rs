@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_skip_is_one_line_that_names_the_test_and_the_reason() {
+    fn skip_is_one_line_that_names_the_test_and_the_reason() {
         let name = test_name(Path::new("deps/end_to_end-0123456789abcdef"), "qemu::reads");
         assert_eq!(
             line(&name, "no FUSE\n  here"),

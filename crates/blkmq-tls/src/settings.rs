@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_sees_what_any_of_its_names_may_see() {
+    fn client_sees_what_any_of_its_names_may_see() {
         let settings = Settings {
             clients: vec![
                 "a=x+y".parse().unwrap(),

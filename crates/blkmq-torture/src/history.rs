@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_what_was_answered_before_it_was_sent() {
+    fn flush_covers_what_was_answered_before_it_was_sent() {
         let build = |is_in_time: bool| {
             let mut history = History::new(1);
             let mut sent = history.flush_sent();
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forced_write_is_durable_and_one_that_failed_may_be_there_or_not() {
+    fn forced_write_is_durable_and_one_that_failed_may_be_there_or_not() {
         let build = || {
             let mut history = History::new(1);
             assert_eq!(changed(&mut history, Kind::Write, true), 1);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_proves_nothing_even_if_it_was_forced() {
+    fn discard_proves_nothing_even_if_it_was_forced() {
         let build = || {
             let mut history = History::new(1);
             changed(&mut history, Kind::Write, false);
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_sees_the_latest_answered_change_and_what_a_crash_left_stays() {
+    fn read_sees_the_latest_answered_change_and_what_a_crash_left_stays() {
         let mut history = History::new(1);
         changed(&mut history, Kind::Write, false);
         let latest = changed(&mut history, Kind::Write, false);

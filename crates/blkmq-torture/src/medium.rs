@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volatile_write_is_kept_torn_or_dropped() {
+    fn volatile_write_is_kept_torn_or_dropped() {
         let build = || {
             let mut medium = Medium::new(4096);
             write(&mut medium, 0, 2, 1);
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_write_may_be_kept_where_an_earlier_one_is_dropped_but_does_not_go_back() {
+    fn later_write_may_be_kept_where_an_earlier_one_is_dropped_but_does_not_go_back() {
         let build = || {
             let mut medium = Medium::new(4096);
             write(&mut medium, 0, 1, 1);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_write_makes_its_own_range_durable_alone() {
+    fn durable_write_makes_its_own_range_durable_alone() {
         let build = || {
             let mut medium = Medium::new(4096);
             write(&mut medium, 0, 1, 1);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_medium_refuses_what_needs_room_and_a_hole_gives_some_back() {
+    fn full_medium_refuses_what_needs_room_and_a_hole_gives_some_back() {
         let mut medium = Medium::new(4096);
         medium.set_room(Some(2 * SECTOR_BYTES));
         write(&mut medium, 0, 2, 1);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_no_whole_sectors_leaves_the_rest_of_them() {
+    fn write_that_is_no_whole_sectors_leaves_the_rest_of_them() {
         let mut medium = Medium::new(4096);
         medium.write(500, &[7; 24]).unwrap();
         assert_eq!(medium.read(499, 26), [&[0][..], &[7; 24], &[0]].concat());

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_read_in_its_order_and_replayed_up_to_each_entry() {
+    fn log_is_read_in_its_order_and_replayed_up_to_each_entry() {
         let data = [7; 1024];
         let found = entries(log(&[
             (7, 2, 0, &data),

@@ -37,7 +37,7 @@ fn of_a_durable_write_the_filesystem_sees_a_flag_or_a_sync_or_both() {
 }
 
 #[test]
-fn a_file_forgets_what_was_not_synced_and_keeps_the_rest_however_it_is_cached() {
+fn file_forgets_what_was_not_synced_and_keeps_the_rest_however_it_is_cached() {
     for cache in [Cache::Bypassed, Cache::Through, Cache::Back] {
         let Some(scene) = Scene::new(cache) else { return };
         let open = || {
@@ -76,7 +76,7 @@ fn a_file_forgets_what_was_not_synced_and_keeps_the_rest_however_it_is_cached() 
 }
 
 #[test]
-fn a_sync_fails_once_and_a_full_filesystem_says_so_when_the_cache_writes_back() {
+fn sync_fails_once_and_a_full_filesystem_says_so_when_the_cache_writes_back() {
     let Some(scene) = Scene::new(Cache::Back) else {
         return;
     };

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_commands_are_well_formed_and_have_a_manual() {
+    fn commands_are_well_formed_and_have_a_manual() {
         Cli::command().debug_assert();
         let mut page = Vec::new();
         manual(&mut page).unwrap();

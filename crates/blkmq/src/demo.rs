@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_demo_runs_in_a_moment_and_has_a_row_for_each_tenant_and_rule() {
+    fn whole_demo_runs_in_a_moment_and_has_a_row_for_each_tenant_and_rule() {
         let text = show(&args(Medium::Model), &AtomicBool::new(false)).unwrap();
         let rules = sched::BUILT_IN.map(|kind| kind.name);
         for rule in rules.into_iter().chain(["caps"]) {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_drive_of_all_tenants_and_is_gone_afterwards() {
+    fn file_is_the_drive_of_all_tenants_and_is_gone_afterwards() {
         let dir = std::env::temp_dir().join(format!("blkmq-demo-file-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let path = dir.join("drive.raw");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_ends_the_demo_and_takes_the_scratch_files_away() {
+    fn signal_ends_the_demo_and_takes_the_scratch_files_away() {
         let dir = std::env::temp_dir().join(format!("blkmq-demo-test-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         for medium in [Medium::Dir(dir.clone()), Medium::File(dir.join("drive.raw"))] {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_out_of_range_is_refused() {
+    fn length_out_of_range_is_refused() {
         assert!(seconds("5").is_ok());
         for text in ["0", "-1", "601", "inf", "NaN", "soon"] {
             assert!(seconds(text).is_err(), "{text}");

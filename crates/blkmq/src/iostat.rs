@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_has_what_its_groups_have_together() {
+    fn queue_has_what_its_groups_have_together() {
         let groups = vec![reads("/a", 100, 0), reads("/b", 300, 0)];
         let interval = Interval::since_start(answer(1, groups));
         assert_eq!(one_of(&interval, None)[0], ("r/s", 400.0));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_that_no_daemon_takes_is_refused() {
+    fn interval_that_no_daemon_takes_is_refused() {
         assert_eq!(interval("0.5"), Ok(Duration::from_millis(500)));
         for text in ["0", "-1", "x", "nan", "4000"] {
             assert!(interval(text).is_err(), "{text}");

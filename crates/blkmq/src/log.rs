@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_costs_the_message_and_is_told_when_writing_works_again() {
+    fn failed_write_costs_the_message_and_is_told_when_writing_works_again() {
         let (log, tell, see) = told();
         for number in 0..5 {
             log.print(Level::INFO, &format!("message {number}"));
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_waits_for_room_but_not_for_ever() {
+    fn long_text_waits_for_room_but_not_for_ever() {
         let (log, tell, see) = told();
         let text = "statistics\n".repeat(MESSAGES_MAX + 100);
         log.print_long(Level::INFO, &text, Duration::from_millis(50));

@@ -303,7 +303,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_queue_that_stays_as_it_is_did_nothing_and_later_what_it_did_since() {
+    fn queue_that_stays_as_it_is_did_nothing_and_later_what_it_did_since() {
         let mut samples = Samples::default();
         let first = answer(1, vec![reads("/a", 50, 1)]);
         let ios = |interval: Option<Interval>| interval.unwrap().queues[0].groups[0].read.ios;

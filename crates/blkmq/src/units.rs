@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_has_the_unit_that_leaves_three_digits() {
+    fn number_has_the_unit_that_leaves_three_digits() {
         assert_eq!(
             [0.0, 512.0, 1536.0, 3e9].map(size),
             ["0B", "512B", "1.5K", "2.8G"]

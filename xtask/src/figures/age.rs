@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_old_when_more_than_100_lines_have_changed() {
+    fn report_is_old_when_more_than_100_lines_have_changed() {
         let nbd = report("nbd", "blkmq-lab bench nbd");
         let since = |lines, moved: Option<&[&str]>| Since::Changed {
             lines,
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_within_the_tolerance_has_not_moved() {
+    fn count_within_the_tolerance_has_not_moved() {
         let table = |text: &str| text.parse::<toml::Table>().unwrap();
         let before = table("[a]\nper_io = 100.0\n[b]\nper_io = 100.0\n[gone]\nper_io = 1.0\n");
         let now = table("[a]\nper_io = 101.9\n[b]\nper_io = 97.0\n[new]\nper_io = 1.0\n");
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_the_present_reports_can_be_told() {
+    fn age_of_the_present_reports_can_be_told() {
         let reports = super::super::Source::read().unwrap();
         old(&reports.reports, &reports.instructions).unwrap();
     }

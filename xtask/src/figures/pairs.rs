@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ratio_is_the_median_of_the_rounds_ratios() {
+    fn ratio_is_the_median_of_the_rounds_ratios() {
         // The machine was ten times as slow in the second round. The ratio of the medians is 1.05.
         let pairs = Pairs::new(&[220.0, 20.0, 210.0], &[200.0, 10.0, 100.0], true).unwrap();
         assert_eq!(pairs.verdict(), Verdict::Times(2.0));

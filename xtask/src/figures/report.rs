@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_that_does_not_say_how_it_was_made_is_refused() {
+    fn report_that_does_not_say_how_it_was_made_is_refused() {
         let whole = r#"{"bench": "b", "commit": "c", "command": "blkmq", "rounds": 3, "seconds": 1.0,
             "host": {"kernel": "Linux", "cpu": "X"}, "rows": [{"case": "c", "side": "s", "iops": 2.0, "rounds": [2.0]}]}"#;
         let report = Report::parse(whole).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_few_or_short_rounds_or_a_busy_machine_is_no_evidence() {
+    fn report_of_few_or_short_rounds_or_a_busy_machine_is_no_evidence() {
         let whole = r#"{"bench": "b", "commit": "c", "command": "x", "rounds": 9, "seconds": 2.0,
             "host": {"kernel": "Linux", "cpu": "X", "load_before": 0.4},
             "rows": [{"case": "c", "side": "bfq", "iops": 2.0, "rounds": [2.0]}]}"#;
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_kept_as_another_would_type_it() {
+    fn command_is_kept_as_another_would_type_it() {
         assert_eq!(
             plain("blkmq-lab bench engine --device file:/a/b/disk.raw --json /a/x.json --seconds 1"),
             "blkmq-lab bench engine --device file:disk.raw --seconds 1"

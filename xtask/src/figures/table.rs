@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_below_one_whichever_way_is_better() {
+    fn loss_is_below_one_whichever_way_is_better() {
         let json = r#"{"bench": "b", "commit": "c", "command": "x", "rounds": 1, "seconds": 1, "host": {"kernel": "k", "cpu": "p"},
             "rows": [{"case": "c", "side": "ours", "iops": 1.0, "p99_ns": 20.0, "rounds": [1.0]},
                      {"case": "c", "side": "peer", "iops": 2.0, "p99_ns": 10.0, "rounds": [2.0]},

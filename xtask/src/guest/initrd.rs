@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_says_what_it_needs() {
+    fn module_says_what_it_needs() {
         assert_eq!(
             needed_modules(b"ELF\0license=GPL\0depends=dm-mod,libcrc32c\0name=x\0"),
             ["dm-mod", "libcrc32c"]

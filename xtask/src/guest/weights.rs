@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_between_samples_is_in_proportion() {
+    fn rate_between_samples_is_in_proportion() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let reads = Reads {

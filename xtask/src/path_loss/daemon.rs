@@ -103,7 +103,7 @@ mod tests {
     use super::PathLine;
 
     #[test]
-    fn a_path_of_the_report_is_read() {
+    fn path_of_the_report_is_read() {
         let line = "  path a-1: failed, group 0, in flight 3, requests 9, bytes 512, errors 1, failures 2 (Transport), \
                     service time 5 µs";
         let wanted = PathLine {

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_found_between_lines_of_progress() {
+    fn report_is_found_between_lines_of_progress() {
         let json = serde_json::json!({"bench": "engine", "rows": [
             {"case": "c", "side": "fio", "iops": 1.0, "p50_ns": 1, "p99_ns": 2, "p999_ns": 3, "cpu_ns_per_io": 4.0,
              "ctx_per_io": 0.5, "rounds": [1.0]},

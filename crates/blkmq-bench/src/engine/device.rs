@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_comes_with_advice() {
+    fn file_that_is_not_there_comes_with_advice() {
         let error = check_file(Path::new("no-such-file-here"), 4096).unwrap_err();
         assert!(error.to_string().contains("no-such-file-here; make one with"));
     }

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_is_named_by_its_weights_sizes_and_depths() {
+    fn case_is_named_by_its_weights_sizes_and_depths() {
         let scene = mix(&[1, 10], &[16, 256], &[4]);
         assert_eq!(scene.case, "1:10/16k,256k/4");
         let shown: Vec<(u16, String)> = scene
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_goals_of_the_mix_and_of_the_first_model_are_their_own() {
+    fn goals_of_the_mix_and_of_the_first_model_are_their_own() {
         let goal = |name: &str| {
             let models = on_models();
             let found = models.iter().find(|(scene, _)| scene.case == name);

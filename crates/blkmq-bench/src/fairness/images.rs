@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filesystem_is_that_of_the_deepest_mount() {
+    fn filesystem_is_that_of_the_deepest_mount() {
         let mounts = "/dev/a / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nx /dev/shm/x overlay rw 0 0\n";
         let of = |dir: &str| filesystem(mounts, Path::new(dir)).unwrap();
         assert_eq!(
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_not_there_is_refused_by_its_name() {
+    fn directory_that_is_not_there_is_refused_by_its_name() {
         let error = Images::in_dir(Path::new("/no/such/dir"), 1)
             .err()
             .expect("refused");

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_keeps_its_depth_under_way_and_pauses_at_its_rate() {
+    fn client_keeps_its_depth_under_way_and_pauses_at_its_rate() {
         let ms = Duration::from_millis;
         let (flood, most) = lines("1:4:4k", ms(1));
         assert!(flood > 40 && most == 4, "{flood} {most}");
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_begins_when_the_one_before_has_ended_and_its_pause_is_over() {
+    fn burst_begins_when_the_one_before_has_ended_and_its_pause_is_over() {
         let (count, most) = lines("1:4:4k/50", Duration::from_millis(2));
         assert!(count % 4 == 0 && (4..=32).contains(&count), "{count}");
         assert_eq!(most, 4);

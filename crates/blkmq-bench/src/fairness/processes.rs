@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_of_fio_is_read_line_by_line() {
+    fn log_of_fio_is_read_line_by_line() {
         let read = |text: &str| {
             let dir = Scratch::new();
             fs::write(dir.path("a_lat.1.log"), text).unwrap();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_is_served_in_turns_has_no_turn_more_for_it() {
+    fn tenant_that_is_served_in_turns_has_no_turn_more_for_it() {
         // Nothing in half of the time and twice as much in the other half, also around both ends of
         // the window.
         let turns = |log: Vec<Ended>| -> Vec<Ended> {
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_waits_long_for_its_first_io_moves_no_window() {
+    fn tenant_that_waits_long_for_its_first_io_moves_no_window() {
         let logs = [log(5000, 1), log(6900, 1)];
         let window = window(&logs, &plan()).unwrap();
         assert_eq!(series(&logs, window).moments.last().unwrap().1, [100, 10]);

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_capacity_of_unequal_sizes_is_what_as_many_requests_move_where_all_have_their_due() {
+    fn capacity_of_unequal_sizes_is_what_as_many_requests_move_where_all_have_their_due() {
         let scenes = cases::all();
         let of = |case: &str| {
             scenes
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_of_a_silent_group_is_due_to_the_others() {
+    fn share_of_a_silent_group_is_due_to_the_others() {
         let scene = cases::nested();
         let due = scene.due(&scene.tree, &scene.crowd[..2]);
         assert!(

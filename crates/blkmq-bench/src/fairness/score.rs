@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_shows_in_the_worst_window_and_not_in_the_whole() {
+    fn pause_shows_in_the_worst_window_and_not_in_the_whole() {
         let pause = series(|t| {
             if (500..600).contains(&t) {
                 0
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reaction_is_dated_by_the_first_window_that_fits() {
+    fn reaction_is_dated_by_the_first_window_that_fits() {
         let change = series(|t| if t < 1030 { 100 } else { 300 });
         let reaction = change.reaction(ms(1000), &[0.25, 0.75]).unwrap();
         assert!((ms(20)..=ms(30)).contains(&reaction), "{reaction:?}");

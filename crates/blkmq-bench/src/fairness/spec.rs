@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_case_has_a_tenant_for_each_part_and_its_own_text_as_its_name() {
+    fn case_has_a_tenant_for_each_part_and_its_own_text_as_its_name() {
         let scene = parse("1:64:64k,2:4:4096:write,1:1:1M:randwrite@50,4:8:16K:read").unwrap();
         assert_eq!(
             scene.case,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_is_read_back_from_its_own_text() {
+    fn load_is_read_back_from_its_own_text() {
         for load in ["1:1:4k@200", "1:8:4k/20", "1:16:256k:write", "1:32:64k:randread"] {
             let (_, load) = tenant(load).unwrap();
             assert_eq!(tenant(&format!("1:{}", load.spec())).unwrap(), (1, load));

@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_and_a_stream_out_of_step_stop_the_load() {
+    fn error_and_a_stream_out_of_step_stop_the_load() {
         let refused = |stream: &[u8]| {
             let mut replies = ReplyStream::new(HeaderStyle::Simple, 512);
             replies.room()[..stream.len()].copy_from_slice(stream);

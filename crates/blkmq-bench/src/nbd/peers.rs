@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_fails_is_an_error_with_its_words_and_leaves_nothing_behind() {
+    fn server_that_fails_is_an_error_with_its_words_and_leaves_nothing_behind() {
         let server = Server {
             side: Side::Before,
             program: "ls".into(),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn program_that_is_not_there_is_named() {
         let error = Server::find(Side::Before, Some(Path::new("no-such-program-here")))
             .err()
             .expect("it cannot be found");

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_is_a_sleep_and_the_spreads_by_the_devices_time_and_a_core_at_most() {
+    fn limit_is_a_sleep_and_the_spreads_by_the_devices_time_and_a_core_at_most() {
         let host = Measured {
             late: (0..100).map(|at| Nanos(14_000 + at * 100)).collect(),
             cost: Nanos(14_000),

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_error_is_of_what_was_due() {
+    fn worst_error_is_of_what_was_due() {
         assert!(worst_error(&[10.0, 20.0, 40.0]) < 1e-9);
         // A third each: the heaviest has 1/3 of 4/7, the lightest 1/3 of 1/7.
         assert!((worst_error(&[10.0, 10.0, 10.0]) - 4.0 / 3.0).abs() < 1e-9);

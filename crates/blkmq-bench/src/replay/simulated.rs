@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_gives_the_same_figures_and_another_one_others() {
+    fn seed_gives_the_same_figures_and_another_one_others() {
         let figures = |seed| {
             let outcome = played("flash,units=2", sched::BFQ, Speed::Times(1.0), seed);
             let read = &outcome.played[Direction::Read as usize].latency;
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_i_o_takes_the_time_of_the_model_and_pauses_are_kept_or_stretched() {
+    fn i_o_takes_the_time_of_the_model_and_pauses_are_kept_or_stretched() {
         let mut one = recording();
         one.ios.retain(|io| io.op == Op::Read);
         one.ios.truncate(2);

@@ -249,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_log_of_anything_is_read_or_refused(
+        fn log_of_anything_is_read_or_refused(
             version in 2..4,
             lines in vec("([0-9]{1,20} )?(/[a-b]|.{0,3}) (read|write|trim|sync|wait|add|.{0,5})( [0-9]{1,21}| .{0,3}){0,3}", 0..20),
         ) {

@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_was_asked_to_end_ends() {
+    fn disk_that_was_asked_to_end_ends() {
         let disk = SlowDisk::start(1 << 20, 2, 4).unwrap();
         disk.take_time(true);
         disk.end();

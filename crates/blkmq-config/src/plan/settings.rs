@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_elevator_that_a_disk_names_is_its_queues() {
+    fn elevator_that_a_disk_names_is_its_queues() {
         let plan = plan(&config(&["name=a,ram=1M,sched=mq-deadline", "name=b,null=1M"])).unwrap();
         let kinds: Vec<_> = plan
             .queues
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_multipath_disk_takes_its_paths_off_the_list() {
+    fn multipath_disk_takes_its_paths_off_the_list() {
         let disks = [
             "name=m,multipath=a+b/c:3,queue_if_no_path=on,sched=mq-deadline",
             "name=a,null=1M",

@@ -111,7 +111,7 @@ fn null_disks_share_their_tags_if_asked_to() {
 }
 
 #[test]
-fn a_disk_without_a_size_is_named() {
+fn disk_without_a_size_is_named() {
     let mut disk = null("x");
     disk.source = Source::Driver(Arc::new(NullDisk {
         size: 0,
@@ -135,7 +135,7 @@ fn settings_of_a_queue_without_disks_are_an_error_that_lists_the_queues() {
 }
 
 #[test]
-fn a_queue_has_the_groups_of_its_disks_alone_as_they_are_configured() {
+fn queue_has_the_groups_of_its_disks_alone_as_they_are_configured() {
     let in_group = |mut disk: DiskSpec, group: &str| {
         disk.group = group.to_owned();
         disk
@@ -183,7 +183,7 @@ fn a_queue_has_the_groups_of_its_disks_alone_as_they_are_configured() {
 }
 
 #[test]
-fn the_group_of_a_mapped_disk_has_one_number_on_all_queues() {
+fn group_of_a_mapped_disk_has_one_number_on_all_queues() {
     let disks = [
         "name=b,null=1M,group=/b",
         "name=a,null=1M,group=/a",
@@ -205,7 +205,7 @@ fn multipath(name: &str, paths: &[&str]) -> DiskSpec {
 }
 
 #[test]
-fn a_path_through_the_page_cache_is_refused() {
+fn path_through_the_page_cache_is_refused() {
     let scratch = Scratch::new("cached-path");
     let path = |direct| {
         let path = scratch.0.join(direct);
@@ -229,7 +229,7 @@ fn a_path_through_the_page_cache_is_refused() {
 }
 
 #[test]
-fn a_path_is_a_drive_and_no_multipath_disk_vanishes() {
+fn path_is_a_drive_and_no_multipath_disk_vanishes() {
     let refused = |disks: Vec<DiskSpec>| plan_of(disks).err().expect("refused").to_string();
     let of_itself = vec![null("a"), multipath("m", &["a", "m"])];
     let of_each_other = vec![null("a"), multipath("m", &["n"]), multipath("n", &["a", "m"])];
@@ -252,7 +252,7 @@ fn a_path_is_a_drive_and_no_multipath_disk_vanishes() {
 }
 
 #[test]
-fn a_server_that_is_down_at_the_start_is_left_out_unless_it_is_the_only_path() {
+fn server_that_is_down_at_the_start_is_left_out_unless_it_is_the_only_path() {
     let gone = || disk("name=l,nbd=nbd+unix:///?socket=/nowhere");
     let some = plan_of(vec![null("a"), gone(), multipath("m", &["l", "a"])]).unwrap();
     assert_eq!(some.queues.len(), 1);

@@ -188,7 +188,7 @@ fn disks_on_disks_on_several_queues_keep_their_data() {
 }
 
 #[test]
-fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
+fn error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
     let engine = start(
         vec![
             disk("name=a,null=1M"),
@@ -219,7 +219,7 @@ fn an_error_of_one_member_is_that_of_the_bio_and_the_other_members_go_on() {
 }
 
 #[test]
-fn a_mapped_disks_number_is_answered_with_where_to_look() {
+fn mapped_disks_number_is_answered_with_where_to_look() {
     let null = disk("name=a,null=1M");
     let engine = start(vec![null, linear("l", "a")], sched::NONE);
     let disk = engine.disk("l").unwrap().clone();

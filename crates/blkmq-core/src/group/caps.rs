@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cap_below_one_request_per_second_or_a_huge_burst_is_refused() {
+    fn cap_below_one_request_per_second_or_a_huge_burst_is_refused() {
         let limits = Limits::default();
         for (caps, text) in [
             (

@@ -127,7 +127,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_oldest_of_each_bucket_is_known_whatever_ends_first(steps in prop::collection::vec((0u32..8, 0usize..3), 0..200)) {
+        fn oldest_of_each_bucket_is_known_whatever_ends_first(steps in prop::collection::vec((0u32..8, 0usize..3), 0..200)) {
             let mut in_flight = InFlight::new(8);
             let mut model: Vec<(u32, usize, u64)> = Vec::new();
             for (now, (tag, bucket)) in steps.into_iter().enumerate() {

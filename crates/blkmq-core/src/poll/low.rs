@@ -110,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn a_late_wake_up_says_nothing_of_the_device() {
+    fn late_wake_up_says_nothing_of_the_device() {
         let mut low = known(50);
         low.overslept(us(80));
         assert_eq!(low.value(), Some(us(50)));
     }
 
     #[test]
-    fn a_request_that_ended_too_early_lowers_the_estimate() {
+    fn request_that_ended_too_early_lowers_the_estimate() {
         let mut low = known(50);
         low.overslept(us(45));
         assert!(low.value().is_some_and(|value| value < us(45)), "{low:?}");

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_ends_before_the_event_by_what_sleepers_are_late() {
+    fn sleep_ends_before_the_event_by_what_sleepers_are_late() {
         let oversleep = WakeLatency::new(us(14), &[us(20); WINDOW]);
         let wake = oversleep.wake_for(Instant(0) + us(100), Instant(0));
         assert_eq!(wake, Some(Instant(0) + us(80)));
@@ -183,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_that_costs_more_than_it_saves_is_not_made() {
+    fn sleep_that_costs_more_than_it_saves_is_not_made() {
         let oversleep = WakeLatency::new(us(30), &[us(20); WINDOW]);
         assert_eq!(oversleep.wake_for(Instant(0) + us(30), Instant(0)), None);
         assert!(oversleep.wake_for(Instant(0) + us(50), Instant(0)).is_some());
     }
 
     #[test]
-    fn a_burst_of_accidents_changes_nothing_and_a_disturbed_time_is_forgotten_without_sleeping() {
+    fn burst_of_accidents_changes_nothing_and_disturbed_times_are_forgotten() {
         let mut oversleep = WakeLatency::new(us(14), &[us(20); WINDOW]);
         (0..12).for_each(|_| oversleep.observe(us(5_000)));
         assert_eq!(oversleep.high(), us(20));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_sleeper_that_was_too_late_some_requests_of_a_polled_queue_are_not_slept_for() {
+    fn polled_requests_are_not_slept_for_after_a_sleeper_was_too_late() {
         let mut oversleep = WakeLatency::new(us(14), &[us(20); WINDOW]);
         let at = Instant(0) + us(100);
         let wake = |oversleep: &mut WakeLatency| oversleep.wake_for_polled(at, false, Instant(0));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_of_a_polled_queue_is_allowed_to_be_as_late_as_leaves_something_to_sleep() {
+    fn sleeper_of_a_polled_queue_is_allowed_to_be_as_late_as_leaves_something_to_sleep() {
         let late: Vec<Nanos> = (0..WINDOW)
             .map(|at| us(if at % 64 == 0 { 90 } else { 20 }))
             .collect();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_was_slow_for_long_is_tried_again_in_the_end() {
+    fn host_that_was_slow_for_long_is_tried_again_in_the_end() {
         let mut oversleep = WakeLatency::new(us(14), &[us(100); WINDOW]);
         let at = Instant(0) + us(50);
         let mut refused = 0;

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_delay_is_minus_one_zero_or_microseconds_and_nothing_else() {
+    fn delay_is_minus_one_zero_or_microseconds_and_nothing_else() {
         assert_eq!(Policy::from_delay(-1), Some(Policy::Classic));
         assert_eq!(Policy::from_delay(0), Some(Policy::HalfMean));
         assert_eq!(Policy::from_delay(7), Some(Policy::Fixed(Nanos(7_000))));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_survives_being_a_number() {
+    fn policy_survives_being_a_number() {
         let fixed = Policy::Fixed(Nanos(1_000));
         for policy in [
             Policy::Classic,

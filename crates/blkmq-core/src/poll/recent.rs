@@ -79,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_window_agrees_with_sorting_the_latest_values(values in prop::collection::vec(0u32..50, 1..100)) {
+        fn window_agrees_with_sorting_the_latest_values(values in prop::collection::vec(0u32..50, 1..100)) {
             let mut recent = Recent::<8>::new();
             for (count, &value) in values.iter().enumerate() {
                 recent.push(value);

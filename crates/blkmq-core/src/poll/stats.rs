@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_told_of_when_it_is_full_and_stays_until_the_next_one_is() {
+    fn window_is_told_of_when_it_is_full_and_stays_until_the_next_one_is() {
         let mut windows = Windows::default();
         let start = Instant(1_000_000_000);
         windows.record(Nanos(1), start);

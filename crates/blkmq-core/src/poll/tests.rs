@@ -93,7 +93,7 @@ fn overslept(seen: &[Seen]) -> usize {
 }
 
 #[test]
-fn a_device_that_keeps_its_time_is_slept_for_and_never_overslept() {
+fn device_that_keeps_its_time_is_slept_for_and_never_overslept() {
     let mut rig = Rig::new(&[14_000, 20_000], POLLED);
     let seen = rig.reads(200, 100_000);
     assert!(slept(&seen[..8]) == 0 && slept(&seen[8..]) == 192, "{seen:?}");
@@ -103,14 +103,14 @@ fn a_device_that_keeps_its_time_is_slept_for_and_never_overslept() {
 }
 
 #[test]
-fn a_device_faster_than_a_sleeper_is_late_is_spun_on() {
+fn device_faster_than_a_sleeper_is_late_is_spun_on() {
     let mut rig = Rig::new(&[14_000, 20_000], POLLED);
     assert_eq!(slept(&rig.reads(200, 20_000)), 0);
     assert_eq!(slept(&rig.reads(200, 5_000)), 0);
 }
 
 #[test]
-fn a_reactor_that_looks_and_asks_again_and_again_has_refused_one_sleep_for_each_request() {
+fn reactor_that_looks_repeatedly_has_refused_one_sleep_for_each_request() {
     // Sleepers are sometimes 60 µs late, so 50 µs are not slept for; queries meanwhile must not make that forgotten.
     let late: Vec<u64> = (0..16).map(|at| if at == 0 { 60_000 } else { 24_000 }).collect();
     let mut rig = Rig::new(&late, POLLED);
@@ -175,7 +175,7 @@ fn sizes_and_directions_do_not_leak_into_each_other() {
 }
 
 #[test]
-fn the_earliest_predicted_end_of_all_in_flight_ends_the_sleep() {
+fn earliest_predicted_end_of_all_in_flight_ends_the_sleep() {
     let mut rig = Rig::new(&[3_000], POLLED);
     for _ in 0..50 {
         rig.request(Op::Read, 512, 40_000);
@@ -193,7 +193,7 @@ fn the_earliest_predicted_end_of_all_in_flight_ends_the_sleep() {
 }
 
 #[test]
-fn a_flush_in_flight_is_looked_for_where_nothing_would_wake_the_reactor() {
+fn flush_in_flight_is_looked_for_where_nothing_would_wake_the_reactor() {
     let mut rig = Rig::new(&[3_000], POLLED);
     rig.reads(50, 100_000);
     rig.predictor.issued(Tag(0), Op::Read, 4096, rig.now);
@@ -213,7 +213,7 @@ fn a_flush_in_flight_is_looked_for_where_nothing_would_wake_the_reactor() {
 }
 
 #[test]
-fn a_tag_that_is_not_in_flight_tells_nothing() {
+fn tag_that_is_not_in_flight_tells_nothing() {
     let mut rig = Rig::new(&[3_000], POLLED);
     rig.predictor.completed(Tag(2), rig.now);
     rig.predictor.issued(Tag(2), Op::Read, 4096, rig.now);
@@ -223,7 +223,7 @@ fn a_tag_that_is_not_in_flight_tells_nothing() {
 }
 
 #[test]
-fn where_completions_wake_it_a_reactor_sleeps_for_what_is_sure_and_blocks_for_what_is_not() {
+fn reactor_that_completions_wake_sleeps_for_sure_times_and_blocks_for_others() {
     let woken = Setting {
         is_polled: false,
         ..POLLED
@@ -258,7 +258,7 @@ fn where_completions_wake_it_a_reactor_sleeps_for_what_is_sure_and_blocks_for_wh
 }
 
 #[test]
-fn a_known_time_is_slept_for_and_met_awake() {
+fn known_time_is_slept_for_and_met_awake() {
     let host = WakeLatency::new(Nanos(14_000), &[Nanos(20_000); 128]);
     let (now, at) = (Instant(0), Instant(100_000));
     assert_eq!(
@@ -278,7 +278,7 @@ fn verdicts_of_several_contexts_join_to_the_most_wakeful() {
 
 proptest! {
     #[test]
-    fn a_step_in_either_direction_is_learned_within_64_requests(from in 30_000u64..400_000, to in 30_000u64..400_000) {
+    fn step_in_either_direction_is_learned_within_64_requests(from in 30_000u64..400_000, to in 30_000u64..400_000) {
         let mut rig = Rig::new(&[1_000, 2_000, 3_000], POLLED);
         rig.reads(100, from);
         rig.reads(64, to);

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_that_was_not_at_work_lately_gets_no_share() {
+    fn context_that_was_not_at_work_lately_gets_no_share() {
         let tags = SharedTags::new(64, 2);
         tags.publish(HctxId(0), WANT_MAX, NOW);
         let later = NOW + Nanos(PERIOD.0 * (LINGER_PERIODS + 1));

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_with_caps_answers_for_nothing_and_a_target_taken_off_lifts_the_bound() {
+    fn group_with_caps_answers_for_nothing_and_a_target_taken_off_lifts_the_bound() {
         let mut tree = tree();
         let mut targets = Targets::new(&tree, 64);
         (0..8).for_each(|_| assert!(targets.admit(rq(3)).is_some()));

@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_the_order_of_arrival_when_its_first_last_and_middle_leave() {
+    fn list_keeps_the_order_of_arrival_when_its_first_last_and_middle_leave() {
         let (mut slots, mut fifo, ids) = filled(5);
         for (leaves, left) in [(2, vec![0, 1, 3, 4]), (0, vec![1, 3, 4]), (4, vec![1, 3])] {
             fifo.remove(&mut slots, ids[leaves]);
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arrival_can_be_folded_into_its_neighbour_on_the_list() {
+    fn arrival_can_be_folded_into_its_neighbour_on_the_list() {
         let (mut slots, mut fifo, ids) = filled(3);
         fifo.fold(&mut slots, ids[1], ids[0]);
         slots.take(ids[0]);

@@ -29,7 +29,7 @@ fn own(shard: &Shard, group: u32) -> GroupStats {
 }
 
 #[test]
-fn an_end_is_counted_with_its_times_for_its_group_and_kind_alone() {
+fn end_is_counted_with_its_times_for_its_group_and_kind_alone() {
     let shard = Shard::new(4);
     let mut rq = ended(Op::Write, Flags::ASYNC, 1, [10, 15, 115]);
     rq.status = Status::Io;
@@ -109,7 +109,7 @@ fn insertions_of_a_batch_count_as_each_by_itself() {
 }
 
 #[test]
-fn a_read_is_synchronous_whatever_it_says() {
+fn read_is_synchronous_whatever_it_says() {
     let shard = Shard::new(4);
     shard.count_end(&ended(Op::Read, Flags::ASYNC, 0, [0, 0, 1]));
     let stats = own(&shard, 0);
@@ -117,7 +117,7 @@ fn a_read_is_synchronous_whatever_it_says() {
 }
 
 #[test]
-fn what_a_removed_group_did_is_its_parents_and_nothing_is_lost_or_moved_between_kinds() {
+fn counts_of_a_removed_group_are_its_parents_and_none_is_lost_or_changes_its_kind() {
     let (a, b) = (Shard::new(4), Shard::new(4));
     let stats = Stats::new(4, StatsMode::Outside, || Instant(0));
     let kinds = [
@@ -181,7 +181,7 @@ impl Bench {
 }
 
 #[test]
-fn a_group_waits_from_its_first_insertion_to_its_first_dispatch_and_is_empty_after_its_last() {
+fn group_waits_from_its_first_insertion_to_its_first_dispatch() {
     let (mut bench, shard) = (Bench::new(4), Shard::new(4));
     bench.insert(1, 100);
     bench.insert(1, 110);
@@ -201,7 +201,7 @@ fn a_group_waits_from_its_first_insertion_to_its_first_dispatch_and_is_empty_aft
 }
 
 #[test]
-fn a_wait_counts_for_who_went_ahead_and_a_row_sums_up_to_its_groups_wait() {
+fn wait_counts_for_who_went_ahead_and_a_row_sums_up_to_its_groups_wait() {
     let (mut bench, shard) = (Bench::new(4), Shard::new(4));
     for at in 0..3 {
         bench.insert(1, at);

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_was_written_is_read_again_and_a_part_of_one_is_waited_for() {
+    fn record_that_was_written_is_read_again_and_a_part_of_one_is_waited_for() {
         let mut bytes = Vec::new();
         record(b"vm1".to_vec()).write(&mut bytes);
         let len = bytes.len();

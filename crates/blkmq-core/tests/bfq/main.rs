@@ -87,7 +87,7 @@ fn groups_share_by_weight_although_all_that_the_heaviest_asks_for_is_in_flight()
 }
 
 #[test]
-fn a_drive_that_pauses_or_slows_down_tenfold_changes_no_share() {
+fn drive_that_pauses_or_slows_down_tenfold_changes_no_share() {
     let mut world = shallow(16);
     for factor in [10, 1, 10, 1] {
         world.set_pace(factor);
@@ -141,7 +141,7 @@ fn part_of_flood(world: &mut World, time: Nanos) -> u64 {
 }
 
 #[test]
-fn a_flood_has_what_light_groups_that_rest_between_two_reads_leave() {
+fn flood_has_what_light_groups_that_rest_between_two_reads_leave() {
     for lights in [1, 10] {
         let mut world = flood_beside(lights, Nanos::from_micros(500), SETTLED);
         let part = part_of_flood(&mut world, SETTLED);
@@ -150,7 +150,7 @@ fn a_flood_has_what_light_groups_that_rest_between_two_reads_leave() {
 }
 
 #[test]
-fn a_passed_over_group_that_begins_to_flood_gets_its_share() {
+fn passed_over_group_that_begins_to_flood_gets_its_share() {
     let mut world = flood_beside(1, Nanos::from_micros(900), SETTLED);
     world.stop(1);
     world.run(Nanos::from_millis(1));
@@ -175,7 +175,7 @@ fn a_passed_over_group_that_begins_to_flood_gets_its_share() {
 }
 
 #[test]
-fn a_group_that_is_removed_while_it_is_probed_changes_nothing_for_the_others() {
+fn group_that_is_removed_while_it_is_probed_changes_nothing_for_the_others() {
     for step in 0..10 {
         // The first probe begins after 100 ms.
         let settled = Nanos::from_millis(98 + 3 * step);
@@ -244,7 +244,7 @@ fn large_and_small_requests_and_writes_share_bytes_by_weight() {
 
 /// With a cost of 60 KiB for each request, 4 KiB count as 64 KiB and 64 KiB as 124 KiB.
 #[test]
-fn a_request_may_be_said_to_cost_more_than_its_bytes() {
+fn request_may_be_said_to_cost_more_than_its_bytes() {
     let mut world = World::new(Drive::flash(), 3);
     let set = world.bfq.set_tunable("request_cost", 60);
     set.expect("bfq has it");
@@ -261,7 +261,7 @@ fn a_request_may_be_said_to_cost_more_than_its_bytes() {
 }
 
 #[test]
-fn a_reader_that_asks_for_less_than_its_share_waits_for_a_place_in_the_drive_only() {
+fn reader_that_asks_for_less_than_its_share_waits_for_a_place_in_the_drive_only() {
     const FLOODERS: u32 = 63;
     let drive = Drive::flash();
     let mut world = World::new(drive, FLOODERS as usize + 2);
@@ -287,7 +287,7 @@ fn a_reader_that_asks_for_less_than_its_share_waits_for_a_place_in_the_drive_onl
 }
 
 #[test]
-fn a_reader_that_asks_for_all_it_can_get_has_its_share_with_one_request_at_a_time() {
+fn reader_that_asks_for_all_it_can_get_has_its_share_with_one_request_at_a_time() {
     let mut world = World::new(Drive::flash(), 34);
     flood(&mut world, 1..=32);
     world.start(Load {
@@ -300,7 +300,7 @@ fn a_reader_that_asks_for_all_it_can_get_has_its_share_with_one_request_at_a_tim
 }
 
 #[test]
-fn a_change_of_weight_counts_at_once() {
+fn change_of_weight_counts_at_once() {
     let mut world = World::new(Drive::flash(), 3);
     world.set_group(1, node(0, 1));
     world.set_group(2, node(0, 1000));
@@ -387,7 +387,7 @@ fn levels_of_a_class_share_by_their_weights() {
 }
 
 #[test]
-fn a_thousand_groups_share_by_weight() {
+fn thousand_groups_share_by_weight() {
     let mut world = World::new(Drive::flash(), 1001);
     let weights: Vec<u64> = (0..1000).map(|n| 100 + n % 7 * 50).collect();
     for (n, &weight) in weights.iter().enumerate() {

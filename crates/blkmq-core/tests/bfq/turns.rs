@@ -81,7 +81,7 @@ fn without_waiting_every_request_is_a_seek() {
 }
 
 #[test]
-fn the_wait_ends_after_slice_idle_if_nothing_comes() {
+fn wait_ends_after_slice_idle_if_nothing_comes() {
     let mut world = disk(3, &[("low_latency", 0)]);
     let first = world.start(reader(1));
     world.run(Nanos::from_millis(50));
@@ -94,7 +94,7 @@ fn the_wait_ends_after_slice_idle_if_nothing_comes() {
 }
 
 #[test]
-fn a_turn_ends_when_its_time_is_over() {
+fn turn_ends_when_its_time_is_over() {
     // Otherwise it would continue for a budget of 1 GiB, which is eight seconds.
     let mut world = disk(3, &[("max_budget", 1 << 21), ("low_latency", 0)]);
     world.start(reader(1));
@@ -110,7 +110,7 @@ fn a_turn_ends_when_its_time_is_over() {
 }
 
 #[test]
-fn a_small_budget_ends_the_turn_before_its_time() {
+fn small_budget_ends_the_turn_before_its_time() {
     let runs = |sectors| {
         let mut world = disk(3, &[("max_budget", sectors), ("low_latency", 0)]);
         world.start(reader(1));
@@ -171,7 +171,7 @@ fn while_one_thinks_for_long_another_s_request_goes_out() {
 }
 
 #[test]
-fn a_program_that_was_just_started_is_favoured_for_a_while() {
+fn program_that_was_just_started_is_favoured_for_a_while() {
     let time_of_first_32_mib = |low_latency| {
         let mut world = disk(1, &[("low_latency", low_latency)]);
         for client in 1..6 {
@@ -250,7 +250,7 @@ fn strict_guarantees_let_one_request_go_at_a_time_and_keep_the_shares() {
 }
 
 #[test]
-fn the_time_that_the_drive_idles_is_told_for_whom_it_waited() {
+fn time_that_the_drive_idles_is_told_for_whom_it_waited() {
     let mut world = disk(3, &[]);
     let loads = [world.start(reader(1)), world.start(reader(2))];
     world.run(Nanos::from_secs(2));

@@ -15,7 +15,7 @@ use blkmq_core::mapper::table::{MapKind, MapSpec};
 use crate::rig::*;
 
 #[test]
-fn a_bio_on_one_member_comes_back_as_it_was_submitted() {
+fn bio_on_one_member_comes_back_as_it_was_submitted() {
     let mut rig = rig(FOUR, &[linear(4)]);
     let asked = Bio {
         client: 3,
@@ -40,7 +40,7 @@ fn a_bio_on_one_member_comes_back_as_it_was_submitted() {
 }
 
 #[test]
-fn a_read_over_a_stripe_is_one_request_for_each_member_and_one_end() {
+fn read_over_a_stripe_is_one_request_for_each_member_and_one_end() {
     let mut rig = rig(FOUR, &[striped(4)]);
     rig.submit(bio(Op::Read, CHUNK, 8 * CHUNK, 1)).unwrap();
     rig.unplug();
@@ -64,7 +64,7 @@ fn a_read_over_a_stripe_is_one_request_for_each_member_and_one_end() {
 }
 
 #[test]
-fn a_discard_over_a_stripe_is_one_range_of_each_member() {
+fn discard_over_a_stripe_is_one_range_of_each_member() {
     for (op, flags) in [(Op::Discard, Flags::NONE), (Op::WriteZeroes, Flags::NO_UNMAP)] {
         let mut rig = rig(FOUR, &[striped(4)]);
         let asked = bio(op, CHUNK / 2, 6 * CHUNK, 1);
@@ -86,7 +86,7 @@ fn a_discard_over_a_stripe_is_one_range_of_each_member() {
 }
 
 #[test]
-fn a_flush_goes_to_each_drive_below_once_and_ends_when_all_have() {
+fn flush_goes_to_each_drive_below_once_and_ends_when_all_have() {
     // The drives are reached twice: through the stripe, and through a part of it that is joined
     // with another.
     let top = spec(
@@ -113,7 +113,7 @@ fn a_flush_goes_to_each_drive_below_once_and_ends_when_all_have() {
 }
 
 #[test]
-fn a_flush_of_drives_without_a_cache_is_done_at_once() {
+fn flush_of_drives_without_a_cache_is_done_at_once() {
     let without = Members { cache: false, ..FOUR };
     let mut rig = rig(without, &[striped(4)]);
     rig.submit(bio(Op::Flush, 0, 0, 5)).unwrap();
@@ -129,7 +129,7 @@ fn a_flush_of_drives_without_a_cache_is_done_at_once() {
 }
 
 #[test]
-fn a_preflush_write_waits_for_the_flushes_of_all_members() {
+fn preflush_write_waits_for_the_flushes_of_all_members() {
     let mut rig = rig(FOUR, &[striped(4)]);
     let write = Bio {
         flags: Flags::PREFLUSH.with(Flags::FUA),
@@ -155,7 +155,7 @@ fn a_preflush_write_waits_for_the_flushes_of_all_members() {
 }
 
 #[test]
-fn a_preflush_write_whose_flush_fails_is_not_written() {
+fn preflush_write_whose_flush_fails_is_not_written() {
     let mut rig = rig(FOUR, &[striped(4)]);
     let write = bio(Op::Write, 0, 2 * CHUNK, 5);
     rig.submit(Bio {
@@ -188,7 +188,7 @@ fn fua_without_a_drive_that_has_it_is_a_flush_of_the_written_members_only() {
 }
 
 #[test]
-fn the_first_error_is_the_end_and_no_more_parts_are_sent_after_it() {
+fn first_error_is_the_end_and_no_more_parts_are_sent_after_it() {
     let few = Members { requests: 4, ..FOUR };
     let mut rig = rig(few, &[striped(4)]);
     rig.submit(bio(Op::Read, 0, MEMBER, 5)).unwrap();
@@ -208,7 +208,7 @@ fn the_first_error_is_the_end_and_no_more_parts_are_sent_after_it() {
 }
 
 #[test]
-fn a_huge_bio_has_a_bounded_number_of_parts_under_way() {
+fn huge_bio_has_a_bounded_number_of_parts_under_way() {
     let many = Members {
         requests: 4096,
         ..FOUR
@@ -230,7 +230,7 @@ fn a_huge_bio_has_a_bounded_number_of_parts_under_way() {
 }
 
 #[test]
-fn a_bio_is_given_back_when_its_members_are_full() {
+fn bio_is_given_back_when_its_members_are_full() {
     let few = Members { requests: 2, ..FOUR };
     let mut rig = rig(few, &[striped(4)]);
     let mut taken = 0;
@@ -289,7 +289,7 @@ fn what_a_mapped_disk_refuses_ends_at_once() {
 }
 
 #[test]
-fn a_bio_of_great_many_parts_on_drives_that_end_at_once_lets_others_go_on() {
+fn bio_of_great_many_parts_on_drives_that_end_at_once_lets_others_go_on() {
     let mut rig = rig(FOUR, &[striped(4)]);
     rig.hands.iter().for_each(|hand| hand.borrow_mut().inline = true);
     rig.submit(bio(Op::Read, 0, 4 * MEMBER, 5)).unwrap();

@@ -266,7 +266,7 @@ fn assert_found_out(rules: &Rules) {
 }
 
 #[test]
-fn an_oracle_with_a_wrong_constant_is_found_out() {
+fn oracle_with_a_wrong_constant_is_found_out() {
     let right = Rules::default();
     let bent = [
         Rules {
@@ -318,7 +318,7 @@ fn an_oracle_with_a_wrong_constant_is_found_out() {
 }
 
 #[test]
-fn an_oracle_with_a_mistake_is_found_out() {
+fn oracle_with_a_mistake_is_found_out() {
     for wrong in [
         Wrong::RequeuedLastFirst,
         Wrong::RequeuedAcrossClasses,

@@ -92,7 +92,7 @@ fn p99_of_the_first_two(selector: Selector, services: &[u64]) -> Nanos {
 }
 
 #[test]
-fn a_slow_path_does_not_raise_the_p99_of_the_others() {
+fn slow_path_does_not_raise_the_p99_of_the_others() {
     for selector in [
         Selector::ServiceTime,
         Selector::QueueLength,
@@ -108,7 +108,7 @@ fn a_slow_path_does_not_raise_the_p99_of_the_others() {
 }
 
 #[test]
-fn a_busy_path_passes_its_turn_and_all_busy_hold_the_request_back() {
+fn busy_path_passes_its_turn_and_all_busy_hold_the_request_back() {
     let mut world = World::new(config(2, Selector::RoundRobin), &[100, 100]);
     world.models[0].borrow_mut().slots = 1;
     world.models[1].borrow_mut().slots = 3;
@@ -121,7 +121,7 @@ fn a_busy_path_passes_its_turn_and_all_busy_hold_the_request_back() {
 }
 
 #[test]
-fn a_failed_path_is_probed_and_used_again() {
+fn failed_path_is_probed_and_used_again() {
     let mut world = World::new(config(2, Selector::RoundRobin), &[100, 100]);
     world.models[0].borrow_mut().status = Status::Transport;
     world.submit(8);
@@ -211,7 +211,7 @@ fn path_that_was_well_for_a_minute_has_not_relapsed() {
 }
 
 #[test]
-fn an_error_of_the_medium_is_final_and_fails_no_path() {
+fn error_of_the_medium_is_final_and_fails_no_path() {
     let mut world = World::new(config(2, Selector::RoundRobin), &[100, 100]);
     world.models[0].borrow_mut().status = Status::Medium;
     world.submit(2);
@@ -222,7 +222,7 @@ fn an_error_of_the_medium_is_final_and_fails_no_path() {
 }
 
 #[test]
-fn a_request_that_a_path_has_swallowed_goes_over_another_when_its_time_is_up() {
+fn request_that_a_path_has_swallowed_goes_over_another_when_its_time_is_up() {
     let mut world = World::new(config(2, Selector::RoundRobin), &[60_000_000, 100]);
     world.submit(2);
     world.pass(Nanos::from_secs(31));
@@ -272,7 +272,7 @@ fn requests_are_held_without_a_path_and_no_longer_than_they_may() {
 /// A request that was at the worker when detours were switched off returns to a drive without
 /// detours.
 #[test]
-fn detours_are_switched_off_while_requests_are_with_the_worker_and_the_paths_are_busy() {
+fn detours_are_switched_off_while_requests_are_with_the_worker() {
     for (no_path, issue) in [(false, false), (true, false), (false, true), (true, true)] {
         let insert = Detours {
             insert: true,
@@ -302,7 +302,7 @@ fn detours_are_switched_off_while_requests_are_with_the_worker_and_the_paths_are
 }
 
 #[test]
-fn the_end_of_a_request_that_the_worker_issued_is_judged_as_its_paths_own() {
+fn end_of_a_request_that_the_worker_issued_is_judged_as_its_paths_own() {
     for (answer, expected) in [(Status::Ok, Status::Ok), (Status::Medium, Status::Medium)] {
         let mut world = World::new(config(2, Selector::RoundRobin), &[100, 100]);
         world.multipath.set_detours(Detours::ALL, world.now);
@@ -320,7 +320,7 @@ fn the_end_of_a_request_that_the_worker_issued_is_judged_as_its_paths_own() {
 }
 
 #[test]
-fn a_path_that_fails_a_request_of_the_workers_is_failed_and_another_carries_it() {
+fn path_that_fails_a_request_of_the_workers_is_failed_and_another_carries_it() {
     let mut world = World::new(config(2, Selector::RoundRobin), &[100, 100]);
     world.multipath.set_detours(Detours::ALL, world.now);
     world.run();
@@ -336,7 +336,7 @@ fn a_path_that_fails_a_request_of_the_workers_is_failed_and_another_carries_it()
 }
 
 #[test]
-fn the_first_group_is_returned_to_as_failback_says() {
+fn first_group_is_returned_to_as_failback_says() {
     for (failback, at_once, later) in [
         (Failback::Immediate, 0, 0),
         (Failback::Manual, 1, 1),

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_writer_is_told_who_has_the_file() {
+    fn second_writer_is_told_who_has_the_file() {
         let path = scratch_file("second_writer", 4096);
         let first = open(&path);
         lock(&first, &path, false).unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_was_handed_over_lets_its_owner_in_once_and_nobody_else() {
+    fn lock_that_was_handed_over_lets_its_owner_in_once_and_nobody_else() {
         let path = scratch_file("inherited_lock", 4096);
         let first = open(&path);
         lock(&first, &path, false).unwrap();
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_qemu_writes_is_not_served() {
+    fn image_that_qemu_writes_is_not_served() {
         let path = scratch_file("qemu_writes", 4096);
         let qemu = open(&path);
         sys::lock_bytes(&qemu, ByteLock::Shared, QEMU_WRITES, 1).unwrap();

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_created_and_cannot_be_served_is_removed() {
+    fn file_that_was_created_and_cannot_be_served_is_removed() {
         let path = scratch_file("refused", 4096);
         std::fs::remove_file(&*path).unwrap();
         for size in [0, 1000, u64::MAX] {
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_use_is_refused_and_lock_off_does_not_care() {
+    fn file_in_use_is_refused_and_lock_off_does_not_care() {
         let path = scratch_file("in_use", 4096);
         let _first = FileDisk::open(&config(&path)).unwrap();
         assert!(error(&config(&path)).contains("in use by this process"));

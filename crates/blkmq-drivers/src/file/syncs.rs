@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sync_waits_for_those_that_overlapped_it_and_not_for_later_ones() {
+    fn sync_waits_for_those_that_overlapped_it_and_not_for_later_ones() {
         let syncs = Syncs::new();
         let (first, second) = (syncs.begin(), syncs.begin());
         let fence = syncs.end(first);

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uri_that_is_none_is_refused_by_name() {
+    fn uri_that_is_none_is_refused_by_name() {
         let error = NbdConfig::new("nbd+vsock://x/").unwrap_err().to_string();
         assert!(
             error.starts_with("nbd=nbd+vsock://x/ rejected: nbd+vsock:// is not supported"),

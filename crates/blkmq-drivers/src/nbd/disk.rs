@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_cannot_be_a_disk_is_refused() {
+    fn export_that_cannot_be_a_disk_is_refused() {
         let sizes = |minimum, payload_max| {
             Some(BlockSizes {
                 minimum,
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_comes_back_must_offer_what_it_did() {
+    fn server_that_comes_back_must_offer_what_it_did() {
         let shape = Shape::of(&agreed()).unwrap();
         assert_eq!(shape.check_still(&agreed()), Ok(()));
         let with = |change: fn(&mut Agreed)| {

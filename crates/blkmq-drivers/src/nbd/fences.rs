@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_gone_has_nothing_left_to_fence() {
+    fn server_that_is_gone_has_nothing_left_to_fence() {
         let fences = Fences::default();
         lost(&fences, 1, 7, &[(0, 512)]);
         lost(&fences, 2, 8, &[(0, 512)]);

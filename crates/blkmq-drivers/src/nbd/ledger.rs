@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_was_there_all_the_time_leads_to_the_same_server() {
+    fn session_that_was_there_all_the_time_leads_to_the_same_server() {
         let (ledger, mut latest) = ledger();
         assert!(!ledger.session_made(0, None));
         ledger.wrote(HctxId(0), &mut latest);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_names_its_instance_is_believed() {
+    fn server_that_names_its_instance_is_believed() {
         let ledger = Ledger::default();
         ledger.session_made(0, Some(7));
         ledger.wrote(HctxId(0), &mut 0);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_word_of_a_server_that_is_gone_ends_no_fence_of_the_next_one() {
+    fn late_word_of_a_server_that_is_gone_ends_no_fence_of_the_next_one() {
         use crate::nbd::fences::Named;
         let ledger = Ledger::default();
         ledger.session_made(0, Some(7));

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_hides_what_the_cache_holds() {
+    fn discard_hides_what_the_cache_holds() {
         let cache = Cache::new(1 << 20, 1 << 20);
         write(&cache, Flags::NONE, 0, 1);
         cache.run(&request(Op::Discard, 0, 512));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_cache_writes_back_and_stays_within_its_size() {
+    fn full_cache_writes_back_and_stays_within_its_size() {
         let cache = Cache::new(1 << 20, 2048);
         for i in 0..8 {
             write(&cache, Flags::NONE, i * 1024, 7);

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_answered_with_those_there_are() {
+    fn unknown_key_is_answered_with_those_there_are() {
         let error = NullConfig::default()
             .set("latncy", "1us")
             .unwrap_err()
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_out_of_its_range_is_refused_with_the_range() {
+    fn value_out_of_its_range_is_refused_with_the_range() {
         for (key, value, allowed) in [
             ("parallel", "0", "from 1 to 65536; leave it out"),
             ("parallel", "65537", "from 1 to 65536"),
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_switch_that_is_neither_on_nor_off_is_refused() {
+    fn switch_that_is_neither_on_nor_off_is_refused() {
         let error = NullConfig::default().set("shared_tags", "8").unwrap_err();
         let text = error.to_string();
         assert!(

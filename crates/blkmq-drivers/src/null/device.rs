@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_set_up_of_one_context_fails_if_asked_to() {
+    fn set_up_of_one_context_fails_if_asked_to() {
         let config = NullConfig {
             setup_failure: Some(1),
             ..NullConfig::default()
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_are_valid_and_follow_the_cache() {
+    fn limits_are_valid_and_follow_the_cache() {
         let limits = |cache| {
             let config = NullConfig {
                 cache,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_one_hole() {
+    fn disk_is_one_hole() {
         let device = NullDevice::new(NullConfig::default(), &[8192]).unwrap();
         let mut out = Vec::new();
         device.extents(DiskId(0), 4096, 65536, 8, &mut out).unwrap();

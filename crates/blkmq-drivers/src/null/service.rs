@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_lies_around_the_mean_and_never_below_zero() {
+    fn spread_lies_around_the_mean_and_never_below_zero() {
         let config = NullConfig {
             latency: Nanos::from_micros(80),
             spread: Nanos::from_micros(20),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_ones_are_as_many_as_configured() {
+    fn slow_ones_are_as_many_as_configured() {
         let config = NullConfig {
             latency: Nanos::from_micros(10),
             slow_rate: Rate::new(0.1),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drive_with_two_servers_serves_two_at_a_time() {
+    fn drive_with_two_servers_serves_two_at_a_time() {
         let config = NullConfig {
             parallel: 2,
             ..NullConfig::default()
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_passes_its_bandwidth_and_saves_none_up() {
+    fn link_passes_its_bandwidth_and_saves_none_up() {
         let config = NullConfig {
             bandwidth: 1_000_000_000,
             ..NullConfig::default()

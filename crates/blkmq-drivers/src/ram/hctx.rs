@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_without_data_and_a_disk_that_is_not_there_are_invalid() {
+    fn write_without_data_and_a_disk_that_is_not_there_are_invalid() {
         let (mut hctx, _) = two_disks();
         assert_eq!(run(&mut hctx, &request(Op::Write, 0, 4096)), Status::Invalid);
         assert_eq!(

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_hangs_is_given_up_and_its_result_dropped_where_it_comes() {
+    fn call_that_hangs_is_given_up_and_its_result_dropped_where_it_comes() {
         struct Told(mpsc::Sender<Option<String>>);
         impl Drop for Told {
             fn drop(&mut self) {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_close_that_hangs_is_waited_for_by_its_own_drive_alone() {
+    fn close_that_hangs_is_waited_for_by_its_own_drive_alone() {
         struct Image(mpsc::Receiver<()>);
         impl Drop for Image {
             fn drop(&mut self) {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_nobody_waits_for_any_more_is_waited_for_by_the_next() {
+    fn call_that_nobody_waits_for_any_more_is_waited_for_by_the_next() {
         let calls = Arc::<Calls>::default();
         let (goes_on, hangs) = mpsc::channel::<()>();
         let call = calls.begin_alone(Duration::ZERO).expect("there is none");

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_does_not_answer_keeps_nobody_from_another() {
+    fn cluster_that_does_not_answer_keeps_nobody_from_another() {
         let all = Connections(Mutex::new(Vec::new()));
         let (goes_on, hangs) = mpsc::channel::<()>();
         let (begins, begun) = mpsc::channel();

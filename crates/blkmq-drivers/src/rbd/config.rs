@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_the_parts_that_the_rbd_command_gives_it() {
+    fn name_has_the_parts_that_the_rbd_command_gives_it() {
         let name = |text| image_name(text).unwrap();
         let parts = |text| {
             let name = name(text);

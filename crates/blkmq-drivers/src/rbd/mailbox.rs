@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reactor_that_polls_is_not_told() {
+    fn reactor_that_polls_is_not_told() {
         let (mailbox, mut ends) = Mailbox::new(1).unwrap();
         mailbox.set_polled(true);
         mailbox.put(End { slot: 0, result: -5 });

@@ -35,7 +35,7 @@ fn what_was_written_across_chunks_is_read_back_between_zeroes() {
 }
 
 #[test]
-fn a_random_history_reads_as_a_plain_array_does() {
+fn random_history_reads_as_a_plain_array_does() {
     let size = 3 * CHUNK_BYTES + 4096;
     let store = Store::new(size, false);
     let mut plain = vec![0u8; size as usize];
@@ -64,7 +64,7 @@ fn a_random_history_reads_as_a_plain_array_does() {
 }
 
 #[test]
-fn a_discard_gives_whole_pages_back_and_zeroes_the_rest() {
+fn discard_gives_whole_pages_back_and_zeroes_the_rest() {
     let store = Store::new(1 << 30, false);
     write(&store, 0, 9, 8 * 4096);
     store.discard(4096 - 512, 2 * 4096);
@@ -77,7 +77,7 @@ fn a_discard_gives_whole_pages_back_and_zeroes_the_rest() {
 }
 
 #[test]
-fn a_discard_gives_resident_memory_back_to_the_system() {
+fn discard_gives_resident_memory_back_to_the_system() {
     let resident = || {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();

@@ -162,7 +162,7 @@ fn verify(attached: &mut Attached, thread: u64, round: u64) {
 }
 
 #[test]
-fn a_polled_disk_keeps_its_data_while_polling_is_switched_under_load() {
+fn polled_disk_keeps_its_data_while_polling_is_switched_under_load() {
     let target = Target::choose("switched");
     for mode in Wait::ALL {
         let (engine, device) = start(&target.path, mode, false);
@@ -204,7 +204,7 @@ fn a_polled_disk_keeps_its_data_while_polling_is_switched_under_load() {
 }
 
 #[test]
-fn a_device_is_polled_if_it_can_be_and_polling_is_on() {
+fn device_is_polled_if_it_can_be_and_polling_is_on() {
     let target = Target::choose("counted");
     let can_be = target.has_poll_queues();
     assert!(

@@ -400,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drive_whose_look_up_panics_costs_an_answer_and_is_asked_again() {
+    fn drive_whose_look_up_panics_costs_an_answer_and_is_asked_again() {
         let engine = Engine::start(EngineConfig::default()).unwrap();
         let (wakes, woken) = mpsc::channel();
         let is_over = false;
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drive_is_asked_by_one_thread_at_a_time_and_others_meanwhile() {
+    fn drive_is_asked_by_one_thread_at_a_time_and_others_meanwhile() {
         let mut drives = Drives::default();
         for (drive, number) in [(1, 10), (1, 11), (5, 50), (1, 12)] {
             drives.push(drive, Tenant(0), number);
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_of_the_largest_number_is_followed_by_the_first() {
+    fn group_of_the_largest_number_is_followed_by_the_first() {
         assert_eq!(order(&[u32::MAX, 0, u32::MAX]), [0, u32::MAX, u32::MAX]);
     }
 }

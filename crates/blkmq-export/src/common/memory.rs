@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_holds_nothing_can_have_one_request_of_any_size_as_soon_as_it_fits() {
+    fn group_that_holds_nothing_can_have_one_request_of_any_size_as_soon_as_it_fits() {
         let memory = Memory::new(32 * MIB);
         let (one, other) = (memory.holding(Tenant(1)), memory.holding(Tenant(2)));
         assert_eq!(memory.claim(&one, 32 * MIB), Claim::Spare);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bio_is_lent_one_piece_of_memory_where_that_is_enough() {
+    fn bio_is_lent_one_piece_of_memory_where_that_is_enough() {
         let mut payload = payload(2 * PIECE_BYTES);
         assert!(matches!(payload.lend(4096..8192), Data::Flat(piece) if piece.len() == 4096));
         payload.take_back();

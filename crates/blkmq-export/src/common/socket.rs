@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_left_by_a_killed_daemon_is_taken_over_but_a_living_one_is_not() {
+    fn socket_left_by_a_killed_daemon_is_taken_over_but_a_living_one_is_not() {
         let path = scratch("stale");
         drop(UnixListener::bind(&path).unwrap());
         let socket = unix(&path).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_way_is_left_alone() {
+    fn file_in_the_way_is_left_alone() {
         let path = scratch("file");
         std::fs::write(&path, "precious").unwrap();
         assert!(unix(&path).is_err());

@@ -392,7 +392,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lent_buffer_is_out_of_reach_until_it_is_taken_back() {
+    fn lent_buffer_is_out_of_reach_until_it_is_taken_back() {
         let region = Region::new(8192).unwrap();
         let mut buffer = region.take(8192).unwrap();
         buffer.bytes_mut()[0] = 7;
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_region_is_one_buffer() {
+    fn large_region_is_one_buffer() {
         let region = Region::new(100 * PAGE + 1).unwrap();
         let buffer = region.take(90 * PAGE).unwrap();
         assert_eq!((buffer.capacity(), region.bytes()), (101 * PAGE, 101 * PAGE));
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_goes_to_another_thread_with_what_was_touched_when_nobody_has_a_part_in_it() {
+    fn region_goes_to_another_thread_with_what_was_touched_when_nobody_has_a_part_in_it() {
         let region = Region::new(4 * PAGE).unwrap();
         let buffer = region.take(3 * PAGE).unwrap();
         assert!(buffer.region().clone().into_chunk().is_none(), "it is used");

@@ -150,7 +150,7 @@ mod tests {
 ";
 
     #[test]
-    fn the_topmost_mount_of_a_path_is_found_by_its_name() {
+    fn topmost_mount_of_a_path_is_found_by_its_name() {
         let found =
             |path: &str| find(TABLE, Path::new(path)).map(|entry| (entry.device.clone(), entry.is_fuse()));
         assert_eq!(found("/srv/my disk"), Some(("0:61".into(), false)));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backslash_that_begins_no_number_stays() {
+    fn backslash_that_begins_no_number_stays() {
         assert_eq!(unescaped(b"a\\040b\\134\\09"), b"a b\\\\09");
     }
 }

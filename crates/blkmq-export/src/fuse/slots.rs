@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_write_has_both_buffers_and_nobody_receives_without_a_large_one() {
+    fn long_write_has_both_buffers_and_nobody_receives_without_a_large_one() {
         let mut slots = slots();
         for _ in 0..LARGE {
             let (index, [small, large]) = slots.next().expect("a large one is left");

@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_of_many_bytes_comes_with_its_descriptors_and_the_next_message_without() {
+    fn session_of_many_bytes_comes_with_its_descriptors_and_the_next_message_without() {
         let (mut one, other) = pair();
         let mut other = Channel::new(other).unwrap();
         let session = Message::Session(Session {

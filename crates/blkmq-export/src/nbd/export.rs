@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_empty_name_means_the_only_export_but_never_one_of_several() {
+    fn empty_name_means_the_only_export_but_never_one_of_several() {
         let one = ExportTable::new([Export::new(ExportId(1), "vm1", 4096)]).unwrap();
         assert_eq!(one.find("").unwrap().name, "vm1");
         let two = [
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_breaks_a_rule_is_rejected_with_name_value_and_limit() {
+    fn export_that_breaks_a_rule_is_rejected_with_name_value_and_limit() {
         let rejected = |change: fn(&mut Export)| {
             let mut export = Export::new(ExportId(1), "vm1", 1 << 20);
             change(&mut export);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_stand_for_two_exports() {
+    fn name_cannot_stand_for_two_exports() {
         let twice = [
             Export::new(ExportId(1), "vm1", 0),
             Export::new(ExportId(2), "vm1", 0),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_export_offers_nothing_that_writes() {
+    fn read_only_export_offers_nothing_that_writes() {
         let mut export = Export::new(ExportId(1), "vm1", 4096);
         export.features.read_only = true;
         let flags = export.transmission_flags(HeaderStyle::Extended);

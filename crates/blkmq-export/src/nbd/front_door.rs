@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uri_carries_odd_paths() {
+    fn uri_carries_odd_paths() {
         assert_eq!(escape("/run/a b&c.sock"), "/run/a%20b%26c.sock");
     }
 }

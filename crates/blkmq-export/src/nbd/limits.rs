@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_within_their_own_ranges() {
+    fn defaults_are_within_their_own_ranges() {
         assert_eq!(Limits::default().check(), Ok(()));
     }
 
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_payload_limit_still_drains_what_portable_clients_send() {
+    fn smaller_payload_limit_still_drains_what_portable_clients_send() {
         let limits = Limits {
             payload_bytes_max: 1 << 20,
             ..Limits::default()

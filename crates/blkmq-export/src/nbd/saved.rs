@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_is_not_refused_with_what_is_no_error() {
+    fn option_is_not_refused_with_what_is_no_error() {
         let mut saved = examples().swap_remove(2);
         if let SavedPhase::Negotiation { state, .. } = &mut saved.session.phase {
             *state = SavedState::Skipping {

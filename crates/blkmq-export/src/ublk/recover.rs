@@ -159,14 +159,14 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_its_daemon_removes_meanwhile_is_gone() {
+    fn device_that_its_daemon_removes_meanwhile_is_gone() {
         let mut looks = vec![None, Some(live()), Some(live())];
         let found = wait_for_end(live(), || Ok(looks.pop().expect("one look after another")));
         assert_eq!(found.unwrap(), None);
     }
 
     #[test]
-    fn a_device_whose_daemon_is_killed_meanwhile_is_found_as_it_was_left() {
+    fn device_whose_daemon_is_killed_meanwhile_is_found_as_it_was_left() {
         let left = DeviceInfo {
             state: QUIESCED,
             ..live()

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_goes_from_the_kernel_to_the_disk_and_back() {
+    fn slot_goes_from_the_kernel_to_the_disk_and_back() {
         let (_ring, mut slots) = Memory::new(2).unwrap().into_parts();
         assert!(slots.are_back() && slots.are_idle());
         let memory = slots.lend_to_kernel(1);

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_found_in_its_mapping_alone_and_as_long_as_that_is_registered() {
+    fn address_is_found_in_its_mapping_alone_and_as_long_as_that_is_registered() {
         // Addresses that nothing maps.
         const AT: usize = 0x7fff_0000_0000_0000;
         let low = Registered::new(AT..AT + 0x5000, 0x1000);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_between_the_used_index_and_the_marks_repeats_nothing_that_was_given_back() {
+    fn kill_between_the_used_index_and_the_marks_repeats_nothing_that_was_given_back() {
         let record = record();
         let mut first = Inflight::new(record.clone(), 8);
         first.recover(65_535);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_nonsense_names_no_head_that_does_not_exist() {
+    fn record_of_nonsense_names_no_head_that_does_not_exist() {
         let record = record();
         for at in 0..record.bytes() {
             record.store(at, 0xff_u8);

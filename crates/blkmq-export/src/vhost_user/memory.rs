@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_lent_across_regions_that_meet_and_nowhere_else() {
+    fn range_is_lent_across_regions_that_meet_and_nowhere_else() {
         let memory = Memory::default().with_anonymous(spec(0x2000, 0x1000)).unwrap();
         let memory = memory.with_anonymous(spec(0x1000, 0x1000)).unwrap();
         let mut loans = Loans::new(Arc::new(memory));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_is_removed_is_no_memory_any_more() {
+    fn region_that_is_removed_is_no_memory_any_more() {
         let memory = Memory::default().with_anonymous(spec(0x1000, 0x1000)).unwrap();
         assert!(memory.guest_window(0x1000, 16).is_some());
         assert!(memory.without(spec(0x1000, 0x2000)).is_err());

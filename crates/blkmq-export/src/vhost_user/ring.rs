@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_passed_when_the_index_goes_beyond_it() {
+    fn event_is_passed_when_the_index_goes_beyond_it() {
         assert!(is_passed(0, 0, 1));
         assert!(!is_passed(1, 0, 1));
         assert!(is_passed(2, 0, 5));

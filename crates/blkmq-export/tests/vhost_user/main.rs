@@ -16,7 +16,7 @@ use blkmq_testkit::vhost_user::{AVAIL, DATA, FEATURES, FrontEnd, MEMORY_BYTES, N
 use server::{DISK_BYTES, Server};
 
 #[test]
-fn a_client_of_others_finds_its_data_with_one_queue_and_with_two() {
+fn client_of_others_finds_its_data_with_one_queue_and_with_two() {
     let server = Server::start();
     attached::find_data(&server.path, DISK_BYTES);
     server.end();
@@ -30,14 +30,14 @@ fn discards_and_zeroing_with_wrong_flags_lengths_or_ranges_are_errors_of_their_o
 }
 
 #[test]
-fn a_request_in_a_table_of_its_own_is_served_like_any_other() {
+fn request_in_a_table_of_its_own_is_served_like_any_other() {
     let server = Server::start();
     blk_cases::table_of_its_own(&server.path);
     server.end();
 }
 
 #[test]
-fn a_device_that_is_plugged_and_unplugged_again_and_again_finds_its_data() {
+fn device_that_is_plugged_and_unplugged_again_and_again_finds_its_data() {
     let server = Server::start();
     blk_cases::plug_and_unplug(&server.path);
     server.end();
@@ -67,7 +67,7 @@ fn requests_of_a_small_ring_without_tables_of_descriptors_have_room_in_it() {
 }
 
 #[test]
-fn a_ring_is_stopped_where_it_is_and_goes_on_from_there() {
+fn ring_is_stopped_where_it_is_and_goes_on_from_there() {
     let server = Server::start();
     let mut client = FrontEnd::connect(&server.path);
     client.start();
@@ -122,7 +122,7 @@ fn serial_number_is_what_a_driver_gets_as_the_id() {
 }
 
 #[test]
-fn a_hostile_driver_loses_its_device_and_no_other_notices() {
+fn hostile_driver_loses_its_device_and_no_other_notices() {
     let server = Server::start();
     let good = FrontEnd::connect(&server.path);
     good.start();
@@ -163,7 +163,7 @@ fn a_hostile_driver_loses_its_device_and_no_other_notices() {
 }
 
 #[test]
-fn a_front_end_that_breaks_the_rules_is_hung_up_on() {
+fn front_end_that_breaks_the_rules_is_hung_up_on() {
     let server = Server::start();
     // More memory than the file has, a pipe instead of an event, an unknown message.
     let mut client = FrontEnd::connect(&server.path);

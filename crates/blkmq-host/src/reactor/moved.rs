@@ -60,7 +60,7 @@ mod tests {
     const NOW: Instant = Instant(0);
 
     #[test]
-    fn a_group_that_has_had_enough_holds_up_no_other_and_goes_on_in_the_next_turn() {
+    fn group_that_has_had_enough_holds_up_no_other_and_goes_on_in_the_next_turn() {
         let (flood, light) = ((QueueId(0), GroupId(1)), (QueueId(1), GroupId(1)));
         let mut moved = Moved::default();
         let admitted = (0..100).filter(|_| moved.admit(flood, MIB, NOW)).count();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_whose_data_moves_slowly_has_as_much_time_as_others() {
+    fn group_whose_data_moves_slowly_has_as_much_time_as_others() {
         let group = (QueueId(0), GroupId(1));
         let mut moved = Moved::default();
         let at = |us| NOW + Nanos::from_micros(us);

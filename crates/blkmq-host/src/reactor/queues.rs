@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_looked_at_for_one_whole_turn_after_it_has_become_quiet() {
+    fn queue_is_looked_at_for_one_whole_turn_after_it_has_become_quiet() {
         let mut queues = queues(FEW + 1);
         let mut fx = Effects::with_capacity(1);
         let mut turn = |queues: &mut Queues, now| {

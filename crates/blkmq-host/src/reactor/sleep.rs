@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sleeper_is_late_by_something_and_a_sleep_costs_something() {
+    fn sleeper_is_late_by_something_and_a_sleep_costs_something() {
         let measured = measure_host(64).unwrap();
         assert!(measured.late.len() > 32, "{measured:?}");
         assert!(measured.late_percent(99) >= measured.late_percent(50));

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reactor_with_nothing_to_expect_blocks_at_once() {
+    fn reactor_with_nothing_to_expect_blocks_at_once() {
         assert_eq!(
             WaitPolicy::default().spin_for(Expected::Nothing, NOW, None),
             Nanos::ZERO
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_looked_for_longer_than_the_end_of_io() {
+    fn message_is_looked_for_longer_than_the_end_of_io() {
         // With looks of 40 µs for I/O of another reactor, 8 reactors on 2 cores did 60 % of what they do now.
         let mut policy = WaitPolicy::default();
         let message = policy.spin_for(Expected::Message, NOW, None);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_nearer_than_a_wake_up_is_waited_for_awake() {
+    fn alarm_nearer_than_a_wake_up_is_waited_for_awake() {
         let mut policy = WaitPolicy::default();
         looks(&mut policy, 100, false);
         let near = Some(NOW + Nanos::from_micros(10));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_without_spinning_never_looks() {
+    fn policy_without_spinning_never_looks() {
         for mut policy in [
             WaitPolicy::new(Wait::Auto, Nanos::ZERO),
             WaitPolicy::new(Wait::Block, SPIN_MAX),

@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_a_dropped_port_is_used_again_only_when_its_entries_are_done() {
+    fn number_of_a_dropped_port_is_used_again_only_when_its_entries_are_done() {
         let ring = ring(4);
         let first = ring.open_client();
         let id = first.id();

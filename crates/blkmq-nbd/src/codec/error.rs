@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_errno_the_protocol_lacks_becomes_eio_and_quota_becomes_enospc() {
+    fn errno_the_protocol_lacks_becomes_eio_and_quota_becomes_enospc() {
         assert_eq!(ErrorCode::from_errno(libc::ENODEV), ErrorCode::Io);
         assert_eq!(ErrorCode::from_errno(libc::EDQUOT), ErrorCode::NoSpace);
         assert_eq!(ErrorCode::from_errno(libc::EROFS), ErrorCode::Perm);

@@ -6,7 +6,7 @@ use super::*;
 use crate::codec::STRING_BYTES_MAX;
 
 #[test]
-fn the_greeting_is_eighteen_bytes_and_says_newstyle() {
+fn greeting_is_eighteen_bytes_and_says_newstyle() {
     let mut out = Vec::new();
     write_greeting(HandshakeFlags::FIXED_NEWSTYLE, &mut out);
     assert_eq!(out, b"NBDMAGICIHAVEOPT\x00\x01");
@@ -16,14 +16,14 @@ fn the_greeting_is_eighteen_bytes_and_says_newstyle() {
 }
 
 #[test]
-fn an_oldstyle_greeting_is_told_from_a_newstyle_one() {
+fn oldstyle_greeting_is_told_from_a_newstyle_one() {
     let error = parse_greeting(b"NBDMAGIC\x00\x00\x42\x02\x81\x86\x12\x53").unwrap_err();
     assert_eq!(error.expected, OPTION_MAGIC);
     assert!(parse_greeting(b"HTTP/1.1 400 Bad").is_err());
 }
 
 #[test]
-fn an_info_request_whose_count_disagrees_with_its_data_is_refused() {
+fn info_request_whose_count_disagrees_with_its_data_is_refused() {
     let mut data = Vec::new();
     InfoRequest::write("disk", &[InfoKind::BLOCK_SIZE], &mut data);
     assert!(InfoRequest::parse(&data).unwrap().wants(InfoKind::BLOCK_SIZE));
@@ -48,7 +48,7 @@ fn names_with_nul_bad_utf8_or_excess_length_are_no_names() {
 }
 
 #[test]
-fn a_query_count_beyond_the_data_is_refused_without_looping_over_it() {
+fn query_count_beyond_the_data_is_refused_without_looping_over_it() {
     let mut data = Vec::new();
     MetaRequest::write("disk", &[], &mut data);
     data[8..12].copy_from_slice(&u32::MAX.to_be_bytes());

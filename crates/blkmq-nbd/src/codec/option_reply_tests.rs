@@ -18,7 +18,7 @@ fn written(write: impl FnOnce(&mut OptionReplies<'_>)) -> Vec<u8> {
 }
 
 #[test]
-fn an_ack_is_a_header_without_data() {
+fn ack_is_a_header_without_data() {
     let out = written(|replies| replies.ack());
     let (header, _) = data_of(&out);
     assert_eq!(
@@ -34,7 +34,7 @@ fn an_ack_is_a_header_without_data() {
 }
 
 #[test]
-fn a_long_error_message_is_cut_between_characters() {
+fn long_error_message_is_cut_between_characters() {
     let out = written(|replies| replies.error(ReplyKind::ERR_UNKNOWN, &"é".repeat(4000)));
     let (header, data) = data_of(&out);
     assert!(header.kind.is_error());
@@ -42,7 +42,7 @@ fn a_long_error_message_is_cut_between_characters() {
 }
 
 #[test]
-fn an_info_whose_length_does_not_fit_its_kind_is_refused() {
+fn info_whose_length_does_not_fit_its_kind_is_refused() {
     for data in [
         &[][..],
         &[0],
@@ -57,7 +57,7 @@ fn an_info_whose_length_does_not_fit_its_kind_is_refused() {
 }
 
 #[test]
-fn the_answer_to_export_name_is_padded_unless_the_client_does_without() {
+fn answer_to_export_name_is_padded_unless_the_client_does_without() {
     for padded in [false, true] {
         let mut out = Vec::new();
         write_export_name_reply(1 << 40, TransmissionFlags::HAS_FLAGS, padded, &mut out);

@@ -16,7 +16,7 @@ fn split(style: HeaderStyle, out: &[u8]) -> (ChunkHead, &[u8]) {
 }
 
 #[test]
-fn a_simple_reply_is_laid_out_as_the_protocol_draws_it() {
+fn simple_reply_is_laid_out_as_the_protocol_draws_it() {
     let mut out = Vec::new();
     write_simple(0x1122, Some(ErrorCode::NoSpace), &mut out);
     assert_eq!(
@@ -64,7 +64,7 @@ fn payloads_of_the_wrong_shape_are_refused() {
 }
 
 #[test]
-fn an_unknown_error_chunk_still_counts_as_an_error() {
+fn unknown_error_chunk_still_counts_as_an_error() {
     let payload = [0, 0, 0, 28, 0, 2, b'n', b'o', 1, 2, 3];
     let parsed = ChunkPayload::parse(ChunkKind(ERROR_BIT + 77), &payload);
     assert_eq!(

@@ -174,7 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_compact_read_is_laid_out_as_the_protocol_draws_it() {
+    fn compact_read_is_laid_out_as_the_protocol_draws_it() {
         let header = RequestHeader {
             cookie: 0x0102_0304_0506_0708,
             offset: 4096,
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_cut_short_asks_for_more_and_a_foreign_magic_is_an_error() {
+    fn header_cut_short_asks_for_more_and_a_foreign_magic_is_an_error() {
         assert_eq!(RequestHeader::parse(HeaderStyle::Simple, &[0x25; 27]), Ok(None));
         let error = RequestHeader::parse(HeaderStyle::Simple, &[0x47; 28]).unwrap_err();
         assert_eq!(

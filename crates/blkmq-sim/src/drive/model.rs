@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotating_disk_is_far_faster_on_a_sequential_stream() {
+    fn rotating_disk_is_far_faster_on_a_sequential_stream() {
         let model = Model::Rotating {
             rpm: 7200,
             seek_min: Nanos::from_micros(500),

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arm_takes_what_it_reaches_first_and_what_has_waited_for_too_long() {
+    fn arm_takes_what_it_reaches_first_and_what_has_waited_for_too_long() {
         let mut queue = SeekQueue::new(512 << 30, 4, Rng::new(1, 1));
         queue.push(Instant(0), read(256 << 30), "far");
         queue.push(Instant(0), read(0), "here");

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_may_see_any_write_that_is_under_way_and_no_overwritten_one() {
+    fn read_may_see_any_write_that_is_under_way_and_no_overwritten_one() {
         let mut content = content();
         content.write_submitted(1, Op::Write, [0].into(), 1);
         content.write_ended(1, true, false, DISK, 2);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_overwrites_nothing_for_sure() {
+    fn failed_write_overwrites_nothing_for_sure() {
         let mut content = content();
         content.write_submitted(1, Op::Write, [0].into(), 1);
         content.write_ended(1, false, false, DISK, 2);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_binds_what_ended_before_it_was_submitted_and_nothing_else() {
+    fn flush_binds_what_ended_before_it_was_submitted_and_nothing_else() {
         let mut content = content();
         let mut images = Images::new(0..8);
         content.write_submitted(1, Op::Write, [0].into(), 1);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_write_may_be_followed_by_a_later_one_but_not_by_an_earlier() {
+    fn durable_write_may_be_followed_by_a_later_one_but_not_by_an_earlier() {
         let mut content = content();
         let mut images = Images::new(0..8);
         content.write_submitted(1, Op::Write, [0].into(), 1);

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_part_that_is_whole_first_decides() {
+    fn part_that_is_whole_first_decides() {
         let mut ends = PartEnds::new(vec![0, 4]);
         ends.reported(0, 4, 6, Status::Ok);
         assert_eq!(ends.first_error(), None);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_failed_and_is_not_whole_may_have_ended_first() {
+    fn part_that_failed_and_is_not_whole_may_have_ended_first() {
         let mut ends = PartEnds::new(vec![0, 4]);
         ends.reported(0, 2, 6, Status::Transport);
         ends.reported(4, 2, 6, Status::Medium);

@@ -108,7 +108,7 @@ mod tests {
     const DEPTH: u64 = 1024;
 
     #[test]
-    fn in_the_model_8_and_64_submitters_lose_little_against_one_and_burn_less_than_with_a_lock() {
+    fn submitters_8_and_64_lose_little_against_one_and_burn_less_than_with_a_lock() {
         for kind in [sched::MQ_DEADLINE, sched::BFQ] {
             let one = measure(kind, 1, DEPTH, false, 1);
             for submitters in [8, 64] {

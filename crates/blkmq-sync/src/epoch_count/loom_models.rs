@@ -88,18 +88,18 @@ fn nobody_is_inside_or_in_flight_on_a_drained_queue() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_user_without_its_fence_is_found() {
+fn user_without_its_fence_is_found() {
     check_with(Fault::NoLightFence, a_user_and_a_freezer);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_freezer_without_its_fence_is_found() {
+fn freezer_without_its_fence_is_found() {
     check_with(Fault::NoHeavyFence, a_user_and_a_freezer);
 }
 
 #[test]
-fn a_request_that_finishes_on_another_shard_is_waited_for() {
+fn request_that_finishes_on_another_shard_is_waited_for() {
     check(|| {
         let queue = Queue::new(2);
         assert!(queue.submit(0));
@@ -143,12 +143,12 @@ fn who_learns_of_a_freeze_may_ask_whether_it_has_drained() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_freeze_learned_of_without_a_fence_is_found() {
+fn freeze_learned_of_without_a_fence_is_found() {
     check_with(Fault::NoHeavyFence, a_freeze_by_another_thread);
 }
 
 #[test]
-fn a_freeze_always_drains() {
+fn freeze_always_drains() {
     check(|| {
         let queue = Queue::new(1);
         let user = Arc::clone(&queue);

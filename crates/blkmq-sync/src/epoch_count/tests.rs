@@ -6,7 +6,7 @@ use std::thread;
 use super::*;
 
 #[test]
-fn a_frozen_queue_lets_nobody_in() {
+fn frozen_queue_lets_nobody_in() {
     let state = FreezeState::new(2);
     assert!(state.enter(0) && !state.is_frozen());
     state.start_freeze();

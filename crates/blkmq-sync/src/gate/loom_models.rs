@@ -72,19 +72,19 @@ fn three_threads_exclude_each_other_and_lose_no_work() {
 
 #[test]
 #[should_panic(expected = "work was lost")]
-fn a_thread_that_looks_at_the_mark_without_a_fence_is_found() {
+fn thread_that_looks_at_the_mark_without_a_fence_is_found() {
     check_with(Fault::NoFullFence, three_threads);
 }
 
 #[test]
 #[should_panic(expected = "work was lost")]
-fn a_holder_that_looks_without_a_fence_is_found() {
+fn holder_that_looks_without_a_fence_is_found() {
     check_with(Fault::NoFenceAfterRmw, three_threads);
 }
 
 #[test]
 #[should_panic(expected = "work was lost")]
-fn a_holder_that_drops_the_mark_is_found() {
+fn holder_that_drops_the_mark_is_found() {
     fn publish_and_try(scene: &Scene, me: usize) {
         scene.published[me].store(1, Ordering::Relaxed);
         if let Some(mut inside) = scene.gate.try_enter() {
@@ -100,7 +100,7 @@ fn a_holder_that_drops_the_mark_is_found() {
 }
 
 #[test]
-fn a_run_that_is_owed_and_made_loses_no_work() {
+fn run_that_is_owed_and_made_loses_no_work() {
     check(|| {
         let scene = Scene::new();
         let other = spawn(&scene, |scene| scene.publish_and_try(1));
@@ -119,7 +119,7 @@ fn a_run_that_is_owed_and_made_loses_no_work() {
 }
 
 #[test]
-fn the_mark_of_a_dropped_guard_makes_the_next_holder_look_again() {
+fn mark_of_a_dropped_guard_makes_the_next_holder_look_again() {
     check(|| {
         let scene = Scene::new();
         let other = spawn(&scene, |scene| scene.publish_and_try(1));

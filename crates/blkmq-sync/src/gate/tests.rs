@@ -34,7 +34,7 @@ fn leaving_in_any_case_tells_of_the_mark() {
 }
 
 #[test]
-fn a_dropped_guard_leaves_its_mark_to_the_next_holder() {
+fn dropped_guard_leaves_its_mark_to_the_next_holder() {
     let gate = Gate::new(());
     drop(gate.try_enter());
     assert!(!gate.is_held() && !gate.is_owed());
@@ -51,7 +51,7 @@ fn a_dropped_guard_leaves_its_mark_to_the_next_holder() {
 }
 
 #[test]
-fn a_debt_that_nobody_paid_is_told_by_leave_owing() {
+fn debt_that_nobody_paid_is_told_by_leave_owing() {
     let gate = Gate::new(());
     let inside = gate.try_enter();
     assert!(gate.try_enter().is_none());
@@ -61,7 +61,7 @@ fn a_debt_that_nobody_paid_is_told_by_leave_owing() {
 }
 
 #[test]
-fn a_guard_is_shared_only_where_its_value_is() {
+fn guard_is_shared_only_where_its_value_is() {
     fn assert_send_sync<T: Send + Sync>() {}
     assert_send_sync::<Gate<std::cell::Cell<u8>>>();
     assert_send_sync::<GateGuard<'static, u8>>();

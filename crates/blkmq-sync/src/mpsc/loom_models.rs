@@ -30,7 +30,7 @@ fn two_senders_hand_over_every_item_once() {
 }
 
 #[test]
-fn a_slot_is_used_again_only_after_its_item_was_taken() {
+fn slot_is_used_again_only_after_its_item_was_taken() {
     check(|| {
         let (sender, mut receiver) = channel(1);
         let pushing = thread::spawn(move || {
@@ -54,7 +54,7 @@ fn a_slot_is_used_again_only_after_its_item_was_taken() {
 }
 
 #[test]
-fn a_full_ring_takes_one_of_two_and_drops_it_once() {
+fn full_ring_takes_one_of_two_and_drops_it_once() {
     check(|| {
         let (sender, receiver) = channel(1);
         let other = sender.clone();
@@ -101,13 +101,13 @@ fn a_mailbox_and_its_sleeping_owner() {
 }
 
 #[test]
-fn a_sleeping_owner_is_woken_for_every_item() {
+fn sleeping_owner_is_woken_for_every_item() {
     check(a_mailbox_and_its_sleeping_owner);
 }
 
 #[test]
 #[should_panic(expected = "sleeps beside a full mailbox")]
-fn a_notifier_without_its_fence_is_found() {
+fn notifier_without_its_fence_is_found() {
     check_with(Fault::NoFullFence, a_mailbox_and_its_sleeping_owner);
 }
 

@@ -28,7 +28,7 @@ fn items_come_out_in_order_and_a_full_ring_gives_them_back() {
 }
 
 #[test]
-fn a_ring_of_one_works() {
+fn ring_of_one_works() {
     let (sender, mut receiver) = channel(0);
     for n in 0..5 {
         assert_eq!(sender.push(n), Ok(()));
@@ -61,7 +61,7 @@ fn leftovers_are_dropped_once_whichever_half_goes_first() {
 }
 
 #[test]
-fn a_drain_takes_at_most_one_ring_full() {
+fn drain_takes_at_most_one_ring_full() {
     let (sender, mut receiver) = channel(2);
     sender.push(0).expect("room");
     let refill = sender.clone();

@@ -131,7 +131,7 @@ fn one_publication_without_its_fence_is_found() {
 }
 
 #[test]
-fn an_owner_that_runs_itself_among_others_loses_nothing() {
+fn owner_that_runs_itself_among_others_loses_nothing() {
     check(|| {
         let context = Arc::new(Context::default());
         let submitter = spawn(&context, |context| context.submit(0));
@@ -321,7 +321,7 @@ fn flaw_e_a_delayed_run_that_rearms_a_pending_one_is_found() {
 }
 
 #[test]
-fn a_delayed_run_asked_for_during_a_pass_is_known_when_it_ends() {
+fn delayed_run_asked_for_during_a_pass_is_known_when_it_ends() {
     check(|| {
         let context = Arc::new(Context::default());
         let _ = context.work.run();

@@ -18,7 +18,7 @@ fn only_the_first_of_many_runs_wakes_the_owner() {
 }
 
 #[test]
-fn the_cheap_ways_to_ask_answer_as_run_does() {
+fn cheap_ways_to_ask_answer_as_run_does() {
     let ways: [fn(&RunWork) -> Kick; 3] = [RunWork::run, RunWork::run_by_owner, |work| {
         work.run_published(&Published::now())
     }];
@@ -36,7 +36,7 @@ fn the_cheap_ways_to_ask_answer_as_run_does() {
 }
 
 #[test]
-fn a_run_during_a_pass_makes_one_more_pass() {
+fn run_during_a_pass_makes_one_more_pass() {
     let work = RunWork::new();
     assert_eq!(work.run(), Kick::Wake);
     assert!(work.take(0));
@@ -49,7 +49,7 @@ fn a_run_during_a_pass_makes_one_more_pass() {
 }
 
 #[test]
-fn a_delayed_run_is_due_at_its_deadline_and_never_before() {
+fn delayed_run_is_due_at_its_deadline_and_never_before() {
     let work = RunWork::new();
     assert_eq!(work.run_delayed(5_001), Delay::Rearm);
     assert_eq!(work.deadline(), Some(6_000), "rounded up to a microsecond");
@@ -132,7 +132,7 @@ fn flaw_e_repeated_delayed_runs_do_not_push_back_the_first() {
 }
 
 #[test]
-fn a_delayed_run_asked_for_during_a_pass_is_delayed_after_it() {
+fn delayed_run_asked_for_during_a_pass_is_delayed_after_it() {
     let work = RunWork::new();
     assert_eq!(work.run(), Kick::Wake);
     assert!(work.take(0));
@@ -143,7 +143,7 @@ fn a_delayed_run_asked_for_during_a_pass_is_delayed_after_it() {
 }
 
 #[test]
-fn a_stop_during_a_pass_lets_it_end_and_begins_no_other() {
+fn stop_during_a_pass_lets_it_end_and_begins_no_other() {
     let work = RunWork::new();
     assert_eq!(work.run(), Kick::Wake);
     assert!(work.take(0));
@@ -157,7 +157,7 @@ fn a_stop_during_a_pass_lets_it_end_and_begins_no_other() {
 }
 
 #[test]
-fn a_start_during_a_pass_makes_one_more_pass() {
+fn start_during_a_pass_makes_one_more_pass() {
     let work = RunWork::new();
     assert_eq!(work.run(), Kick::Wake);
     assert!(work.take(0));

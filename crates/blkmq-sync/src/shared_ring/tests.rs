@@ -55,7 +55,7 @@ fn wrong_indices_of_the_other_half_cost_records_alone() {
 }
 
 #[test]
-fn a_drain_that_fails_gives_up_what_was_there() {
+fn drain_that_fails_gives_up_what_was_there() {
     let memory = memory(4);
     let (mut producer, mut consumer) = (Producer::new(memory.clone()), Consumer::new(memory));
     (0..3).for_each(|number| producer.push(record(number)));

@@ -33,7 +33,7 @@ fn items_come_out_once_in_order_and_wrap_around() {
 }
 
 #[test]
-fn a_drain_takes_what_is_there_and_frees_its_slots() {
+fn drain_takes_what_is_there_and_frees_its_slots() {
     check(|| {
         let (mut producer, mut consumer) = ring(2);
         let pushing = thread::spawn(move || (1..=3).for_each(|item| push_until_done(&mut producer, item)));
@@ -70,7 +70,7 @@ fn leftovers_are_dropped_once_whichever_half_goes_first() {
 /// The ring's publication with a relaxed store: the model must find the race on the item.
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_relaxed_publication_is_found() {
+fn relaxed_publication_is_found() {
     check(|| {
         let shared = Arc::new((AtomicUsize::new(0), UnsafeCell::new(0_u32)));
         let writer = Arc::clone(&shared);

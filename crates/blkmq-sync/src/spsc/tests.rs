@@ -25,7 +25,7 @@ fn items_come_out_in_order_and_a_full_ring_gives_them_back() {
 }
 
 #[test]
-fn a_ring_of_one_works() {
+fn ring_of_one_works() {
     let (mut producer, mut consumer) = ring(0);
     assert_eq!(producer.push('a'), Ok(()));
     assert_eq!(producer.push('b'), Err('b'));
@@ -50,7 +50,7 @@ fn leftovers_are_dropped_once_with_the_second_half() {
 }
 
 #[test]
-fn a_panic_in_a_drain_loses_only_the_items_it_was_given() {
+fn panic_in_a_drain_loses_only_the_items_it_was_given() {
     let item = Arc::new(());
     let (mut producer, mut consumer) = ring(4);
     for n in 0..4 {
@@ -129,7 +129,7 @@ fn two_threads_hand_over_every_item_once_and_in_order() {
 }
 
 #[test]
-fn a_drain_announces_each_item_that_is_far_enough_behind() {
+fn drain_announces_each_item_that_is_far_enough_behind() {
     let (mut producer, mut consumer) = ring(16);
     for first in [0, 10, 20] {
         for n in first..first + 10 {

@@ -9,7 +9,7 @@ use crate::atomic::{Arc, UnsafeCell};
 use crate::model::{check, check_with, join_all};
 
 #[test]
-fn a_tag_has_one_owner_at_a_time() {
+fn tag_has_one_owner_at_a_time() {
     struct Shared {
         tags: TagBitmap,
         /// What the owner of a tag may touch: loom reports two owners at once.
@@ -93,7 +93,7 @@ fn no_wake_up_is_lost_between_a_waiter_and_a_freer() {
 
 #[test]
 #[should_panic(expected = "a waiter sleeps on")]
-fn a_waiter_and_a_freer_without_their_fences_are_found() {
+fn waiter_and_a_freer_without_their_fences_are_found() {
     check_with(Fault::NoFenceAfterRmw, || {
         two_threads_and_one_tag(alloc_as_documented)
     });
@@ -101,7 +101,7 @@ fn a_waiter_and_a_freer_without_their_fences_are_found() {
 
 #[test]
 #[should_panic(expected = "a waiter sleeps on")]
-fn a_waiter_that_does_not_look_again_is_found() {
+fn waiter_that_does_not_look_again_is_found() {
     check(|| {
         two_threads_and_one_tag(|tags, me| {
             let tag = tags.alloc(&mut 0);

@@ -29,7 +29,7 @@ fn every_tag_is_given_out_once_at_any_depth() {
 }
 
 #[test]
-fn a_freed_tag_is_used_again_while_it_is_hot() {
+fn freed_tag_is_used_again_while_it_is_hot() {
     let tags = TagBitmap::new(64);
     let mut hint = 40;
     let tag = tags.alloc(&mut hint).expect("a free tag");
@@ -48,7 +48,7 @@ fn hints_far_apart_use_different_words() {
 }
 
 #[test]
-fn a_limit_lowers_the_depth_while_tags_are_out() {
+fn limit_lowers_the_depth_while_tags_are_out() {
     let tags = TagBitmap::new(64);
     let mut hint = 63;
     let high = tags.alloc(&mut hint).expect("a free tag");

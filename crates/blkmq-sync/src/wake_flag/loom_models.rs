@@ -67,13 +67,13 @@ fn no_wake_up_is_lost_and_none_is_doubled() {
 
 #[test]
 #[should_panic(expected = "the owner sleeps on")]
-fn a_notifier_without_its_fence_is_found() {
+fn notifier_without_its_fence_is_found() {
     check_with(Fault::NoFullFence, a_sleeper_and_two_notifiers);
 }
 
 #[test]
 #[should_panic(expected = "the owner sleeps on")]
-fn an_owner_without_its_fence_is_found() {
+fn owner_without_its_fence_is_found() {
     check_with(Fault::NoFenceAfterRmw, a_sleeper_and_two_notifiers);
 }
 
@@ -111,19 +111,19 @@ fn an_owner_that_looks_when_told() {
 }
 
 #[test]
-fn an_owner_is_told_of_all_work() {
+fn owner_is_told_of_all_work() {
     check(an_owner_that_looks_when_told);
 }
 
 #[test]
 #[should_panic(expected = "work that the owner was not told of")]
-fn a_notifier_without_its_fence_leaves_work_untold() {
+fn notifier_without_its_fence_leaves_work_untold() {
     check_with(Fault::NoFullFence, an_owner_that_looks_when_told);
 }
 
 #[test]
 #[should_panic(expected = "work that the owner was not told of")]
-fn an_owner_without_its_fence_leaves_work_unseen() {
+fn owner_without_its_fence_leaves_work_unseen() {
     check_with(Fault::NoFenceAfterRmw, an_owner_that_looks_when_told);
 }
 
@@ -143,7 +143,7 @@ fn two_notifiers_of_one_sleep_are_told_to_wake_once() {
 }
 
 #[test]
-fn a_cancelled_sleep_knows_whether_a_wake_up_is_under_way() {
+fn cancelled_sleep_knows_whether_a_wake_up_is_under_way() {
     check(|| {
         let flag = Arc::new(WakeFlag::new());
         let (owner, notifier) = (Arc::clone(&flag), Arc::clone(&flag));

@@ -13,7 +13,7 @@ fn nobody_wakes_an_owner_that_is_awake() {
 }
 
 #[test]
-fn an_owner_hears_once_of_what_was_published() {
+fn owner_hears_once_of_what_was_published() {
     let flag = WakeFlag::new();
     assert!(!flag.take_news());
     assert!(!flag.notify() && !flag.notify());
@@ -42,7 +42,7 @@ fn one_notifier_in_each_sleep_is_told_to_wake() {
 }
 
 #[test]
-fn a_sleeper_is_woken_for_every_piece_of_work() {
+fn sleeper_is_woken_for_every_piece_of_work() {
     const SENDERS: u64 = 3;
     const ITEMS: u64 = 10_000;
     let (flag, work, wakes) = (WakeFlag::new(), StdU64::new(0), StdU64::new(0));

@@ -20,7 +20,7 @@ mod hostile;
 mod tls12;
 
 #[test]
-fn a_stream_and_a_stream_learn_each_others_names_and_pass_data_both_ways() {
+fn stream_and_a_stream_learn_each_others_names_and_pass_data_both_ways() {
     let (mut client, mut server) = ready();
     assert_eq!(server.peer_names()[0], "client.test");
     assert_eq!(client.peer_names()[0], "server.test");
@@ -63,7 +63,7 @@ fn records_split_at_any_byte_are_opened_whole() {
 }
 
 #[test]
-fn a_handshake_and_data_behind_it_come_byte_by_byte() {
+fn handshake_and_data_behind_it_come_byte_by_byte() {
     let files = Files::new();
     let mut client = files.client().connect().unwrap();
     let mut server = files.server().accept().unwrap();
@@ -108,7 +108,7 @@ fn data_that_comes_with_the_end_of_a_handshake_is_kept() {
 }
 
 #[test]
-fn a_record_larger_than_the_destination_is_taken_in_parts() {
+fn record_larger_than_the_destination_is_taken_in_parts() {
     let (mut client, mut reference) = client_and_reference();
     let data = noise(16_384);
     receive(&mut client, &reference.seal(&data));
@@ -144,7 +144,7 @@ fn key_updates_are_followed_and_are_answered_once_before_the_next_data() {
 }
 
 #[test]
-fn a_key_seals_no_more_records_than_it_may() {
+fn key_seals_no_more_records_than_it_may() {
     let (mut client, mut reference) = client_and_reference();
     let State::Ready(records) = &mut client.state else {
         panic!("not ready");
@@ -158,7 +158,7 @@ fn a_key_seals_no_more_records_than_it_may() {
 }
 
 #[test]
-fn a_close_ends_the_data_before_it_and_voids_what_follows() {
+fn close_ends_the_data_before_it_and_voids_what_follows() {
     let (mut client, mut server) = ready();
     client.seal(&[IoSlice::new(b"the last")]).unwrap();
     client.close();
@@ -178,7 +178,7 @@ fn a_close_ends_the_data_before_it_and_voids_what_follows() {
 }
 
 #[test]
-fn the_reference_takes_a_close_and_its_own_is_taken() {
+fn reference_takes_a_close_and_its_own_is_taken() {
     let (mut client, mut reference) = client_and_reference();
     client.close();
     assert_eq!(reference.deliver(&taken(&mut client)).unwrap(), b"");

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_found_by_each_form_of_its_path_and_by_no_other_path() {
+    fn address_is_found_by_each_form_of_its_path_and_by_no_other_path() {
         let text = "[[export]]\nnbd = \"unix:run/a.sock\"\ntls_key = \"/k\"\n[[export]]\nfuse = \"/tmp/{disk}\"\n\
                     [[export]]\nnbd = \"tcp:127.0.0.1:1\"";
         let document = Document::from_toml(text).unwrap();

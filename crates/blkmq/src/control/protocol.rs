@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_without_an_id_wants_no_answer_and_one_with_null_does() {
+    fn request_without_an_id_wants_no_answer_and_one_with_null_does() {
         let of = |line: &str| parse(line.as_bytes()).unwrap().id;
         assert_eq!(of(r#"{"jsonrpc":"2.0","method":"x"}"#), None);
         assert_eq!(

@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_percentile_is_the_bound_of_its_bucket() {
+    fn percentile_is_the_bound_of_its_bucket() {
         let times = Times::new(vec![(10, 98), (20, 1), (u64::MAX, 1)]);
         assert_eq!(
             (times.count, times.p50_ns, times.p99_ns, times.p999_ns),

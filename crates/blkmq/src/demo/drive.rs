@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_a_killed_run_left_is_taken_and_removed_in_the_end() {
+    fn file_that_a_killed_run_left_is_taken_and_removed_in_the_end() {
         let dir = Dir::make("left");
         let path = dir.0.join("drive.raw");
         // Nobody removes it: as after a kill.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_no_directory_is_an_error_that_names_it() {
+    fn file_in_no_directory_is_an_error_that_names_it() {
         let path = Path::new("/no/such/dir/drive.raw");
         let error = ScratchFile::make(path, 4 << 20).err().expect("refused");
         assert!(format!("{error:#}").contains("--file /no/such/dir/drive.raw: cannot be made"));

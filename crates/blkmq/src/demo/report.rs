@@ -272,13 +272,13 @@ mod tests {
     }
 
     #[test]
-    fn a_small_difference_is_not_called_one() {
+    fn small_difference_is_not_called_one() {
         let text = findings(&runs([2_500, 2_400], [9_000, 9_000]), None);
         assert!(text.contains("about as none"), "{text}");
     }
 
     #[test]
-    fn a_flood_that_the_drive_could_take_more_of_is_called_that() {
+    fn flood_that_the_drive_could_take_more_of_is_called_that() {
         let runs = runs([10_000, 2_500], [10_000, 9_000]);
         // 9000 writes of 64 KiB in two seconds are 295 MB/s.
         assert!(!findings(&runs, Some(360.0)).contains("busy"));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_percentile_of_too_few_requests_is_not_shown() {
+    fn percentile_of_too_few_requests_is_not_shown() {
         let few = [Run {
             rule: Rule::Scheduler(sched::NONE),
             tenants: vec![(Tenant::Alone, sample(99, 200, 4096))],

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_has_a_method_and_a_path_and_is_all_there() {
+    fn request_has_a_method_and_a_path_and_is_all_there() {
         let path = |text: &str| match parse(text.as_bytes()) {
             Parsed::Asked(asked) => {
                 let query: Vec<String> = asked

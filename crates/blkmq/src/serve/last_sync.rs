@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_fails_does_not_keep_the_others_from_being_synced_and_all_are_named() {
+    fn file_that_fails_does_not_keep_the_others_from_being_synced_and_all_are_named() {
         // Neither of the two can be synced at all (EINVAL).
         let open = |path: &str| {
             Arc::new(Written {

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wider_terminal_has_all_that_a_narrower_one_has_and_more() {
+    fn wider_terminal_has_all_that_a_narrower_one_has_and_more() {
         let titles = |width| -> Vec<&str> { fitting(width).iter().map(|column| column.title).collect() };
         let narrow = titles(80);
         assert_eq!(
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_neighbours_name_keeps_its_end() {
+    fn long_neighbours_name_keeps_its_end() {
         let text = of_behind(&("/a-rather-long-name-of-b".to_owned(), 0.5));
         assert_eq!(
             (text.as_str(), text.len()),

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_goes_to_what_has_the_text_and_on_from_there() {
+    fn search_goes_to_what_has_the_text_and_on_from_there() {
         let mut state = example();
         types(&mut state, "/c/");
         assert_eq!((selected(&state), state.mode), ("a", Mode::Search));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_stays_until_it_is_taken_back() {
+    fn filter_stays_until_it_is_taken_back() {
         let mut state = example();
         types(&mut state, "\\idlex\u{8}\n");
         assert_eq!(
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_column_to_sort_by_is_one_on_the_screen() {
+    fn column_to_sort_by_is_one_on_the_screen() {
         let mut state = example();
         let mut seen = Vec::new();
         for _ in 0..4 {

@@ -321,7 +321,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_first_answer_shows_what_there_is_and_no_rates() {
+    fn first_answer_shows_what_there_is_and_no_rates() {
         let mut state = State::default();
         let statistics = answer(1000, vec![reads("/a", 1_000_000, 0)]);
         state.take(Sample {
@@ -332,7 +332,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_frozen_screen_stays_and_its_history_goes_on() {
+    fn frozen_screen_stays_and_its_history_goes_on() {
         let mut state = example();
         state.go(0);
         state.is_frozen = true;
@@ -349,7 +349,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_last_screen_of_a_lost_daemon_stays_until_the_next_one_has_rates() {
+    fn last_screen_of_a_lost_daemon_stays_until_the_next_one_has_rates() {
         let mut state = example();
         let before = state.head.iops;
         assert!(before > 0.0);

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_terminal_shows_what_matters_most() {
+    fn small_terminal_shows_what_matters_most() {
         let screen = screen(&mut example(), 80, 24);
         assert!(screen[0].contains("1 queue  4 groups  3 disks"), "{}", screen[0]);
         assert!(screen[1].contains("IOPS 400  read 1.6M/s"), "{}", screen[1]);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_one_says_who_waits_behind_whom() {
+    fn wide_one_says_who_waits_behind_whom() {
         let screen = screen(&mut example(), 140, 40);
         assert!(
             screen[4].contains("BEHIND") && screen[4].contains("WEIGHT"),

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_all_that_was_appended_whatever_its_length() {
+    fn file_has_all_that_was_appended_whatever_its_length() {
         let path = std::env::temp_dir().join(format!("blkmq-output-{}", std::process::id()));
         for records in [0, 1, 5461, 5462, 20_000] {
             let mut output = Output::create(&path).expect("a file");

@@ -40,7 +40,7 @@ fn socket_is_its_owners_alone_and_users_who_are_not_listed_are_refused_by_name()
 }
 
 #[test]
-fn socket_goes_to_the_owner_and_group_of_its_address_and_keeps_them_over_a_take_over() {
+fn socket_has_the_owner_and_group_of_its_address_and_keeps_them_over_a_take_over() {
     if !is_root() {
         return;
     }

@@ -30,7 +30,7 @@ fn every_bad_configuration_is_refused_with_object_value_and_next_step() {
 }
 
 #[test]
-fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
+fn bad_configuration_file_is_refused_with_its_name_and_the_place() {
     let scratch = Scratch::new();
     let mut wrong = Vec::new();
     let export = format!("[[export]]\nnbd = \"unix:{}\"\n", scratch.word("refused.sock"));
@@ -121,7 +121,7 @@ fn a_bad_configuration_file_is_refused_with_its_name_and_the_place() {
 }
 
 #[test]
-fn a_bad_group_is_refused_with_its_path_the_value_and_what_is_allowed() {
+fn bad_group_is_refused_with_its_path_the_value_and_what_is_allowed() {
     let scratch = Scratch::new();
     let path = |depth: usize| "/a".repeat(depth);
     let mut wrong = Vec::new();
@@ -226,7 +226,7 @@ fn neither_a_check_nor_a_refusal_leaves_a_file_behind() {
 }
 
 #[test]
-fn a_check_removes_nothing_that_it_has_not_made() {
+fn check_removes_nothing_that_it_has_not_made() {
     let scratch = Scratch::new();
     // The target does not exist yet, as if its filesystem were not mounted.
     let link = scratch.path("vm1.raw");
@@ -241,7 +241,7 @@ fn a_check_removes_nothing_that_it_has_not_made() {
 }
 
 #[test]
-fn an_image_whose_path_has_a_comma_is_served() {
+fn image_whose_path_has_a_comma_is_served() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1,old.raw", 1 << 20).replace(',', "\\,");
     let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image},ro=on")]);
@@ -249,7 +249,7 @@ fn an_image_whose_path_has_a_comma_is_served() {
 }
 
 #[test]
-fn an_image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
+fn image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", 1 << 20);
     let disk = format!("name=vm1,file={image}");
@@ -268,7 +268,7 @@ fn an_image_that_is_already_served_is_refused_and_the_first_daemon_goes_on() {
 }
 
 #[test]
-fn an_image_that_cannot_be_written_is_refused_with_a_way_out() {
+fn image_that_cannot_be_written_is_refused_with_a_way_out() {
     let scratch = Scratch::new();
     // A running program cannot be opened for writing, even by root.
     let busy = scratch.word("busy");

@@ -31,7 +31,7 @@ pub(crate) fn assert_measured(row: &serde_json::Value) {
 }
 
 #[test]
-fn the_nbd_bench_measures_our_own_server() {
+fn nbd_bench_measures_our_own_server() {
     let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let words = [
@@ -54,7 +54,7 @@ fn the_nbd_bench_measures_our_own_server() {
 }
 
 #[test]
-fn the_observers_bench_measures_a_daemon_that_is_traced_and_asked() {
+fn observers_bench_measures_a_daemon_that_is_traced_and_asked() {
     let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let rows = rows(&lab, &scratch, &["observers", "--disks", "3", "--depth", "4"]);
@@ -68,7 +68,7 @@ fn the_observers_bench_measures_a_daemon_that_is_traced_and_asked() {
 }
 
 #[test]
-fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
+fn engine_bench_reads_and_writes_through_the_nbd_driver() {
     let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=a,ram=16M"]);
@@ -93,7 +93,7 @@ fn the_engine_bench_reads_and_writes_through_the_nbd_driver() {
 }
 
 #[test]
-fn the_tls_bench_measures_our_own_server_and_others() {
+fn tls_bench_measures_our_own_server_and_others() {
     let Some(lab) = lab() else { return };
     if !crate::common::tools::installed(&["openssl", "nbdcopy", "nbdkit", "qemu-nbd"]) {
         return;
@@ -105,7 +105,7 @@ fn the_tls_bench_measures_our_own_server_and_others() {
 }
 
 #[test]
-fn the_doors_bench_reads_a_disk_that_is_a_file() {
+fn doors_bench_reads_a_disk_that_is_a_file() {
     let Some(lab) = lab() else { return };
     if !crate::fuse::may_mount() {
         return;

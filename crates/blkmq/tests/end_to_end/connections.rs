@@ -19,7 +19,7 @@ use crate::common::tools::output_within;
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_thousand_idle_clients_at_one_address_leave_room_at_another() {
+fn thousand_idle_clients_at_one_address_leave_room_at_another() {
     allow_many_files();
     for is_negotiating in [false, true] {
         let scratch = Scratch::new();
@@ -52,7 +52,7 @@ fn a_thousand_idle_clients_at_one_address_leave_room_at_another() {
 }
 
 #[test]
-fn a_group_that_takes_all_connections_it_can_get_leaves_room_for_another_at_the_same_address() {
+fn group_that_takes_all_connections_leaves_room_for_another_at_the_same_address() {
     allow_many_files();
     let scratch = Scratch::new();
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
@@ -80,7 +80,7 @@ fn a_group_that_takes_all_connections_it_can_get_leaves_room_for_another_at_the_
 }
 
 #[test]
-fn a_tenant_has_its_own_places_whichever_queue_its_disks_lie_on() {
+fn tenant_has_its_own_places_whichever_queue_its_disks_lie_on() {
     let scratch = Scratch::new();
     let (nbd, control) = (scratch.path("nbd.sock"), scratch.path("control.sock"));
     let text = format!(
@@ -112,7 +112,7 @@ fn a_tenant_has_its_own_places_whichever_queue_its_disks_lie_on() {
 }
 
 #[test]
-fn a_client_that_says_nothing_makes_room_for_one_that_does() {
+fn client_that_says_nothing_makes_room_for_one_that_does() {
     let scratch = Scratch::new();
     let text = two_addresses(&scratch, "connections = 8\ngroup_connections = 6\n");
     std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
@@ -129,8 +129,7 @@ fn a_client_that_says_nothing_makes_room_for_one_that_does() {
 }
 
 #[test]
-fn clients_that_say_nothing_make_room_for_as_many_as_come_at_once_and_no_more_are_accepted_than_there_is_room_for()
- {
+fn silent_clients_make_room_for_as_many_as_come_at_once_and_the_limit_holds() {
     allow_many_files();
     let scratch = Scratch::new();
     let text = two_addresses(&scratch, "connections = 64\n");
@@ -153,7 +152,7 @@ fn clients_that_say_nothing_make_room_for_as_many_as_come_at_once_and_no_more_ar
 }
 
 #[test]
-fn an_address_accepts_two_thousand_clients_a_second_and_nobody_at_another_waits_for_that() {
+fn address_accepts_two_thousand_clients_a_second_and_delays_no_other_address() {
     allow_many_files();
     let scratch = Scratch::new();
     std::fs::write(scratch.path("blkmq.toml"), two_addresses(&scratch, ""))
@@ -181,7 +180,7 @@ fn an_address_accepts_two_thousand_clients_a_second_and_nobody_at_another_waits_
 }
 
 #[test]
-fn the_limit_of_descriptors_is_raised_as_far_as_is_allowed() {
+fn limit_of_descriptors_is_raised_as_far_as_is_allowed() {
     allow_many_files();
     let scratch = Scratch::new();
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
@@ -214,7 +213,7 @@ fn no_thread_waits_for_the_table_of_descriptors_to_grow() {
 }
 
 #[test]
-fn a_check_says_if_there_are_too_few_descriptors_for_what_is_configured() {
+fn check_says_if_there_are_too_few_descriptors_for_what_is_configured() {
     let scratch = Scratch::new();
     let text = two_addresses(&scratch, "connections = 500\n");
     std::fs::write(scratch.path("blkmq.toml"), text).expect("a configuration can be written");
@@ -237,7 +236,7 @@ fn a_check_says_if_there_are_too_few_descriptors_for_what_is_configured() {
 }
 
 #[test]
-fn a_client_that_selects_nothing_in_time_is_cut_off() {
+fn client_that_selects_nothing_in_time_is_cut_off() {
     let scratch = Scratch::new();
     let nbd = scratch.word("nbd.sock");
     let text = format!(
@@ -261,7 +260,7 @@ fn a_client_that_selects_nothing_in_time_is_cut_off() {
 }
 
 #[test]
-fn the_kernel_watches_over_tcp_clients_that_say_nothing() {
+fn kernel_watches_over_tcp_clients_that_say_nothing() {
     let free = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .expect("a free port");

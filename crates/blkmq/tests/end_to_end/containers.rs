@@ -9,7 +9,7 @@ use crate::common::daemon::program;
 use crate::common::tools::{installed, output_within, try_run};
 
 #[test]
-fn the_example_of_two_containers_runs_as_it_stands() {
+fn example_of_two_containers_runs_as_it_stands() {
     if !installed(&["bash", "losetup", "findmnt", "mkfs.xfs", "jq", "runc", "busybox"]) {
         return;
     }

@@ -86,7 +86,7 @@ impl Stage {
 }
 
 #[test]
-fn a_shell_is_offered_the_names_of_a_running_daemon() {
+fn shell_is_offered_the_names_of_a_running_daemon() {
     let scratch = Scratch::new();
     let runtime = scratch.path("run");
     std::fs::create_dir_all(runtime.join("blkmq")).expect("a directory");
@@ -167,7 +167,7 @@ fn disks_come_and_go_beside_clients_that_do_not_notice() {
 }
 
 #[test]
-fn a_change_of_which_one_step_fails_changes_nothing() {
+fn change_of_which_one_step_fails_changes_nothing() {
     let stage = Stage::new(&["--disk", "name=r,ram=1M"]);
     let mut control = stage.control();
     let before = control.call("config.get", &json!({})).expect("an answer");
@@ -203,7 +203,7 @@ fn a_change_of_which_one_step_fails_changes_nothing() {
 }
 
 #[test]
-fn a_change_of_an_export_that_fails_is_taken_back_and_stands_in_no_other_change() {
+fn change_of_an_export_that_fails_is_taken_back_and_stands_in_no_other_change() {
     let stage = Stage::new(&["--disk", "name=vm2,ram=1M"]);
     let mut control = stage.control();
     let pattern = format!("unix:{}", stage.scratch.word("{disk}.vsock"));
@@ -300,7 +300,7 @@ fn what_a_daemon_dumps_starts_the_same_daemon() {
 }
 
 #[test]
-fn a_hangup_applies_the_file_again() {
+fn hangup_applies_the_file_again() {
     let scratch = Scratch::new();
     let write = |more: &str| {
         let nbd = scratch.word("nbd.sock");
@@ -327,7 +327,7 @@ fn a_hangup_applies_the_file_again() {
 }
 
 #[test]
-fn the_command_lists_sets_and_says_what_is_wrong() {
+fn command_lists_sets_and_says_what_is_wrong() {
     let stage = Stage::new(&[]);
     for (words, code, part) in [
         (&["status"][..], 0, "disks              1"),
@@ -456,7 +456,7 @@ fn caps_are_listed_with_their_bursts_under_the_keys_of_the_configuration() {
 }
 
 #[test]
-fn a_list_that_is_watched_is_printed_again_when_it_differs() {
+fn list_that_is_watched_is_printed_again_when_it_differs() {
     let stage = Stage::new(&[]);
     let socket = format!("unix:{}", stage.scratch.word("control.sock"));
     let mut command = Command::new(program());

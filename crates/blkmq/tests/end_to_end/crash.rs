@@ -232,7 +232,7 @@ impl Writer<'_> {
 }
 
 #[test]
-fn a_disk_that_lost_a_flushed_block_fails_the_check() {
+fn disk_that_lost_a_flushed_block_fails_the_check() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", DISK_BYTES);
     let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);

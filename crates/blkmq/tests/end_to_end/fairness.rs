@@ -119,7 +119,7 @@ fn clients_that_cannot_be_are_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_disk_of_another_server_is_the_drive_of_its_case() {
+fn disk_of_another_server_is_the_drive_of_its_case() {
     let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
@@ -136,7 +136,7 @@ fn a_disk_of_another_server_is_the_drive_of_its_case() {
 }
 
 #[test]
-fn the_kernels_sides_are_measured_or_skipped_aloud() {
+fn kernels_sides_are_measured_or_skipped_aloud() {
     let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
@@ -163,7 +163,7 @@ fn the_kernels_sides_are_measured_or_skipped_aloud() {
 }
 
 #[test]
-fn a_case_that_cannot_be_read_is_refused_with_what_is_allowed() {
+fn case_that_cannot_be_read_is_refused_with_what_is_allowed() {
     let Some(lab) = lab() else { return };
     for (case, expected) in [
         (
@@ -197,7 +197,7 @@ fn images_that_do_not_fit_are_refused_before_they_are_filled() {
 }
 
 #[test]
-fn a_signal_ends_a_bench_and_leaves_nothing_behind() {
+fn signal_ends_a_bench_and_leaves_nothing_behind() {
     let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;

@@ -9,7 +9,7 @@ use crate::common::pattern::BLOCK;
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_fence_is_answered_when_all_that_the_lost_session_began_has_ended() {
+fn fence_is_answered_when_all_that_the_lost_session_began_has_ended() {
     let scratch = Scratch::new();
     let daemon = serve(&scratch);
     let socket = scratch.path("nbd.sock");

@@ -6,7 +6,7 @@ use crate::common::tools::{installed, run, try_run};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn an_ext4_image_written_through_qemu_is_whole_when_nbdcopy_brings_it_back() {
+fn ext4_image_written_through_qemu_is_whole_when_nbdcopy_brings_it_back() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", EXT4_BYTES);
     let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);
@@ -50,7 +50,7 @@ pub(crate) fn write_ext4_with_qemu(scratch: &Scratch, uri: &str) {
 }
 
 #[test]
-fn an_xfs_image_written_through_nbdcopy_is_whole_when_qemu_brings_it_back() {
+fn xfs_image_written_through_nbdcopy_is_whole_when_qemu_brings_it_back() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", XFS_BYTES);
     let daemon = Daemon::serve(&scratch, &[&format!("name=vm1,file={image}")]);

@@ -19,7 +19,7 @@ fn small_writes_of_blocks_survive_crashes_that_forget_and_tear_none() {
 }
 
 #[test]
-fn encrypted_disk_has_what_was_acknowledged_as_durable_after_crashes_that_forget_the_rest() {
+fn encrypted_disk_keeps_durable_data_over_crashes_that_forget_the_rest() {
     if installed(&["cryptsetup"]) {
         survives_crashes(6, false, true);
     }

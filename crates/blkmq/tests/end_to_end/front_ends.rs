@@ -10,7 +10,7 @@ use crate::vhost_user::{HEADS, RECORD_BYTES, send_record};
 use blkmq_testkit::vhost_user::{self, AVAIL, DATA, FrontEnd, USED, words};
 
 #[test]
-fn a_stop_waits_for_what_is_done_again_after_a_kill() {
+fn stop_waits_for_what_is_done_again_after_a_kill() {
     let scratch = Scratch::new();
     let disk = format!(
         "name=vm,file={},size=1M,create=on,group=/vm",
@@ -49,7 +49,7 @@ fn a_stop_waits_for_what_is_done_again_after_a_kill() {
 }
 
 #[test]
-fn a_front_end_that_comes_again_waits_for_what_it_had_begun_before() {
+fn front_end_that_comes_again_waits_for_what_it_had_begun_before() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let mut words = vec!["--disk", "name=vm,ram=1M,block_size=512,group=/vm"];
@@ -153,7 +153,7 @@ fn memory_that_a_front_end_takes_away_costs_its_own_device_alone() {
 }
 
 #[test]
-fn a_ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_there() {
+fn ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_there() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let mut daemon = Daemon::start(&["--disk", "name=vm,ram=1M", "--vhost-user", &address]);

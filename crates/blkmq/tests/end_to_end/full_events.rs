@@ -40,7 +40,7 @@ fn read_once(client: &FrontEnd, call: &OwnedFd, count: u16) {
 }
 
 #[test]
-fn a_front_end_whose_events_are_full_holds_nobody_up() {
+fn front_end_whose_events_are_full_holds_nobody_up() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let disks = ["--disk", "name=a,ram=1M", "--disk", "name=b,ram=1M"];

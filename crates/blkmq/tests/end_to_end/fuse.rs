@@ -187,7 +187,7 @@ fn fio_finds_what_it_has_written_with_32_under_way() {
 }
 
 #[test]
-fn a_hole_is_punched_found_and_read_as_zeroes() {
+fn hole_is_punched_found_and_read_as_zeroes() {
     let Some(stage) = Stage::new("") else { return };
     let file = stage.open();
     for number in 0..16 {
@@ -239,7 +239,7 @@ fn what_a_disk_cannot_do_is_refused_by_name() {
 }
 
 #[test]
-fn the_size_is_the_disks_whoever_empties_the_file_or_writes_across_its_end() {
+fn size_is_the_disks_whoever_empties_the_file_or_writes_across_its_end() {
     let Some(stage) = Stage::new("") else { return };
     let mut options = File::options();
     let emptied = options.write(true).truncate(true).open(stage.path()).unwrap();
@@ -270,7 +270,7 @@ fn the_size_is_the_disks_whoever_empties_the_file_or_writes_across_its_end() {
 }
 
 #[test]
-fn a_read_only_disk_can_be_read_and_nothing_else() {
+fn read_only_disk_can_be_read_and_nothing_else() {
     let Some(stage) = Stage::new(",ro=on") else { return };
     let opened = File::options().write(true).open(stage.path());
     assert_eq!(
@@ -284,7 +284,7 @@ fn a_read_only_disk_can_be_read_and_nothing_else() {
 }
 
 #[test]
-fn a_disk_may_take_the_place_of_its_own_image() {
+fn disk_may_take_the_place_of_its_own_image() {
     if !may_mount() {
         return;
     }
@@ -303,7 +303,7 @@ fn a_disk_may_take_the_place_of_its_own_image() {
 }
 
 #[test]
-fn a_drive_that_does_not_answer_at_a_hangup_holds_up_neither_changes_nor_the_end() {
+fn drive_that_does_not_answer_at_a_hangup_holds_up_neither_changes_nor_the_end() {
     let Some(mut far) = Stage::new("") else { return };
     let scratch = Scratch::new();
     let (image, control) = (far.word(), format!("unix:{}", scratch.word("control.sock")));
@@ -358,7 +358,7 @@ fn asks(daemon: &Daemon) -> bool {
 }
 
 #[test]
-fn an_address_that_is_no_file_or_is_in_use_is_refused() {
+fn address_that_is_no_file_or_is_in_use_is_refused() {
     let Some(stage) = Stage::new("") else { return };
     let refused = |path: &str| {
         let words = [

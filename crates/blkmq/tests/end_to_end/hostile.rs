@@ -16,7 +16,7 @@ use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_limit_of_a_files_size_costs_the_requests_beyond_it_alone() {
+fn limit_of_a_files_size_costs_the_requests_beyond_it_alone() {
     let scratch = Scratch::new();
     let disk = format!("name=vm1,file={}", scratch.image("vm1.raw", 8 * MIB));
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
@@ -73,7 +73,7 @@ fn hostile_clients_do_not_disturb_a_good_one() {
 }
 
 #[test]
-fn a_request_out_of_range_is_refused_and_the_connection_goes_on() {
+fn request_out_of_range_is_refused_and_the_connection_goes_on() {
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
@@ -96,7 +96,7 @@ fn a_request_out_of_range_is_refused_and_the_connection_goes_on() {
 }
 
 #[test]
-fn the_log_says_who_spoke_garbage_to_which_disk() {
+fn log_says_who_spoke_garbage_to_which_disk() {
     let scratch = Scratch::new();
     let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
     send_garbage_for_a_request(&scratch.path("nbd.sock"));
@@ -140,7 +140,7 @@ fn clients_that_break_the_rules_again_and_again_do_not_fill_the_log() {
 }
 
 #[test]
-fn an_unknown_export_is_refused_by_name() {
+fn unknown_export_is_refused_by_name() {
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
     let refused = Client::connect(&scratch.path("nbd.sock"), "vm2").expect_err("there is no vm2");

@@ -7,7 +7,7 @@ use crate::common::{Daemon, Scratch};
 use blkmq_testkit::vhost_user::FrontEnd as Driver;
 
 #[test]
-fn a_hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
+fn hundred_idle_disks_cost_at_most_a_thousandth_of_a_core() {
     let scratch = Scratch::new();
     let disks: Vec<String> = (0..100).map(|number| format!("name=vm{number},ram=1M")).collect();
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));

@@ -12,7 +12,7 @@ use crate::common::nbd::{Client, Command};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_light_reader_does_not_wait_for_requests_that_a_capped_flood_holds() {
+fn light_reader_does_not_wait_for_requests_that_a_capped_flood_holds() {
     for sched in ["none", "bfq"] {
         let scratch = Scratch::new();
         let keys = format!("null=1G,latency=80us,queue=drive,sched={sched}");
@@ -37,7 +37,7 @@ fn a_light_reader_does_not_wait_for_requests_that_a_capped_flood_holds() {
 }
 
 #[test]
-fn a_light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
+fn light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
     const MIB: usize = 1 << 20;
     let scratch = Scratch::new();
     let nbd = scratch.word("nbd.sock");
@@ -59,7 +59,7 @@ fn a_light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
 
 /// The memory of one tenant's writes is used by others next.
 #[test]
-fn a_read_brings_nothing_that_another_connection_has_written() {
+fn read_brings_nothing_that_another_connection_has_written() {
     const BYTES: usize = 2 << 20;
     let scratch = Scratch::new();
     let disks = [
@@ -108,7 +108,7 @@ fn a_read_brings_nothing_that_another_connection_has_written() {
 /// No request of a drive may block the reactor at submission. The kernel's threads do for a reactor
 /// what would block it, one thread for each such request. They must not all be used by one drive.
 #[test]
-fn a_drive_that_does_not_answer_holds_up_no_other() {
+fn drive_that_does_not_answer_holds_up_no_other() {
     const REQUESTS: u64 = 64;
     let scratch = Scratch::new();
     let dir = scratch.path("mnt");
@@ -158,7 +158,7 @@ fn a_drive_that_does_not_answer_holds_up_no_other() {
 }
 
 #[test]
-fn the_largest_requests_come_back_as_they_went() {
+fn largest_requests_come_back_as_they_went() {
     const BYTES: usize = 32 << 20;
     let scratch = Scratch::new();
     let daemon = Daemon::serve(&scratch, &["name=vm1,ram=64M"]);

@@ -12,7 +12,7 @@ use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_last_sync_that_fails_is_told_by_name_and_exit_code_and_the_other_files_are_synced() {
+fn last_sync_that_fails_is_reported_by_name_and_exit_code_and_others_are_done() {
     let scratch = Scratch::new();
     let Some([bad, good]) = mounts(&scratch) else {
         return;

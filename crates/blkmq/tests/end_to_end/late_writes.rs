@@ -156,7 +156,7 @@ fn write_over_a_late_write(client: &mut Client, slow: &Network) {
 }
 
 #[test]
-fn a_late_write_does_not_overtake_its_repetition_over_the_next_connection() {
+fn late_write_does_not_overtake_its_repetition_over_the_next_connection() {
     let scratch = Scratch::new();
     let far = far(&scratch);
     let slow = Network::new(scratch.path("slow.sock"), scratch.path("far.sock"));
@@ -175,7 +175,7 @@ fn a_late_write_does_not_overtake_its_repetition_over_the_next_connection() {
 }
 
 #[test]
-fn a_late_write_does_not_overtake_its_repetition_over_another_path() {
+fn late_write_does_not_overtake_its_repetition_over_another_path() {
     let scratch = Scratch::new();
     let far = far(&scratch);
     let slow = Network::new(scratch.path("slow.sock"), scratch.path("far.sock"));

@@ -35,7 +35,7 @@ fn large_guest(path: &Path) -> FrontEnd {
 }
 
 #[test]
-fn a_guest_of_a_gigabyte_that_ends_holds_nobody_up() {
+fn guest_of_a_gigabyte_that_ends_holds_nobody_up() {
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let disks = ["--disk", "name=a,ram=1M", "--disk", "name=b,ram=1M"];

@@ -81,7 +81,7 @@ fn nbdinfo_lists_every_disk() {
 }
 
 #[test]
-fn a_read_only_disk_says_so_and_refuses_writes() {
+fn read_only_disk_says_so_and_refuses_writes() {
     if !installed(&["nbdinfo", "nbdcopy"]) {
         return;
     }

@@ -53,7 +53,7 @@ fn listen(path: &Path) -> UnixListener {
 }
 
 #[test]
-fn a_front_end_that_listens_is_served_as_soon_as_it_is_there_and_when_it_comes_again() {
+fn front_end_that_listens_is_served_as_soon_as_it_is_there_and_when_it_comes_again() {
     let scratch = Scratch::new();
     let daemon = start(&scratch, "--upgrade-socket");
     assert!(daemon.said().contains("server=on") && !daemon.said().contains("crosvm"));
@@ -77,7 +77,7 @@ fn a_front_end_that_listens_is_served_as_soon_as_it_is_there_and_when_it_comes_a
 }
 
 #[test]
-fn a_front_end_that_hangs_up_again_and_again_costs_little() {
+fn front_end_that_hangs_up_again_and_again_costs_little() {
     let scratch = Scratch::new();
     let listener = listen(&scratch.path("vm.sock"));
     let daemon = start(&scratch, "--upgrade-socket");
@@ -96,7 +96,7 @@ fn a_front_end_that_hangs_up_again_and_again_costs_little() {
 }
 
 #[test]
-fn a_listening_front_end_stays_connected_over_an_upgrade() {
+fn listening_front_end_stays_connected_over_an_upgrade() {
     let scratch = Scratch::new();
     let listener = listen(&scratch.path("vm.sock"));
     let mut old = start(&scratch, "--upgrade-socket");

@@ -20,7 +20,7 @@ use crate::common::tools::output_within;
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_log_in_json_has_an_object_in_each_line_and_says_what_its_filter_lets_through() {
+fn log_in_json_has_an_object_in_each_line_and_says_what_its_filter_lets_through() {
     let scratch = Scratch::new();
     let control = format!("unix:{}", scratch.word("control.sock"));
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
@@ -107,7 +107,7 @@ fn fatal_error_is_in_the_format_of_the_log_whatever_its_filter_lets_through() {
 }
 
 #[test]
-fn the_journal_is_given_priorities_and_no_times() {
+fn journal_is_given_priorities_and_no_times() {
     let scratch = Scratch::new();
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
     let mut command = serve_command(&["--disk", "name=vm1,ram=1M", "--nbd", &nbd]);
@@ -137,7 +137,7 @@ fn the_journal_is_given_priorities_and_no_times() {
 }
 
 #[test]
-fn a_log_on_a_full_disk_costs_nobody_a_connection() {
+fn log_on_a_full_disk_costs_nobody_a_connection() {
     let scratch = Scratch::new();
     let full = File::options().write(true).open("/dev/full");
     let mut daemon = serve(&scratch, full.expect("every Linux has it").into());
@@ -147,7 +147,7 @@ fn a_log_on_a_full_disk_costs_nobody_a_connection() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_neither_clients_nor_the_end() {
+fn log_that_nobody_reads_holds_up_neither_clients_nor_the_end() {
     let scratch = Scratch::new();
     let (reader, writer) = full_pipe();
     let daemon = serve(&scratch, writer.into());
@@ -157,7 +157,7 @@ fn a_log_that_nobody_reads_holds_up_neither_clients_nor_the_end() {
 }
 
 #[test]
-fn a_log_that_is_read_late_has_everything_up_to_its_limit() {
+fn log_that_is_read_late_has_everything_up_to_its_limit() {
     let scratch = Scratch::new();
     let (mut reader, writer) = full_pipe();
     let daemon = serve(&scratch, writer.into());

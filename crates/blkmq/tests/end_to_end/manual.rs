@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use crate::common::daemon::program;
 
 #[test]
-fn a_reader_that_has_seen_enough_of_the_manual_is_no_failure() {
+fn reader_that_has_seen_enough_of_the_manual_is_no_failure() {
     for words in [&["man"][..], &["completions", "bash"]] {
         let mut command = Command::new(program());
         command

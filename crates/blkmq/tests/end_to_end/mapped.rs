@@ -125,7 +125,7 @@ fn qemu_io_reads_back_what_each_operation_left_over_members() {
 }
 
 #[test]
-fn an_image_copied_to_a_stripe_lies_in_its_members_chunk_by_chunk() {
+fn image_copied_to_a_stripe_lies_in_its_members_chunk_by_chunk() {
     if !installed(&["mkfs.ext4", "e2fsck", "nbdcopy", "qemu-img"]) {
         return;
     }

@@ -81,7 +81,7 @@ fn idle_connections_take_little_whoever_has_been_there_before() {
 }
 
 #[test]
-fn memory_that_the_system_refuses_ends_the_connection_that_asked_for_it_and_nothing_else() {
+fn memory_that_the_system_refuses_ends_only_the_connection_that_asked_for_it() {
     let scratch = Scratch::new();
     let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=64M"]);
     let socket = scratch.path("nbd.sock");

@@ -176,7 +176,7 @@ fn other_methods_and_other_paths_are_refused_by_their_status() {
 }
 
 #[test]
-fn the_examples_for_prometheus_and_grafana_name_metrics_that_there_are() {
+fn examples_for_prometheus_and_grafana_name_metrics_that_there_are() {
     let contrib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib");
     let rules = contrib.join("prometheus/blkmq.rules.yml");
     if installed(&["promtool"]) {
@@ -207,7 +207,7 @@ fn the_examples_for_prometheus_and_grafana_name_metrics_that_there_are() {
 }
 
 #[test]
-fn a_hundred_tenants_are_read_within_20_ms_also_behind_clients_that_misbehave() {
+fn hundred_tenants_are_read_within_20_ms_also_behind_clients_that_misbehave() {
     let scratch = Scratch::new();
     let daemon = start(&scratch, 100);
     for number in 0..100 {

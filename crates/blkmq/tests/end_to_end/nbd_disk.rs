@@ -190,7 +190,7 @@ fn check(scratch: &Scratch, daemon: Daemon) {
 }
 
 #[test]
-fn a_disk_on_nbdkit_does_everything() {
+fn disk_on_nbdkit_does_everything() {
     if !installed(&["nbdkit", "qemu-io", "nbdcopy"]) {
         return;
     }
@@ -221,7 +221,7 @@ fn a_disk_on_nbdkit_does_everything() {
 }
 
 #[test]
-fn a_disk_on_qemus_servers_does_everything() {
+fn disk_on_qemus_servers_does_everything() {
     if !installed(&["qemu-nbd", "qemu-storage-daemon", "qemu-io", "nbdcopy"]) {
         return;
     }
@@ -244,7 +244,7 @@ fn a_disk_on_qemus_servers_does_everything() {
 }
 
 #[test]
-fn a_disk_on_our_own_server_does_everything() {
+fn disk_on_our_own_server_does_everything() {
     if !installed(&["qemu-io", "nbdcopy"]) {
         return;
     }
@@ -291,7 +291,7 @@ fn errors_below_are_errors_above_and_nothing_else_is() {
 }
 
 #[test]
-fn a_server_that_dies_under_load_is_waited_for_and_nothing_is_lost() {
+fn server_that_dies_under_load_is_waited_for_and_nothing_is_lost() {
     if !installed(&["nbdkit", "fio"]) {
         return;
     }
@@ -373,7 +373,7 @@ fn without_reconnect_a_dead_server_is_an_error_at_once_until_it_is_back() {
 }
 
 #[test]
-fn the_daemon_ends_promptly_while_it_tries_to_connect_again() {
+fn daemon_ends_promptly_while_it_tries_to_connect_again() {
     if !installed(&["nbdkit"]) {
         return;
     }

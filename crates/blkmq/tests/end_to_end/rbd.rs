@@ -24,7 +24,7 @@ use crate::fio::{VERIFY, fio};
 use crate::nbd_disk::{copy_both_ways, do_everything};
 
 #[test]
-fn a_disk_in_a_cluster_does_everything() {
+fn disk_in_a_cluster_does_everything() {
     let Some(ceph) = Ceph::find() else { return };
     if !installed(&["qemu-io", "qemu-img", "nbdcopy", "fio"]) {
         return;
@@ -66,7 +66,7 @@ fn what_is_converted_to_the_disk_is_what_ceph_exports() {
 }
 
 #[test]
-fn a_snapshot_is_read_only_and_stays_what_it_was() {
+fn snapshot_is_read_only_and_stays_what_it_was() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("snapped", "8M");
@@ -99,7 +99,7 @@ fn a_snapshot_is_read_only_and_stays_what_it_was() {
 }
 
 #[test]
-fn an_image_that_grows_is_larger_for_whoever_connects_next() {
+fn image_that_grows_is_larger_for_whoever_connects_next() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("grows", "8M");
@@ -155,7 +155,7 @@ fn images_of_a_pool_share_a_connection_and_a_queue() {
 }
 
 #[test]
-fn the_bench_measures_servers_and_shares() {
+fn bench_measures_servers_and_shares() {
     let Some(ceph) = Ceph::find() else { return };
     let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {

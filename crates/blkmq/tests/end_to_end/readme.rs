@@ -10,7 +10,7 @@ use crate::common::daemon::program;
 use crate::common::tools::{installed, output_within};
 
 #[test]
-fn the_example_of_two_tenants_runs_as_it_stands() {
+fn example_of_two_tenants_runs_as_it_stands() {
     if !installed(&["fio", "bash"]) {
         return;
     }

@@ -138,7 +138,7 @@ fn who_asks_for_the_end_need_not_wait_for_the_answer() {
 }
 
 #[test]
-fn a_hangup_without_a_difference_is_spoken_of() {
+fn hangup_without_a_difference_is_spoken_of() {
     let scratch = Scratch::new();
     let mut daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("the daemon serves it");
@@ -170,7 +170,7 @@ fn at_work(scratch: &Scratch, latency: &str) -> (Daemon, Client) {
 }
 
 #[test]
-fn a_signal_that_arrives_twice_at_once_is_one() {
+fn signal_that_arrives_twice_at_once_is_one() {
     let scratch = Scratch::new();
     let (mut daemon, mut client) = at_work(&scratch, "1s");
     // As `timeout` does: to the process, and to its group.
@@ -184,7 +184,7 @@ fn a_signal_that_arrives_twice_at_once_is_one() {
 }
 
 #[test]
-fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
+fn second_sigterm_ends_at_once_what_the_first_one_waits_for() {
     let scratch = Scratch::new();
     // A request that stays in flight for longer than any limit.
     let (mut daemon, _client) = at_work(&scratch, "3600s");
@@ -204,7 +204,7 @@ fn a_second_sigterm_ends_at_once_what_the_first_one_waits_for() {
 }
 
 #[test]
-fn the_same_image_can_be_served_again_at_once() {
+fn same_image_can_be_served_again_at_once() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", 1 << 20);
     for generation in 1..4 {

@@ -15,7 +15,7 @@ use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_socket_handed_over_by_systemd_is_served() {
+fn socket_handed_over_by_systemd_is_served() {
     let scratch = Scratch::new();
     let socket = scratch.path("handed.sock");
     let listener = UnixListener::bind(&socket).expect("a socket can be bound");
@@ -271,7 +271,7 @@ fn disks_are_served_over_tcp_on_the_loopback() {
 }
 
 #[test]
-fn a_configuration_file_serves_what_it_says_where_it_says() {
+fn configuration_file_serves_what_it_says_where_it_says() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", 1 << 20);
     let (inner, outer) = (scratch.path("inner.sock"), scratch.path("outer.sock"));

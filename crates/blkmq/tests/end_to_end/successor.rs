@@ -28,7 +28,7 @@ fn no_write_of_a_dead_client_lands_between_two_reads_of_its_successor() {
 }
 
 #[test]
-fn a_living_client_is_neither_waited_for_nor_stopped_when_one_of_its_connections_is_lost() {
+fn living_client_is_not_waited_for_or_stopped_when_one_of_its_connections_is_lost() {
     let scratch = Scratch::new();
     let daemon = serve(&scratch);
     let socket = scratch.path("nbd.sock");
@@ -74,7 +74,7 @@ fn open_files(daemon: &Daemon) -> usize {
 }
 
 #[test]
-fn a_successor_over_tcp_waits_too() {
+fn successor_over_tcp_waits_too() {
     let free = TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .expect("a free port");

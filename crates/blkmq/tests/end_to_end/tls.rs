@@ -111,7 +111,7 @@ fn who_has_no_certificate_or_a_wrong_or_an_old_one_is_kept_out_and_the_log_says_
 }
 
 #[test]
-fn a_client_sees_the_disks_that_its_name_may_see_and_no_others() {
+fn client_sees_the_disks_that_its_name_may_see_and_no_others() {
     if !installed(&["nbdinfo"]) {
         return;
     }
@@ -253,7 +253,7 @@ fn our_driver_believes_no_server_that_it_should_not() {
 }
 
 #[test]
-fn a_server_without_tls_is_not_talked_with_in_the_clear() {
+fn server_without_tls_is_not_talked_with_in_the_clear() {
     let scratch = Scratch::new();
     let authority = Authority::new(&scratch, "pki");
     authority.client("host-a");
@@ -453,7 +453,7 @@ fn keys_that_cannot_be_used_are_named_by_size_or_curve() {
 }
 
 #[test]
-fn a_tls_client_comes_again_when_another_daemon_takes_over_and_is_never_served_in_the_clear() {
+fn tls_client_comes_again_over_a_take_over_and_is_never_served_in_the_clear() {
     if !installed(&["fio"]) {
         return;
     }

@@ -69,7 +69,7 @@ fn keys_walk_the_lines_of_a_running_daemon() {
 }
 
 #[test]
-fn a_lost_daemon_is_waited_for_and_every_way_out_leaves_the_terminal_as_it_was() {
+fn lost_daemon_is_waited_for_and_every_way_out_leaves_the_terminal_as_it_was() {
     if !installed(&["tmux"]) {
         return;
     }

@@ -112,7 +112,7 @@ fn records(scratch: &Scratch) -> Vec<Record> {
 }
 
 #[test]
-fn a_trace_counts_what_the_statistics_count() {
+fn trace_counts_what_the_statistics_count() {
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     let tracing = trace(&scratch, &[]);
@@ -193,7 +193,7 @@ fn replay_on(lab: &Lab, recording: &str, flags: &[&str]) -> Value {
 }
 
 #[test]
-fn a_trace_is_played_again_with_the_same_counts() {
+fn trace_is_played_again_with_the_same_counts() {
     let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
@@ -218,7 +218,7 @@ fn a_trace_is_played_again_with_the_same_counts() {
 }
 
 #[test]
-fn a_trace_is_played_in_virtual_time_with_the_same_counts_and_a_seed_gives_the_same_figures() {
+fn trace_is_played_in_virtual_time_with_the_same_counts_and_figures_for_a_seed() {
     let Some(lab) = lab() else { return };
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
@@ -247,7 +247,7 @@ fn a_trace_is_played_in_virtual_time_with_the_same_counts_and_a_seed_gives_the_s
 }
 
 #[test]
-fn a_model_that_is_none_and_flags_that_do_not_go_with_it_are_refused() {
+fn model_that_is_none_and_flags_that_do_not_go_with_it_are_refused() {
     let Some(lab) = lab() else { return };
     let refusals: [(&[&str], &str); 4] = [
         (&["--simulate", "tape"], "flash or rotating"),
@@ -271,7 +271,7 @@ fn a_model_that_is_none_and_flags_that_do_not_go_with_it_are_refused() {
 }
 
 #[test]
-fn an_io_log_of_fio_is_played_with_its_counts_and_one_that_does_not_fit_is_refused() {
+fn io_log_of_fio_is_played_with_its_counts_and_one_that_does_not_fit_is_refused() {
     let Some(lab) = lab() else { return };
     if !installed(&["fio"]) {
         return;
@@ -298,7 +298,7 @@ fn an_io_log_of_fio_is_played_with_its_counts_and_one_that_does_not_fit_is_refus
 }
 
 #[test]
-fn a_disk_that_takes_the_place_of_another_is_not_traced_as_that_one() {
+fn disk_that_takes_the_place_of_another_is_not_traced_as_that_one() {
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     let change = |method: &str, params: Value| {
@@ -341,7 +341,7 @@ fn a_disk_that_takes_the_place_of_another_is_not_traced_as_that_one() {
 }
 
 #[test]
-fn a_trace_of_what_is_not_there_and_a_second_one_are_refused() {
+fn trace_of_what_is_not_there_and_a_second_one_are_refused() {
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     let control = || Control::connect(&scratch.path("control.sock")).expect("it is served");
@@ -367,7 +367,7 @@ fn a_trace_of_what_is_not_there_and_a_second_one_are_refused() {
 }
 
 #[test]
-fn a_trace_starts_in_the_moment_in_which_the_one_before_has_ended() {
+fn trace_starts_in_the_moment_in_which_the_one_before_has_ended() {
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     for number in 0..300 {
@@ -379,7 +379,7 @@ fn a_trace_starts_in_the_moment_in_which_the_one_before_has_ended() {
 }
 
 #[test]
-fn a_trace_that_finds_its_disk_full_says_which_file() {
+fn trace_that_finds_its_disk_full_says_which_file() {
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     for number in 0..2 {
@@ -406,7 +406,7 @@ fn a_trace_that_finds_its_disk_full_says_which_file() {
 }
 
 #[test]
-fn a_trace_has_all_that_a_daemon_recorded_before_it_was_killed() {
+fn trace_has_all_that_a_daemon_recorded_before_it_was_killed() {
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     let tracing = trace(&scratch, &[]);
@@ -424,7 +424,7 @@ fn a_trace_has_all_that_a_daemon_recorded_before_it_was_killed() {
 }
 
 #[test]
-fn a_trace_into_a_fifo_that_nobody_reads_and_beyond_a_limit_of_file_sizes_ends_with_the_reason() {
+fn trace_into_an_unread_fifo_or_beyond_a_limit_of_file_sizes_ends_with_the_reason() {
     let scratch = Scratch::new();
     let daemon = stage(&scratch);
     let (socket, out) = (

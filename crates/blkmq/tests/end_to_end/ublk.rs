@@ -8,7 +8,7 @@ use crate::common::daemon::serve_command;
 use crate::common::tools::output_within;
 
 #[test]
-fn a_host_without_the_module_is_told_its_name() {
+fn host_without_the_module_is_told_its_name() {
     if Path::new("/dev/ublk-control").exists() {
         blkmq_testkit::skip("this machine has the kernel's module ublk_drv");
         return;
@@ -21,7 +21,7 @@ fn a_host_without_the_module_is_told_its_name() {
 }
 
 #[test]
-fn an_address_that_is_no_number_is_refused_with_what_is_allowed() {
+fn address_that_is_no_number_is_refused_with_what_is_allowed() {
     for address in ["", "x", "-1", "1048576", "/dev/ublkb0"] {
         let said = refused(&["--disk", "name=vm1,ram=1M", &format!("--ublk={address}")]);
         assert!(

@@ -178,7 +178,7 @@ fn fio_verifies_over_upgrades() {
 }
 
 #[test]
-fn a_daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other() {
+fn daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other() {
     let stage = Stage::new();
     let daemon = stage.start();
     let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
@@ -261,7 +261,7 @@ fn sockets_of_systemd_are_handed_over_and_stay() {
 }
 
 #[test]
-fn a_daemon_that_is_told_to_end_while_another_one_prepares_ends() {
+fn daemon_that_is_told_to_end_while_another_one_prepares_ends() {
     let stage = Stage::new();
     let mut daemon = stage.start();
     let _channel = refusals::greeted(&stage.upgrade_path());
@@ -272,7 +272,7 @@ fn a_daemon_that_is_told_to_end_while_another_one_prepares_ends() {
 }
 
 #[test]
-fn the_service_manager_is_told_which_process_is_the_main_one_and_reload_ends_when_it_serves() {
+fn service_manager_knows_the_main_process_and_reload_ends_when_it_serves() {
     let stage = Stage::new();
     let mut daemon = stage.start();
     let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");

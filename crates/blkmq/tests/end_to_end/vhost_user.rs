@@ -333,12 +333,12 @@ impl Ring {
 }
 
 #[test]
-fn a_daemon_killed_under_load_of_a_driver_loses_nothing_and_repeats_nothing_that_has_ended() {
+fn daemon_killed_under_load_of_a_driver_loses_nothing_and_repeats_no_ended_request() {
     kill_under_load(Ring::SPLIT);
 }
 
 #[test]
-fn a_daemon_killed_under_load_of_a_driver_with_a_packed_ring_does_neither() {
+fn daemon_killed_under_load_of_a_driver_with_a_packed_ring_does_neither() {
     kill_under_load(Ring::PACKED);
 }
 
@@ -380,12 +380,12 @@ fn kill_under_load(ring: Ring) {
 }
 
 #[test]
-fn a_driver_goes_on_under_load_while_other_daemons_take_over() {
+fn driver_goes_on_under_load_while_other_daemons_take_over() {
     upgrade_under_load(Ring::SPLIT);
 }
 
 #[test]
-fn a_driver_with_a_packed_ring_goes_on_under_load_while_other_daemons_take_over() {
+fn driver_with_a_packed_ring_goes_on_under_load_while_other_daemons_take_over() {
     upgrade_under_load(Ring::PACKED);
 }
 

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_visit_shorter_than_a_second_is_scored_over_all_of_it() {
+    fn visit_shorter_than_a_second_is_scored_over_all_of_it() {
         let scene = spec::parse("1:16:64k,3:16:64k").unwrap();
         let mut visit = visit(&[50, 50], &[4, 7]);
         for (at, _) in &mut visit.series.moments {
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn the_light_tenant_is_beside_the_shares_of_the_others() {
+    fn light_tenant_is_beside_the_shares_of_the_others() {
         let scenes = cases::of_clients();
         let scene = scenes.iter().find(|scene| scene.victim.is_some()).unwrap();
         let mb: Vec<u64> = [[100; 8].to_vec(), vec![3]].concat();

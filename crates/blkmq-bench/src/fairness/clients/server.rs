@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_survives_quotes_and_backslashes() {
+    fn text_survives_quotes_and_backslashes() {
         assert_eq!(text(r#"a"b\c"#), r#""a\"b\\c""#);
     }
 }

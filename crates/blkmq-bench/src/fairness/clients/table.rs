@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_stands_beside_its_worst_and_a_dash_where_there_is_none() {
+    fn figure_stands_beside_its_worst_and_a_dash_where_there_is_none() {
         let mut row = Row {
             case: "tmpfs/1:2/64k/16".into(),
             side: "bfq".into(),

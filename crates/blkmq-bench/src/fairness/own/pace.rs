@@ -90,7 +90,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_late_client_does_not_make_up_for_what_it_missed() {
+    fn late_client_does_not_make_up_for_what_it_missed() {
         let start = Instant::now();
         let mut pace = Pace::new(&Load::reads(4096, 1).at(200), 0, start);
         assert!(pace.lets_begin(start));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_whole_and_its_rest_begins_when_its_last_ends() {
+    fn burst_is_whole_and_its_rest_begins_when_its_last_ends() {
         let start = Instant::now();
         let mut pace = Pace::new(&Load::reads(4096, 2).in_bursts(20), 0, start);
         pace.began(start);

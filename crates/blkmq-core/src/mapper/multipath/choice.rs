@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_loaded_is_chosen_and_ties_rotate() {
+    fn least_loaded_is_chosen_and_ties_rotate() {
         let shards = shards(2);
         let mut choice = choice(Selector::QueueLength, &[1, 1, 1], &shards);
         let rotated: Vec<usize> = (0..4).map(|_| choice.choose(1, Instant(0)).unwrap()).collect();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_twice_the_throughput_gets_twice_the_bytes() {
+    fn path_of_twice_the_throughput_gets_twice_the_bytes() {
         let mut choice = choice(Selector::ServiceTime, &[1, 2], &shards(1));
         let mut chosen = [0; 2];
         (0..30).for_each(|_| chosen[start(&mut choice, 4096, Instant(0))] += 1);
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_is_slow_by_its_history_gets_one_request_each_quarter_of_a_second() {
+    fn path_that_is_slow_by_its_history_gets_one_request_each_quarter_of_a_second() {
         let shards = shards(1);
         let mut choice = choice(Selector::HistoricalServiceTime, &[1, 1], &shards);
         let mut now = Instant(1);

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_average_gives_way_to_the_first_new_time() {
+    fn old_average_gives_way_to_the_first_new_time() {
         let mut history = History::default();
         let mut now = Instant(0);
         for _ in 0..50 {

@@ -102,7 +102,7 @@ fn leaf(id: u32, size: u64) -> Leaf {
 
 proptest! {
     #[test]
-    fn a_byte_lies_where_joining_and_dealing_put_it(
+    fn byte_lies_where_joining_and_dealing_put_it(
         leaves in prop::collection::vec(1..200u64, 1..5),
         plans in plans(),
     ) {
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn the_shares_of_a_range_are_that_range(
+    fn shares_of_a_range_are_that_range(
         leaves in prop::collection::vec(1..200u64, 1..5),
         plans in plans(),
         cut in any::<(u8, u8)>(),

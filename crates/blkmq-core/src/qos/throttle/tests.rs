@@ -167,7 +167,7 @@ proptest! {
     }
 
     #[test]
-    fn a_capped_child_of_a_busy_capped_parent_gets_its_cap_or_its_fair_part_within_2_percent(
+    fn capped_child_of_a_busy_capped_parent_gets_its_cap_or_fair_part_within_2_percent(
         kinds in prop::collection::vec(prop::sample::select(vec![CapKind::Iops, CapKind::Bps, CapKind::ReadIops]), 2),
         per_second in 2_000_u64..60_000,
         others in 1_u64..7,
@@ -287,7 +287,7 @@ fn after_a_pause_a_burst_passes_at_once_and_is_earned_again() {
 }
 
 #[test]
-fn a_request_larger_than_the_burst_passes_and_the_next_one_pays() {
+fn request_larger_than_the_burst_passes_and_the_next_one_pays() {
     let mut bench = Bench::new();
     let group = bench.group(ROOT, with_burst(CapKind::Bps, 1 << 20, 4096));
     bench.add(group, Op::Read, 1 << 20);
@@ -298,7 +298,7 @@ fn a_request_larger_than_the_burst_passes_and_the_next_one_pays() {
 }
 
 #[test]
-fn a_cap_bounds_the_sum_of_what_is_below_it_and_they_take_turns() {
+fn cap_bounds_the_sum_of_what_is_below_it_and_they_take_turns() {
     let mut bench = Bench::new();
     let top = bench.group(ROOT, caps(CapKind::Iops, 9000));
     let a = bench.group(top, Caps::default());
@@ -364,7 +364,7 @@ fn what_waits_is_timed_anew_when_a_cap_changes_and_the_debt_is_paid_at_the_new_r
 }
 
 #[test]
-fn what_was_taken_beyond_a_cap_elsewhere_is_paid_for_here_and_what_was_taken_here_as_well() {
+fn debts_to_a_cap_are_paid_wherever_they_were_made() {
     let (mut there, mut here) = (Bench::new(), Bench::new());
     let [group, _] = [&mut there, &mut here].map(|bench| bench.group(ROOT, with_burst(CapKind::Iops, 10, 5)));
     (0..40).for_each(|_| there.add(group, Op::Write, 512));

@@ -194,7 +194,7 @@ mod tests {
     const MAX: u32 = 8 << 20;
 
     #[test]
-    fn a_budget_that_is_used_up_grows_to_the_largest_and_an_idle_client_s_shrinks_to_the_smallest() {
+    fn budget_grows_to_the_largest_when_used_up_and_shrinks_while_idle() {
         let mut history = History::NEW;
         assert_eq!(history.budget(MAX), MAX / 2);
         history.turn_ended(TurnEnd::Exhausted, 0, false, MAX);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_client_is_raised_for_a_time_and_an_amount() {
+    fn new_client_is_raised_for_a_time_and_an_amount() {
         let mut history = History::NEW;
         history.start_raising(Instant(0));
         assert_eq!(history.factor(Instant(0)), RAISE);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_of_a_moderate_rate_is_raised_at_each_burst_and_a_greedy_one_is_not() {
+    fn client_of_a_moderate_rate_is_raised_at_each_burst_and_a_greedy_one_is_not() {
         let (mut player, mut copier) = (History::NEW, History::NEW);
         let mut at = Instant(0);
         for history in [&mut player, &mut copier] {

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_an_ordered_map_whatever_is_inserted_and_removed() {
+    fn order_is_an_ordered_map_whatever_is_inserted_and_removed() {
         const SLOTS: u64 = 200;
         let (mut order, mut root, mut model) = (Order::new(SLOTS as usize), Root::EMPTY, Model::new());
         let mut chance = 7u64;

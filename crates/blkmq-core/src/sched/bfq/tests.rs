@@ -46,7 +46,7 @@ fn more_clients_than_queues_take_turns_with_them() {
 }
 
 #[test]
-fn a_hold_ends_with_the_tunables_that_know_none() {
+fn hold_ends_with_the_tunables_that_know_none() {
     const NOW: Instant = Instant(1000);
     for (tunable, value) in [("strict_guarantees", 1), ("slice_idle", 0)] {
         let mut bfq = bfq(256);
@@ -181,7 +181,7 @@ fn who_comes_back_within_its_due_goes_beside_a_full_drive_and_others_do_not() {
 }
 
 #[test]
-fn a_group_that_is_gone_leaves_nothing_to_its_successor() {
+fn group_that_is_gone_leaves_nothing_to_its_successor() {
     let mut bfq = bfq(8);
     insert(&mut bfq, 2, 5, 0);
     let rq = dispatch(&mut bfq);
@@ -209,7 +209,7 @@ fn assert_found(break_it: fn(&mut Bfq)) {
 }
 
 #[test]
-fn the_check_finds_what_is_broken() {
+fn check_finds_what_is_broken() {
     assert_found(|bfq| bfq.in_flight += 1);
     assert_found(|bfq| bfq.clients[1].in_flight += 1);
     assert_found(|bfq| bfq.contention.begin(GroupId(1), 7));

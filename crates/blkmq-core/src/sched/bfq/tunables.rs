@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_of_linux_but_for_low_latency_on_flash_and_one_of_our_own() {
+    fn defaults_are_those_of_linux_but_for_low_latency_on_flash_and_one_of_our_own() {
         let expected = [
             ("slice_idle", 8),
             ("slice_idle_us", 8000),
@@ -145,14 +145,14 @@ mod tests {
     }
 
     #[test]
-    fn the_two_names_of_the_idle_time_are_one_value() {
+    fn two_names_of_the_idle_time_are_one_value() {
         let mut tunables = Tunables::new(true);
         tunables.set("bfq", "slice_idle_us", 2500).unwrap();
         assert_eq!(tunables.list()[..2], [("slice_idle", 2), ("slice_idle_us", 2500)]);
     }
 
     #[test]
-    fn a_value_out_of_range_is_named_and_changes_nothing() {
+    fn value_out_of_range_is_named_and_changes_nothing() {
         let mut tunables = Tunables::new(true);
         let error = tunables.set("bfq", "low_latency", 2).unwrap_err();
         assert_eq!(error.to_string(), "low_latency 2 rejected: must be from 0 to 1");

@@ -140,7 +140,7 @@ fn overloaded() -> Drive {
 }
 
 #[test]
-fn a_drive_of_equal_units_is_filled_and_hardly_more() {
+fn drive_of_equal_units_is_filled_and_hardly_more() {
     for (units, spread) in [(1, 0), (4, 20), (16, 20), (32, 0), (32, 50), (128, 20)] {
         let mut run = Loop::new(flash(units, spread), 1024, 2048);
         run.run(4000);
@@ -154,7 +154,7 @@ fn a_drive_of_equal_units_is_filled_and_hardly_more() {
 }
 
 #[test]
-fn a_drive_whose_throughput_bends_slowly_keeps_most_of_it() {
+fn drive_whose_throughput_bends_slowly_keeps_most_of_it() {
     let best = full(soft(), 1024, 2048);
     let mut run = Loop::new(soft(), 1024, 2048);
     run.run(1000);
@@ -167,7 +167,7 @@ fn a_drive_whose_throughput_bends_slowly_keeps_most_of_it() {
 }
 
 #[test]
-fn an_overloaded_drive_is_relieved() {
+fn overloaded_drive_is_relieved() {
     let best = full(overloaded(), 1024, 2048);
     let mut run = Loop::new(overloaded(), 1024, 2048);
     run.run(1000);
@@ -176,7 +176,7 @@ fn an_overloaded_drive_is_relieved() {
 }
 
 #[test]
-fn the_first_descent_takes_a_fraction_of_a_second() {
+fn first_descent_takes_a_fraction_of_a_second() {
     let mut run = Loop::new(flash(32, 20), 1024, 2048);
     run.run(200);
     let (_, time) = run.run(50);
@@ -184,7 +184,7 @@ fn the_first_descent_takes_a_fraction_of_a_second() {
 }
 
 #[test]
-fn a_drive_that_becomes_wider_or_narrower_is_followed() {
+fn drive_that_becomes_wider_or_narrower_is_followed() {
     for (before, after) in [(16, 64), (64, 16)] {
         let mut run = Loop::new(flash(before, 20), 256, 2048);
         run.run(1000);
@@ -212,7 +212,7 @@ fn demand_that_the_drive_can_carry_is_let_through() {
 }
 
 #[test]
-fn a_group_that_is_alone_gets_all_and_a_short_calm_forgets_nothing() {
+fn group_that_is_alone_gets_all_and_a_short_calm_forgets_nothing() {
     let mut run = Loop::new(flash(16, 20), 256, 2048);
     run.run(1000);
     let learnt = run.law.operating;
@@ -267,7 +267,7 @@ fn slow() -> Drive {
 }
 
 #[test]
-fn a_slow_drive_is_not_flooded_for_long_however_much_it_could_hold() {
+fn slow_drive_is_not_flooded_for_long_however_much_it_could_hold() {
     let mut run = Loop::new(slow(), 4096, 288);
     run.run(500);
     let limit = run.law.limit();
@@ -278,7 +278,7 @@ fn a_slow_drive_is_not_flooded_for_long_however_much_it_could_hold() {
 }
 
 #[test]
-fn a_wide_drive_is_filled_within_a_second() {
+fn wide_drive_is_filled_within_a_second() {
     let mut run = Loop::new(flash(512, 20), 4096, 2048);
     run.run(1000);
     let (rate, _) = run.run(1000);
@@ -321,7 +321,7 @@ fn change_of_sizes_and_of_speed_is_followed_within_50_ms() {
 
 /// Small requests that a wide drive takes at once open the limit; then large ones come, of which it takes one.
 #[test]
-fn a_kind_first_seen_while_the_limit_grows_is_measured_without_a_queue() {
+fn kind_first_seen_while_the_limit_grows_is_measured_without_a_queue() {
     let mut law = Loop::new(flash(16, 0), 256, 12);
     while law.law.limit() < 7 {
         law.run(1);

@@ -126,7 +126,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn an_index_equals_an_ordered_map(steps in steps(1 << 40)) {
+    fn index_equals_an_ordered_map(steps in steps(1 << 40)) {
         let mut pair = Pair::new(800);
         for step in &steps {
             pair.take(step);
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn an_index_with_repeated_positions_equals_an_ordered_map(steps in steps(12)) {
+    fn index_with_repeated_positions_equals_an_ordered_map(steps in steps(12)) {
         let mut pair = Pair::new(800);
         for (n, step) in steps.iter().enumerate() {
             pair.take(step);
@@ -148,7 +148,7 @@ proptest! {
 }
 
 #[test]
-fn the_pool_suffices_for_the_thinnest_chunks() {
+fn pool_suffices_for_the_thinnest_chunks() {
     const ENTRIES: u64 = 4096;
     let mut pair = Pair::new(ENTRIES as usize);
     for round in 0..4 {
@@ -166,7 +166,7 @@ fn the_pool_suffices_for_the_thinnest_chunks() {
 
 #[test]
 #[should_panic(expected = "stands behind")]
-fn the_check_sees_an_entry_out_of_order() {
+fn check_sees_an_entry_out_of_order() {
     let mut pair = Pair::new(8);
     (1..5).for_each(|key| pair.insert(key));
     pair.chunks.all[pair.index.directory[0].chunk as usize].keys[2] = 0;

@@ -133,7 +133,7 @@ fn domains_take_turns_in_batches_and_each_goes_by_arrival() {
 }
 
 #[test]
-fn a_batch_ends_early_when_its_domain_has_nothing_more() {
+fn batch_ends_early_when_its_domain_has_nothing_more() {
     let mut bench = Bench::new();
     bench.insert([READ, WRITE, WRITE + 2]);
     assert_eq!(bench.next(3), [READ, WRITE, WRITE + 2]);
@@ -146,7 +146,7 @@ fn a_batch_ends_early_when_its_domain_has_nothing_more() {
 }
 
 #[test]
-fn a_domain_without_tokens_lets_the_others_go_and_goes_on_when_one_comes_back() {
+fn domain_without_tokens_lets_the_others_go_and_goes_on_when_one_comes_back() {
     let mut bench = Bench::new();
     bench.insert_apart(READ, 300);
     assert_eq!(bench.next(1000).len(), 256);
@@ -208,7 +208,7 @@ fn while_the_drive_is_not_congested_nobody_gives_up_tokens() {
 }
 
 #[test]
-fn while_reads_miss_their_target_at_the_drive_writes_that_meet_theirs_give_up_tokens() {
+fn writes_that_meet_their_target_give_up_tokens_while_reads_miss_theirs() {
     let mut bench = Bench::new();
     bench.serve(READ, 500, 0, 3_000);
     bench.serve(WRITE, 500, 10, 100);
@@ -225,7 +225,7 @@ fn while_reads_miss_their_target_at_the_drive_writes_that_meet_theirs_give_up_to
 }
 
 #[test]
-fn a_domain_that_waits_beyond_its_target_gets_more_tokens_up_to_its_most() {
+fn domain_that_waits_beyond_its_target_gets_more_tokens_up_to_its_most() {
     let mut bench = Bench::new();
     bench.kyber.depths[WRITES] = 1;
     let mut seen = Vec::new();
@@ -241,7 +241,7 @@ fn a_domain_that_waits_beyond_its_target_gets_more_tokens_up_to_its_most() {
 }
 
 #[test]
-fn a_few_slow_requests_decide_nothing_until_a_second_has_passed() {
+fn few_slow_requests_decide_nothing_until_a_second_has_passed() {
     let mut bench = Bench::new();
     bench.kyber.depths[WRITES] = 64;
     bench.serve(WRITE, 20, 15_000, 100);

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_of_linux_and_every_tunable_reads_back() {
+    fn defaults_are_those_of_linux_and_every_tunable_reads_back() {
         let mut tunables = Tunables::default();
         let defaults = [("read_lat_nsec", 2_000_000), ("write_lat_nsec", 10_000_000)];
         assert_eq!(tunables.list(), defaults);
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_out_of_range_is_named_and_changes_nothing() {
+    fn value_out_of_range_is_named_and_changes_nothing() {
         let mut tunables = Tunables::default();
         let error = tunables.set("kyber", "read_lat_nsec", 999).unwrap_err();
         assert_eq!(

@@ -106,7 +106,7 @@ fn cookies(rq: &Request) -> Vec<u64> {
 }
 
 #[test]
-fn a_batch_leaves_in_ascending_position() {
+fn batch_leaves_in_ascending_position() {
     let mut bench = Bench::new();
     bench.reads([50, 10, 40, 20, 30]);
     // The first batch begins at the sweep, which stands at 0.
@@ -114,7 +114,7 @@ fn a_batch_leaves_in_ascending_position() {
 }
 
 #[test]
-fn the_sweep_goes_on_where_it_stands_and_begins_again_with_the_oldest() {
+fn sweep_goes_on_where_it_stands_and_begins_again_with_the_oldest() {
     let mut bench = Bench::new();
     bench.reads([30, 60]);
     assert_eq!(bench.next(1), [30]);
@@ -133,7 +133,7 @@ fn what_is_inserted_ahead_of_the_sweep_joins_the_batch() {
 }
 
 #[test]
-fn a_read_waits_for_one_batch_of_writes_at_most() {
+fn read_waits_for_one_batch_of_writes_at_most() {
     let mut bench = Bench::new().set("fifo_batch", 4);
     bench.writes((0..10).map(|n| 10 * n));
     assert_eq!(bench.next(2), [0, 10]);
@@ -168,7 +168,7 @@ fn expired_read_overtakes_sequential_writes_and_their_successors() {
 }
 
 #[test]
-fn a_deadline_is_reached_with_its_last_nanosecond_not_before() {
+fn deadline_is_reached_with_its_last_nanosecond_not_before() {
     for (waited, expected) in [(500 * MS - 1, [20, 10]), (500 * MS, [10, 20])] {
         let mut bench = Bench::new().set("fifo_batch", 1);
         bench.reads([15]);
@@ -220,7 +220,7 @@ fn expired_write_goes_before_writes_of_better_position_but_not_before_reads() {
 }
 
 #[test]
-fn a_change_of_a_tunable_works_on_what_is_queued() {
+fn change_of_a_tunable_works_on_what_is_queued() {
     let mut bench = Bench::new().set("fifo_batch", 1);
     bench.reads([15]);
     assert_eq!(bench.next(1), [15]);
@@ -242,7 +242,7 @@ fn discards_and_zeroing_wait_with_the_writes() {
 }
 
 #[test]
-fn a_higher_class_goes_first() {
+fn higher_class_goes_first() {
     let mut bench = Bench::new();
     bench.insert(of_class(PrioClass::Idle, read(1)));
     bench.insert(of_class(PrioClass::Be, read(10)));
@@ -252,7 +252,7 @@ fn a_higher_class_goes_first() {
 }
 
 #[test]
-fn an_aged_class_gets_its_turn_once_and_not_before_its_time() {
+fn aged_class_gets_its_turn_once_and_not_before_its_time() {
     let mut bench = Bench::new();
     let rt = |block| of_class(PrioClass::Rt, read(block));
     bench.insert(of_class(PrioClass::Idle, read(1)));
@@ -332,7 +332,7 @@ fn who_closes_a_gap_keeps_the_earlier_deadline() {
 }
 
 #[test]
-fn a_gap_stays_open_where_limits_say_so() {
+fn gap_stays_open_where_limits_say_so() {
     let mut bench = Bench::with(Limits {
         transfer_max: 2 * BLOCK as u32,
         ..Limits::default()
@@ -345,7 +345,7 @@ fn a_gap_stays_open_where_limits_say_so() {
 }
 
 #[test]
-fn a_front_merge_moves_the_place_of_the_request() {
+fn front_merge_moves_the_place_of_the_request() {
     let mut bench = Bench::new();
     bench.reads((0..100).map(|n| 10 * n + 5));
     bench.reads((0..100).rev().map(|n| 10 * n + 4));
@@ -382,7 +382,7 @@ fn what_differs_in_kind_is_not_merged() {
 }
 
 #[test]
-fn a_clock_that_differs_between_reactors_does_no_harm() {
+fn clock_that_differs_between_reactors_does_no_harm() {
     let mut bench = Bench::new();
     bench.wait_ms(1000);
     bench.reads([10]);
@@ -393,7 +393,7 @@ fn a_clock_that_differs_between_reactors_does_no_harm() {
 
 #[test]
 #[should_panic(expected = "slots by arrival and by position")]
-fn the_check_sees_a_request_that_is_missing_in_one_order() {
+fn check_sees_a_request_that_is_missing_in_one_order() {
     let mut bench = Bench::new();
     bench.reads([10, 20, 30]);
     let MqDeadline { classes, held, .. } = &mut bench.elevator;
@@ -403,7 +403,7 @@ fn the_check_sees_a_request_that_is_missing_in_one_order() {
 
 #[test]
 #[should_panic(expected = "kind of slot")]
-fn the_check_sees_a_request_in_the_wrong_class() {
+fn check_sees_a_request_in_the_wrong_class() {
     let mut bench = Bench::new();
     bench.reads([10]);
     bench.elevator.classes.swap(0, 1);

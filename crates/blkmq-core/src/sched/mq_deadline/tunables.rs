@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_of_linux() {
+    fn defaults_are_those_of_linux() {
         let expected = [
             ("read_expire", 500),
             ("write_expire", 5000),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_out_of_range_is_named_and_changes_nothing() {
+    fn value_out_of_range_is_named_and_changes_nothing() {
         let mut tunables = Tunables::default();
         let error = tunables.set("mq-deadline", "front_merges", 2).unwrap_err();
         assert_eq!(error.to_string(), "front_merges 2 rejected: must be from 0 to 1");

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_fails_and_succeeds_in_turns_does_not_fill_the_log() {
+    fn disk_that_fails_and_succeeds_in_turns_does_not_fill_the_log() {
         let path = scratch_file("log", 4096);
         let file = File::open(&*path).unwrap();
         let disk = FileDisk::new(file, path.to_path_buf(), 4096, 512, Backing::Filesystem(1));

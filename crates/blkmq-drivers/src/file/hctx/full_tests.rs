@@ -24,7 +24,7 @@ fn ext4_image(name: &str, bytes: u64) -> Option<Scratch> {
 }
 
 #[test]
-fn a_full_filesystem_is_no_space_for_the_write_that_needs_it_and_for_no_other() {
+fn full_filesystem_is_no_space_for_the_write_that_needs_it_and_for_no_other() {
     let Some(tmpfs) = Mounted::tmpfs("full", "256k") else {
         return;
     };
@@ -55,7 +55,7 @@ fn fill(rig: &mut Rig) -> u64 {
 }
 
 #[test]
-fn fua_writes_through_the_page_cache_fill_a_filesystem_and_what_was_acknowledged_is_there() {
+fn fua_writes_that_fill_a_filesystem_through_the_page_cache_are_there() {
     let Some(image) = ext4_image("ext4-image", 8 << 20) else {
         return;
     };

@@ -30,7 +30,7 @@ fn look(rig: &mut Rig, count: usize) -> Vec<Done> {
 }
 
 #[test]
-fn a_polled_context_moves_whole_odd_and_scattered_memory() {
+fn polled_context_moves_whole_odd_and_scattered_memory() {
     let Some(mut rig) = polled_rig() else { return };
     for (seed, skip, cuts) in [(1, 0, &[][..]), (2, 1, &[]), (3, 0, &[4096, 512])] {
         let data = pattern(seed, 16384);
@@ -51,7 +51,7 @@ fn a_polled_context_moves_whole_odd_and_scattered_memory() {
 }
 
 #[test]
-fn a_polled_context_that_is_switched_off_is_looked_at_until_what_is_in_flight_has_ended() {
+fn polled_context_that_is_switched_off_is_polled_until_it_is_empty() {
     let Some(mut rig) = polled_rig() else { return };
     let mut memory = vec![0; 8192];
     let aligned = memory.as_ptr().align_offset(4096);
@@ -71,7 +71,7 @@ fn a_polled_context_that_is_switched_off_is_looked_at_until_what_is_in_flight_ha
 }
 
 #[test]
-fn a_polled_request_that_timed_out_ends_once_and_its_tag_is_free_again() {
+fn polled_request_that_timed_out_ends_once_and_its_tag_is_free_again() {
     let Some(mut rig) = polled_rig() else { return };
     let mut memory = vec![0; 8192];
     let aligned = memory.as_ptr().align_offset(4096);
@@ -90,7 +90,7 @@ fn a_polled_request_that_timed_out_ends_once_and_its_tag_is_free_again() {
 }
 
 #[test]
-fn a_polled_context_flushes_through_the_reactors_ring() {
+fn polled_context_flushes_through_the_reactors_ring() {
     let Some(mut rig) = polled_rig() else { return };
     let flush = request_with(Op::Flush, Flags::NONE, 0, 0, &[]);
     assert_eq!(rig.run(&flush), Status::Ok);

@@ -274,7 +274,7 @@ fn extents_are_the_holes_of_the_file() {
 }
 
 #[test]
-fn a_file_that_became_shorter_is_an_io_error_and_no_stale_data() {
+fn file_that_became_shorter_is_an_io_error_and_no_stale_data() {
     let path = scratch_file("shorter", 1 << 20);
     let mut rig = rig(&path, Direct::Auto);
     let file = File::options().write(true).open(&*path).unwrap();
@@ -294,7 +294,7 @@ fn a_file_that_became_shorter_is_an_io_error_and_no_stale_data() {
 }
 
 #[test]
-fn a_short_read_of_a_file_in_memory_is_done_when_it_is_issued() {
+fn short_read_of_a_file_in_memory_is_done_when_it_is_issued() {
     let path = scratch_file_in(Path::new("/dev/shm"), "at_once", 256 << 10);
     let mut rig = rig(&path, Direct::Off);
     if !rig.device.disks()[0].is_in_memory {
@@ -376,7 +376,7 @@ fn bounces_that_run_out_are_waited_for() {
 }
 
 #[test]
-fn a_timed_out_request_is_cancelled_and_ends_only_when_the_kernel_let_go() {
+fn timed_out_request_is_cancelled_and_ends_only_when_the_kernel_let_go() {
     let path = scratch_file("timed_out", 1 << 20);
     let mut rig = rig(&path, Direct::Auto);
     let mut memory = vec![0u8; 4096];
@@ -397,7 +397,7 @@ fn a_timed_out_request_is_cancelled_and_ends_only_when_the_kernel_let_go() {
 }
 
 #[test]
-fn a_read_only_disk_is_read_beside_other_readers() {
+fn read_only_disk_is_read_beside_other_readers() {
     let path = scratch_file("read_only", 8192);
     std::fs::write(&*path, pattern(4, 8192)).unwrap();
     let config = FileConfig {
@@ -415,7 +415,7 @@ fn a_read_only_disk_is_read_beside_other_readers() {
 }
 
 #[test]
-fn a_filesystem_that_cannot_zero_has_zeroes_written() {
+fn filesystem_that_cannot_zero_has_zeroes_written() {
     let Some(tmpfs) = Mounted::tmpfs("zeroes", "16m") else {
         return;
     };
@@ -443,7 +443,7 @@ fn a_filesystem_that_cannot_zero_has_zeroes_written() {
 }
 
 #[test]
-fn a_block_device_is_served_like_a_file() {
+fn block_device_is_served_like_a_file() {
     let backing = scratch_file("backing", 4 << 20);
     let attached = std::process::Command::new("losetup")
         .args(["--find", "--show"])

@@ -25,7 +25,7 @@ fn slot(op: Op, flags: Flags) -> Slot {
 }
 
 #[test]
-fn a_short_transfer_goes_on_from_the_last_whole_block() {
+fn short_transfer_goes_on_from_the_last_whole_block() {
     let mut disk = disk("short", false);
     disk.set_alignment(Some(Alignment {
         memory: 512,
@@ -70,7 +70,7 @@ fn discard_of_a_block_device_is_narrowed_to_whole_sectors() {
 }
 
 #[test]
-fn the_end_of_the_file_is_an_error() {
+fn end_of_the_file_is_an_error() {
     let disk = disk("eof", false);
     let mut slot = slot(Op::Read, Flags::NONE);
     slot.start(&disk);
@@ -193,7 +193,7 @@ fn zeroes_that_must_stay_allocated_are_never_punched() {
 }
 
 #[test]
-fn a_block_device_is_not_asked_for_fast_zeroes_that_may_be_slow() {
+fn block_device_is_not_asked_for_fast_zeroes_that_may_be_slow() {
     let disk = disk("device", true);
     let mut slot = slot(Op::WriteZeroes, Flags::FAST_ONLY);
     slot.start(&disk);
@@ -212,7 +212,7 @@ fn after_a_failed_flush_no_flush_succeeds() {
 }
 
 #[test]
-fn a_flush_that_overlaps_a_failed_one_does_not_succeed() {
+fn flush_that_overlaps_a_failed_one_does_not_succeed() {
     for is_first_told in [true, false] {
         let disk = disk(&format!("overlap-{is_first_told}"), false);
         let [mut told, mut other] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
@@ -234,7 +234,7 @@ fn a_flush_that_overlaps_a_failed_one_does_not_succeed() {
 }
 
 #[test]
-fn a_flush_that_overlaps_another_that_goes_well_ends_after_it() {
+fn flush_that_overlaps_another_that_goes_well_ends_after_it() {
     let disk = disk("overlap-well", false);
     let [mut first, mut second] = [0; 2].map(|_| slot(Op::Flush, Flags::NONE));
     for flush in [&mut first, &mut second] {
@@ -281,7 +281,7 @@ fn after_a_fua_write_whose_sync_failed_for_want_of_room_no_flush_succeeds() {
 }
 
 #[test]
-fn a_fua_write_through_the_page_cache_that_had_no_room_puts_nothing_else_in_doubt() {
+fn fua_write_through_the_page_cache_that_had_no_room_puts_nothing_else_in_doubt() {
     for errno in [libc::ENOSPC, libc::EDQUOT] {
         let disk = disk(&format!("fua-write-{errno}"), false);
         let mut write = slot(Op::Write, Flags::FUA);

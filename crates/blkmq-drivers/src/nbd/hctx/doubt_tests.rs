@@ -51,7 +51,7 @@ fn two(server: &Server) -> (NbdDevice, [Rig; 2], [Client; 2]) {
 }
 
 #[test]
-fn a_flush_tells_once_of_what_a_lost_connection_may_have_lost() {
+fn flush_tells_once_of_what_a_lost_connection_may_have_lost() {
     for flags in [RICH, SHARED] {
         let server = Server::new(HeaderStyle::Simple, flags);
         let (mut rig, client) = rig(&server, &[("reconnect", "30")]);
@@ -67,7 +67,7 @@ fn a_flush_tells_once_of_what_a_lost_connection_may_have_lost() {
 }
 
 #[test]
-fn a_flush_that_was_under_way_with_a_lost_connection_tells_too() {
+fn flush_that_was_under_way_with_a_lost_connection_tells_too() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, client) = rig(&server, &[("reconnect", "30")]);
     let mut client = write_once(&mut rig, client);
@@ -95,7 +95,7 @@ fn what_was_flushed_is_not_in_doubt() {
 }
 
 #[test]
-fn a_server_that_has_no_flush_keeps_nothing_that_could_be_lost() {
+fn server_that_has_no_flush_keeps_nothing_that_could_be_lost() {
     let server = Server::new(HeaderStyle::Simple, TransmissionFlags::HAS_FLAGS);
     let config = server.config(&[("reconnect", "30")]);
     let (device, client) = device(&server, &config);
@@ -148,7 +148,7 @@ fn what_one_context_wrote_and_the_server_lost_every_context_tells_of() {
 }
 
 #[test]
-fn a_connection_that_was_there_all_the_time_leads_to_the_server_that_has_it() {
+fn connection_that_was_there_all_the_time_leads_to_the_server_that_has_it() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (_drive, [mut one, mut other], [first, second]) = two(&server);
     drop(write_once(&mut one, first));
@@ -181,7 +181,7 @@ fn after_a_flush_that_the_server_failed_every_other_context_tells_of_it() {
 }
 
 #[test]
-fn a_fua_write_that_failed_may_have_taken_the_news_of_a_loss_along() {
+fn fua_write_that_failed_may_have_taken_the_news_of_a_loss_along() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, client) = rig(&server, &[]);
     let mut memory = pattern(4096);

@@ -32,7 +32,7 @@ fn await_request(rig: &mut Rig, mut client: Client) -> (RequestHeader, Client) {
 }
 
 #[test]
-fn a_repeated_write_waits_until_the_lost_session_is_fenced_and_nothing_else_does() {
+fn repeated_write_waits_until_the_lost_session_is_fenced_and_nothing_else_does() {
     let server = server();
     let (mut rig, mut client) = rig(&server, &[("reconnect", "30")]);
     let (mut one, mut two, mut three) = (pattern(4096), pattern(512), pattern(4096));
@@ -67,7 +67,7 @@ fn a_repeated_write_waits_until_the_lost_session_is_fenced_and_nothing_else_does
 }
 
 #[test]
-fn a_write_that_failed_with_its_connection_is_fenced_before_its_range_is_written_again() {
+fn write_that_failed_with_its_connection_is_fenced_before_the_next_in_its_range() {
     let server = server();
     let (mut rig, mut client) = rig(&server, &[]);
     let mut memory = pattern(4096);
@@ -89,7 +89,7 @@ fn a_write_that_failed_with_its_connection_is_fenced_before_its_range_is_written
 }
 
 #[test]
-fn a_fence_that_is_lost_with_its_connection_goes_over_the_next() {
+fn fence_that_is_lost_with_its_connection_goes_over_the_next() {
     let server = server();
     let (mut rig, mut client) = rig(&server, &[("reconnect", "30")]);
     let mut memory = pattern(4096);
@@ -112,7 +112,7 @@ fn a_fence_that_is_lost_with_its_connection_goes_over_the_next() {
 }
 
 #[test]
-fn a_server_that_was_started_again_has_nothing_to_fence() {
+fn server_that_was_started_again_has_nothing_to_fence() {
     let mut server = server();
     let (mut rig, mut client) = rig(&server, &[("reconnect", "30")]);
     let mut memory = pattern(4096);
@@ -129,7 +129,7 @@ fn a_server_that_was_started_again_has_nothing_to_fence() {
 }
 
 #[test]
-fn a_server_that_refuses_to_fence_is_done_without() {
+fn server_that_refuses_to_fence_is_done_without() {
     let server = server();
     let (mut rig, mut client) = rig(&server, &[("reconnect", "30")]);
     let mut memory = pattern(4096);
@@ -149,7 +149,7 @@ fn a_server_that_refuses_to_fence_is_done_without() {
 }
 
 #[test]
-fn a_write_that_waits_in_vain_for_a_fence_ends_when_it_is_late_twice() {
+fn write_that_waits_in_vain_for_a_fence_ends_when_it_is_late_twice() {
     let server = server();
     let (mut rig, mut client) = rig(&server, &[("reconnect", "30")]);
     let mut memory = pattern(4096);
@@ -171,7 +171,7 @@ fn a_write_that_waits_in_vain_for_a_fence_ends_when_it_is_late_twice() {
 }
 
 #[test]
-fn a_session_is_fenced_over_a_connection_of_another_context() {
+fn session_is_fenced_over_a_connection_of_another_context() {
     let server = server();
     let config = server.config(&[("connections", "2")]);
     let (device, mut first) = device(&server, &config);

@@ -59,7 +59,7 @@ fn data_goes_both_ways_whatever_the_memory_looks_like() {
 }
 
 #[test]
-fn a_full_table_is_answered_in_any_order_and_a_probe_fits_beside_it() {
+fn full_table_is_answered_in_any_order_and_a_probe_fits_beside_it() {
     let server = Server::new(HeaderStyle::Structured, RICH);
     let (mut rig, mut client) = rig(&server, &[]);
     let mut memory = vec![vec![0xee; 16384]; DEPTH as usize + 1];
@@ -87,7 +87,7 @@ fn a_full_table_is_answered_in_any_order_and_a_probe_fits_beside_it() {
 }
 
 #[test]
-fn a_full_read_asks_for_one_more_turn_and_for_no_further_poll() {
+fn full_read_asks_for_one_more_turn_and_for_no_further_poll() {
     let server = Server::new(HeaderStyle::Simple, RICH);
     let (mut rig, mut client) = rig(&server, &[]);
     rustix::net::sockopt::set_socket_send_buffer_size(&client.stream, 1 << 20).unwrap();
@@ -300,7 +300,7 @@ fn requests_wait_no_longer_than_they_are_told_to() {
 }
 
 #[test]
-fn a_server_that_breaks_the_protocol_costs_its_connection_alone() {
+fn server_that_breaks_the_protocol_costs_its_connection_alone() {
     type Bad = fn(&RequestHeader) -> Vec<u8>;
     let cases: [Bad; 4] = [
         |_| vec![0x47; 16],
@@ -343,7 +343,7 @@ fn a_server_that_breaks_the_protocol_costs_its_connection_alone() {
 }
 
 #[test]
-fn a_server_that_says_it_is_leaving_has_not_done_it() {
+fn server_that_says_it_is_leaving_has_not_done_it() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, mut client) = rig(&server, &[("reconnect", "30")]);
     rig.issue(0, &request(Op::Discard, 0, 4096));
@@ -375,7 +375,7 @@ fn no_answer_in_time_costs_the_connection() {
 }
 
 #[test]
-fn a_request_that_is_late_on_two_connections_ends() {
+fn request_that_is_late_on_two_connections_ends() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, mut client) = rig(&server, &[("timeout", "2"), ("reconnect", "30")]);
     rig.issue(0, &request(Op::Discard, 0, 4096));
@@ -390,7 +390,7 @@ fn a_request_that_is_late_on_two_connections_ends() {
 }
 
 #[test]
-fn a_server_that_has_another_size_is_not_taken_back() {
+fn server_that_has_another_size_is_not_taken_back() {
     let mut server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, client) = rig(&server, &[("reconnect", "30")]);
     server.size = 8 << 20;
@@ -433,7 +433,7 @@ fn what_one_connection_loses_goes_through_another() {
 }
 
 #[test]
-fn a_server_that_throws_everybody_out_is_not_run_at() {
+fn server_that_throws_everybody_out_is_not_run_at() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, client) = rig(&server, &[]);
     drop(client);
@@ -477,7 +477,7 @@ fn thread_that_connects_again_and_cannot_be_made_is_tried_later() {
 }
 
 #[test]
-fn a_context_that_ends_says_goodbye() {
+fn context_that_ends_says_goodbye() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (rig, mut client) = rig(&server, &[]);
     drop(rig);

@@ -27,7 +27,7 @@ fn reap(hctx: &mut dyn HctxDriver, now: Instant) -> Vec<(u32, Status)> {
 }
 
 #[test]
-fn a_bare_drive_ends_everything_at_once() {
+fn bare_drive_ends_everything_at_once() {
     let device = NullDevice::new(NullConfig::bare(), &[4096]).unwrap();
     let mut hctx = NullHctx::new(device.into_shared(), HctxId(0));
     assert!(hctx.plain);
@@ -38,7 +38,7 @@ fn a_bare_drive_ends_everything_at_once() {
 }
 
 #[test]
-fn a_deferred_request_ends_at_the_next_reap() {
+fn deferred_request_ends_at_the_next_reap() {
     let mut hctx = hctx(&[("completion", "deferred")]);
     assert_eq!(issue(&mut *hctx, 3, Instant(5)), Issued::Queued);
     assert_eq!(hctx.next_event(), Some(Instant(0)));
@@ -48,7 +48,7 @@ fn a_deferred_request_ends_at_the_next_reap() {
 }
 
 #[test]
-fn a_timed_request_ends_when_its_latency_has_passed() {
+fn timed_request_ends_when_its_latency_has_passed() {
     let mut hctx = hctx(&[("latency", "80us")]);
     for (tag, now_us) in [(0, 0), (1, 10), (2, 10)] {
         let now = Instant(0) + Nanos::from_micros(now_us);
@@ -64,7 +64,7 @@ fn a_timed_request_ends_when_its_latency_has_passed() {
 }
 
 #[test]
-fn a_read_of_a_served_disk_sees_zeroes_and_not_old_memory() {
+fn read_of_a_served_disk_sees_zeroes_and_not_old_memory() {
     let mut memory = vec![0xaau8; 4096];
     let rq = request_with(Op::Read, Flags::NONE, 0, 0, &[lend(&mut memory)]);
     let issued = hctx(&[]).issue(&rq, cookie(0), true, Instant(0));
@@ -73,7 +73,7 @@ fn a_read_of_a_served_disk_sees_zeroes_and_not_old_memory() {
 }
 
 #[test]
-fn a_full_context_takes_no_more_until_one_has_ended() {
+fn full_context_takes_no_more_until_one_has_ended() {
     let mut hctx = hctx(&[("completion", "deferred"), ("depth", "2")]);
     assert_eq!(issue(&mut *hctx, 0, Instant(0)), Issued::Queued);
     assert_eq!(issue(&mut *hctx, 1, Instant(0)), Issued::Queued);
@@ -129,7 +129,7 @@ fn swallowed_requests_never_end_by_themselves_and_are_given_up_on_timeout() {
 }
 
 #[test]
-fn a_timed_out_request_is_not_reported_later() {
+fn timed_out_request_is_not_reported_later() {
     let mut hctx = hctx(&[("latency", "1s")]);
     issue(&mut *hctx, 7, Instant(0));
     assert_eq!(hctx.timed_out(cookie(7)), TimedOut::Ended);
@@ -137,7 +137,7 @@ fn a_timed_out_request_is_not_reported_later() {
 }
 
 #[test]
-fn a_device_resource_is_wanted_only_while_somebody_in_flight_can_free_it() {
+fn device_resource_is_wanted_only_while_somebody_in_flight_can_free_it() {
     let mut hctx = hctx(&[("resource_rate", "50%"), ("completion", "deferred")]);
     let (mut refused, mut by_device) = (0, 0);
     for tag in 0..2000 {
@@ -159,7 +159,7 @@ fn a_device_resource_is_wanted_only_while_somebody_in_flight_can_free_it() {
 }
 
 #[test]
-fn a_drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says() {
+fn drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says() {
     let config = NullConfig {
         memory: true,
         cache: true,
@@ -183,7 +183,7 @@ fn a_drive_with_memory_reads_what_was_written_and_loses_power_as_its_cache_says(
 }
 
 #[test]
-fn a_polled_context_announces_nothing_and_is_looked_at_while_it_has_work() {
+fn polled_context_announces_nothing_and_is_looked_at_while_it_has_work() {
     let keys = [("latency", "80us"), ("poll_queues", "1")];
     let mut hctx = hctx(&keys);
     assert!(hctx.set_polled(true));

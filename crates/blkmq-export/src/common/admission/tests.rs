@@ -91,7 +91,7 @@ fn limits_of_an_address_and_of_a_group_hold_and_are_told_apart() {
     assert_eq!(connections.stats()[0].refused, 3);
 }
 #[test]
-fn a_listener_that_asks_again_and_again_is_woken_once() {
+fn listener_that_asks_again_and_again_is_woken_once() {
     let engine = Engine::start(EngineConfig::default()).unwrap();
     let (sender, receiver) = mpsc::channel();
     engine.add_service(ReactorId(0), Box::new(move || Box::new(Woken(sender))));
@@ -171,7 +171,7 @@ impl Service for Woken {
 }
 
 #[test]
-fn an_address_whose_mount_is_gone_is_listed_as_gone_until_it_is_closed() {
+fn address_whose_mount_is_gone_is_listed_as_gone_until_it_is_closed() {
     let connections = connections(10, 1, 1);
     let ticket = connections.readmit(0).expect("there is room");
     assert_eq!(connections.stats()[0].state, AddressState::Served);

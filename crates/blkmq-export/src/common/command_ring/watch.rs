@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_has_turns_for_commands_that_have_ended_and_no_others() {
+    fn service_has_turns_for_commands_that_have_ended_and_no_others() {
         check(&CommandRing::new(2).unwrap());
         let of_thread = CommandRing::for_one_thread(2).unwrap();
         of_thread.enable().unwrap();

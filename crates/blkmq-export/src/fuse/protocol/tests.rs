@@ -32,7 +32,7 @@ fn parse(bytes: &[u8]) -> Result<Call, String> {
 }
 
 #[test]
-fn a_read_and_a_write_say_where_and_how_much() {
+fn read_and_a_write_say_where_and_how_much() {
     let read = request(READ, &range(8192, 4096, 0));
     let expected = Range {
         offset: 8192,
@@ -107,7 +107,7 @@ fn what_is_agreed_on_is_what_both_know() {
 }
 
 #[test]
-fn an_answer_has_its_length_its_error_and_its_number() {
+fn answer_has_its_length_its_error_and_its_number() {
     let header = answer(77, 22, 0);
     assert_eq!(header[..4], 16_u32.to_ne_bytes());
     assert_eq!(header[4..8], (-22_i32).to_ne_bytes());
@@ -128,7 +128,7 @@ fn area(opcode: u32, body: &[u8], data_bytes: u32) -> [u8; RING_HEADER_BYTES] {
 }
 
 #[test]
-fn a_ring_has_the_same_requests_with_their_data_apart() {
+fn ring_has_the_same_requests_with_their_data_apart() {
     let parse = |area: &[u8; RING_HEADER_BYTES]| {
         Request::parse_in_ring(area)
             .map(|request| request.call)

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_where_it_was_when_nothing_keeps_it_any_more() {
+    fn thread_is_where_it_was_when_nothing_keeps_it_any_more() {
         let thread = std::thread::spawn(|| {
             let before = sched_getaffinity(None).unwrap();
             let first = (0..CpuSet::MAX_CPU)

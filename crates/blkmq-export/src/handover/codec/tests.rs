@@ -93,7 +93,7 @@ fn what_is_written_is_read_again() {
 }
 
 #[test]
-fn a_body_that_ends_early_or_late_is_refused_wherever_it_is_cut() {
+fn body_that_ends_early_or_late_is_refused_wherever_it_is_cut() {
     for message in one_of_each() {
         let bytes = written(&message);
         let kind = u16::from_le_bytes([bytes[4], bytes[5]]);
@@ -148,7 +148,7 @@ fn lengths_kinds_and_values_out_of_their_range_have_an_error_each() {
 }
 
 #[test]
-fn a_reason_that_is_too_long_is_cut_between_two_characters() {
+fn reason_that_is_too_long_is_cut_between_two_characters() {
     let reason = "ä".repeat(TEXT_BYTES_MAX);
     let bytes = written(&Message::Refused { reason });
     let Ok(Message::Refused { reason }) = read(&bytes) else {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_request_goes_to_the_disk_in_pieces_that_cover_it() {
+    fn large_request_goes_to_the_disk_in_pieces_that_cover_it() {
         let length = 3 * PIECE_BYTES_MAX + 512;
         let fresh = || Region::new(PIECE_BYTES).unwrap();
         let used = || {

@@ -63,7 +63,7 @@ impl Drop for Guest {
 type Fields = (u64, u32, u16, u16);
 
 #[test]
-fn a_chain_is_followed_through_the_table_and_through_one_of_its_own() {
+fn chain_is_followed_through_the_table_and_through_one_of_its_own() {
     let guest = guest();
     guest.put(0, (0x4000, 16, NEXT, 3));
     guest.put(48, (0x5000, 4096, NEXT | WRITE, 1));
@@ -103,7 +103,7 @@ fn what_breaks_a_rule_breaks_the_device() {
 }
 
 #[test]
-fn a_table_in_a_table_and_one_that_loops_break_the_device() {
+fn table_in_a_table_and_one_that_loops_break_the_device() {
     let guest = guest();
     guest.put(0, (0x3000, 32, INDIRECT, 0));
     guest.put(0x3000, (0x3000, 32, INDIRECT, 0));
@@ -127,7 +127,7 @@ fn a_table_in_a_table_and_one_that_loops_break_the_device() {
 }
 
 #[test]
-fn an_available_index_that_jumps_breaks_the_device() {
+fn available_index_that_jumps_breaks_the_device() {
     let mut guest = guest();
     guest.ring.begin(0, None);
     guest.memory.store_index(0x1002, 1);
@@ -146,7 +146,7 @@ fn an_available_index_that_jumps_breaks_the_device() {
 }
 
 #[test]
-fn a_header_may_lie_in_pieces_and_a_status_at_the_end_of_one() {
+fn header_may_lie_in_pieces_and_a_status_at_the_end_of_one() {
     let guest = guest();
     for at in 0..16 {
         guest.memory.store(0x4000 + at, at as u8);

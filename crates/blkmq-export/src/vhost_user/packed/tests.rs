@@ -178,7 +178,7 @@ impl Driver {
 }
 
 #[test]
-fn a_driver_is_called_when_its_place_is_passed_in_this_round_or_the_next() {
+fn driver_is_called_when_its_place_is_passed_in_this_round_or_the_next() {
     let mut driver = Driver::new();
     let mut device = driver.device().unwrap();
     let mut ends = |driver: &mut Driver, places: u16| {
@@ -221,7 +221,7 @@ fn what_is_to_be_repeated_is_looked_at_like_what_is_available() {
 
 /// A kill after each store that a batch makes is tried by stopping before its last steps: shown, but the record not closed.
 #[test]
-fn a_batch_that_was_shown_is_closed_by_the_next_device() {
+fn batch_that_was_shown_is_closed_by_the_next_device() {
     let mut driver = Driver::new();
     let mut device = driver.device().unwrap();
     driver.offer(1, 2);
@@ -245,7 +245,7 @@ fn a_batch_that_was_shown_is_closed_by_the_next_device() {
 }
 
 #[test]
-fn a_hostile_ring_breaks_the_device() {
+fn hostile_ring_breaks_the_device() {
     let broken = |spoil: fn(&mut Driver)| {
         let mut driver = Driver::new();
         let mut device = driver.device().unwrap();
@@ -270,7 +270,7 @@ fn a_hostile_ring_breaks_the_device() {
 }
 
 #[test]
-fn a_record_of_nonsense_breaks_the_device_or_names_what_is_there() {
+fn record_of_nonsense_breaks_the_device_or_names_what_is_there() {
     for byte in [0xff_u8, 3, 1] {
         let driver = Driver::new();
         driver.device().unwrap();

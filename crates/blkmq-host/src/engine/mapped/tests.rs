@@ -127,7 +127,7 @@ fn mapped_disks_may_be_given_in_any_order() {
 }
 
 #[test]
-fn a_disk_may_be_carved_but_no_byte_used_twice() {
+fn disk_may_be_carved_but_no_byte_used_twice() {
     let halves = [(0, Some(512 << 10)), (512 << 10, None)];
     let carve = |halves: [(u64, Option<u64>); 2]| {
         let [one, two] = halves.map(|(start, len)| [("a", start, len)]);
@@ -186,7 +186,7 @@ fn what_cannot_be_is_named() {
 }
 
 #[test]
-fn a_disk_on_a_member_that_is_read_only_or_has_larger_blocks_is_like_it() {
+fn disk_on_a_member_that_is_read_only_or_has_larger_blocks_is_like_it() {
     let mut all = disks(&["a", "b"]);
     all[1].read_only = true;
     all[1].block_size = 4096;

@@ -14,7 +14,7 @@ fn four_groups_get_their_due_and_the_drive_loses_little() {
 }
 
 #[test]
-fn a_latency_target_is_met_by_a_scheduler_that_knows_no_groups() {
+fn latency_target_is_met_by_a_scheduler_that_knows_no_groups() {
     let (free, target) = (isolation(8, 4, 4096), targeted(8, 4, Nanos::from_micros(250)));
     let without = measure(free, sched::MQ_DEADLINE, 1, 1);
     let with = measure(target, sched::MQ_DEADLINE, 1, 1);
@@ -24,7 +24,7 @@ fn a_latency_target_is_met_by_a_scheduler_that_knows_no_groups() {
 }
 
 #[test]
-fn a_light_tenant_never_waits_for_requests_that_capped_ones_hold() {
+fn light_tenant_never_waits_for_requests_that_capped_ones_hold() {
     let few = crowded(16, 4, 1024, 500, 512);
     let enough = Case {
         requests: None,
@@ -120,7 +120,7 @@ fn nobody_runs_ahead_on_a_drive_that_becomes_ten_times_slower_and_faster() {
 }
 
 #[test]
-fn a_client_that_loses_its_processor_for_moments_keeps_its_share() {
+fn client_that_loses_its_processor_for_moments_keeps_its_share() {
     let absence = Every {
         period: Nanos::from_millis(60),
         length: Nanos::from_millis(6),
@@ -240,7 +240,7 @@ fn beside_a_flood(units: u32, bytes: u64, weight: u16) -> Case {
 }
 
 #[test]
-fn a_light_tenant_that_pauses_finds_no_queue_and_costs_a_flood_nothing() {
+fn light_tenant_that_pauses_finds_no_queue_and_costs_a_flood_nothing() {
     // The light one has a weight of 100: as much as the flood, and a hundred times as much.
     for (units, weight) in [(1, 100), (1, 1), (4, 100), (16, 100)] {
         let case = beside_a_flood(units, 256 << 10, weight);

@@ -65,7 +65,7 @@ fn where_sleepers_wake_late_fast_devices_are_spun_on_and_slow_ones_are_not() {
 }
 
 #[test]
-fn a_step_in_either_direction_is_forgotten_after_64_reads() {
+fn step_in_either_direction_is_forgotten_after_64_reads() {
     for host in Host::ALL {
         for us in [50, 100] {
             let stepping = at_depth_1(us, Shape::Step, Side::Ours, host);
@@ -105,7 +105,7 @@ fn half_of_the_mean_drifts_to_twice_the_lateness() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_figures() {
+fn same_seed_gives_the_same_figures() {
     let measured = || format!("{:?}", at_depth_1(100, Shape::Mixed, Side::Ours, Host::Virtual));
     assert_eq!(measured(), measured());
 }

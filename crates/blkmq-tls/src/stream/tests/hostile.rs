@@ -6,7 +6,7 @@ use rustls::AlertDescription;
 use super::*;
 
 #[test]
-fn an_alert_follows_data_that_waits() {
+fn alert_follows_data_that_waits() {
     let (mut client, mut reference) = client_and_reference();
     let data = noise(50_000);
     client.seal(&[IoSlice::new(&data)]).unwrap();
@@ -110,7 +110,7 @@ fn records_that_cannot_be_are_refused_by_their_header() {
 }
 
 #[test]
-fn a_client_passes_over_tickets_in_pieces_and_lets_no_data_between_them() {
+fn client_passes_over_tickets_in_pieces_and_lets_no_data_between_them() {
     let mut ticket = noise(204);
     ticket[..4].copy_from_slice(&[4, 0, 0, 200]);
     let (mut client, mut server) = ready();
@@ -143,7 +143,7 @@ fn records_without_data_are_borne_for_a_while() {
 }
 
 #[test]
-fn a_turn_looks_at_so_many_small_records() {
+fn turn_looks_at_so_many_small_records() {
     let (mut client, mut server) = ready();
     let mut opened = 0;
     client.begin_turn();
@@ -188,7 +188,7 @@ fn what_waits_to_be_sent_has_a_limit() {
 }
 
 #[test]
-fn a_handshake_that_fails_leaves_an_alert() {
+fn handshake_that_fails_leaves_an_alert() {
     let (ours, others) = (Files::new(), Files::new());
     let (mut client, mut server) = (
         ours.client().connect().unwrap(),
@@ -210,7 +210,7 @@ fn a_handshake_that_fails_leaves_an_alert() {
 }
 
 #[test]
-fn a_handshake_message_that_does_not_fit_is_refused() {
+fn handshake_message_that_does_not_fit_is_refused() {
     let mut server = Files::new().server().accept().unwrap();
     // A ClientHello of 16 MiB, as far as there is room for it.
     let mut message = vec![1, 0xff, 0xff, 0xff];
@@ -253,7 +253,7 @@ fn no_bytes_make_a_stream_panic() {
 }
 
 #[test]
-fn a_turn_follows_so_many_key_updates() {
+fn turn_follows_so_many_key_updates() {
     let (mut client, mut reference) = client_and_reference();
     let mut records = Vec::new();
     for _ in 0..300 {
@@ -274,7 +274,7 @@ fn a_turn_follows_so_many_key_updates() {
 }
 
 #[test]
-fn a_message_that_may_not_come_is_refused_before_all_of_it_is_there() {
+fn message_that_may_not_come_is_refused_before_all_of_it_is_there() {
     for content in [&[20, 0, 0, 32][..], &[4, 0, 0, 9], &[24, 0, 0, 2]] {
         let (mut client, mut server) = ready();
         seal_any(&mut client, ContentType::Handshake, content);
@@ -283,7 +283,7 @@ fn a_message_that_may_not_come_is_refused_before_all_of_it_is_there() {
 }
 
 #[test]
-fn a_record_by_another_version_is_as_good_as_changed() {
+fn record_by_another_version_is_as_good_as_changed() {
     for at in [1, 2] {
         let (mut client, mut reference) = client_and_reference();
         let mut records = reference.seal(b"data");

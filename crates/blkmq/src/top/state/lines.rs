@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_keeps_what_has_it_and_what_that_is_part_of() {
+    fn filter_keeps_what_has_it_and_what_that_is_part_of() {
         let mut state = example();
         state.filter = "C/B".to_owned();
         state.arrange();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_selected_line_stays_selected_where_it_goes() {
+    fn selected_line_stays_selected_where_it_goes() {
         let mut state = example();
         state.go(3);
         let selected = state.selected.clone();

@@ -113,7 +113,7 @@ fn shares_caps_and_delays_are_those_of_the_interval() {
 }
 
 #[test]
-fn a_group_that_uses_its_cap_up_waits_for_that_and_behind_nobody() {
+fn group_that_uses_its_cap_up_waits_for_that_and_behind_nobody() {
     for (cap, wanted) in [(401, ("a cap", 400.0 / 401.0)), (500, ("/x", 0.75))] {
         let (interval, mut lists) = example();
         lists.groups[1] = group("/c", 100, &[("iops", cap)]);
@@ -124,7 +124,7 @@ fn a_group_that_uses_its_cap_up_waits_for_that_and_behind_nobody() {
 }
 
 #[test]
-fn a_queue_whose_groups_compete_shows_the_depth_that_was_found() {
+fn queue_whose_groups_compete_shows_the_depth_that_was_found() {
     let (mut interval, lists) = example();
     for (limit, shown) in [(12, 12), (0, 64), (500, 64)] {
         Arc::make_mut(&mut interval.queues[0]).depth_limit = limit;
@@ -161,7 +161,7 @@ fn nested_groups_are_said_to_wait_behind_their_siblings() {
 }
 
 #[test]
-fn a_group_with_its_own_work_is_one_of_those_in_it() {
+fn group_with_its_own_work_is_one_of_those_in_it() {
     let mut now = answer(1, vec![reads("/", 10, 0), reads("/a", 10, 0)]);
     Arc::make_mut(&mut now.queues[0]).groups[0].queued = 1;
     let tree = build(&Interval::since_start(now), &Lists::default());
@@ -175,7 +175,7 @@ fn a_group_with_its_own_work_is_one_of_those_in_it() {
 }
 
 #[test]
-fn a_group_is_on_the_queues_where_it_has_disks_or_did_something() {
+fn group_is_on_the_queues_where_it_has_disks_or_did_something() {
     let (mut interval, mut lists) = example();
     lists.disks.remove(2);
     let names = |tree: &[Arc<Node>]| -> Vec<String> {
@@ -193,7 +193,7 @@ fn a_group_is_on_the_queues_where_it_has_disks_or_did_something() {
 }
 
 #[test]
-fn a_disk_without_a_queue_is_listed_behind_all_queues() {
+fn disk_without_a_queue_is_listed_behind_all_queues() {
     let (interval, mut lists) = example();
     lists.disks[0].queue = None;
     let tree = build(&interval, &lists);

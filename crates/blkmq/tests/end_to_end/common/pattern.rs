@@ -52,7 +52,7 @@ fn sector(number: u64, index: u64, generation: u64) -> Vec<u8> {
 const MARK: u64 = 0x6b63_6f6c_6220_7571;
 
 #[test]
-fn a_sector_that_is_elsewhere_or_torn_is_noticed() {
+fn sector_that_is_elsewhere_or_torn_is_noticed() {
     let block = block(7, 3);
     assert_eq!(generation(7, 1, &block[SECTOR..2 * SECTOR]), Ok(3));
     assert_eq!(generation(7, 1, &[0; SECTOR]), Ok(0));

@@ -16,7 +16,7 @@ use crate::common::user::{as_member, as_user, can_switch};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
 #[test]
-fn the_last_places_are_the_owners_whoever_else_may_read() {
+fn last_places_are_the_owners_whoever_else_may_read() {
     if !can_switch() {
         return;
     }
@@ -67,7 +67,7 @@ fn the_last_places_are_the_owners_whoever_else_may_read() {
 }
 
 #[test]
-fn a_client_of_the_socket_that_misbehaves_costs_itself_alone() {
+fn client_of_the_socket_that_misbehaves_costs_itself_alone() {
     let stage = Stage::new(&[]);
     let load = Load::start(&stage.nbd(), "vm1", 1);
     let path = stage.scratch.path("control.sock");

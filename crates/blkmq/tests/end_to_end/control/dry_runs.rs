@@ -3,7 +3,7 @@
 use super::{DISK_BYTES, Stage};
 
 #[test]
-fn a_dry_run_opens_the_files_of_new_disks_and_leaves_none() {
+fn dry_run_opens_the_files_of_new_disks_and_leaves_none() {
     let stage = Stage::new(&[]);
     let (_, dumped) = stage.ctl(&["dump"]);
     let scratch = &stage.scratch;
@@ -79,7 +79,7 @@ fn one_address_for_several_disks_is_refused_before_anything_is_done() {
 }
 
 #[test]
-fn a_dry_run_reads_the_files_of_tls() {
+fn dry_run_reads_the_files_of_tls() {
     let stage = Stage::new(&[]);
     let key = format!("nbd=unix:{}", stage.scratch.word("tls.sock"));
     let certificate = format!("tls_certificate={}", stage.scratch.word("nobody.pem"));

@@ -12,7 +12,7 @@ use super::{add, remove, set};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_random_daemons_dump_starts_the_same_daemon() {
+fn random_daemons_dump_starts_the_same_daemon() {
     let cases: u64 = std::env::var("BLKMQ_DUMPS").map_or(12, |text| text.parse().expect("a number"));
     let (mut done, mut refused) = (0, 0);
     for seed in 1..=cases {

@@ -13,7 +13,7 @@ use super::{LONG, Stage, names};
 use crate::upgrade::load::Load;
 
 #[test]
-fn a_daemon_answers_damaged_requests_and_goes_on() {
+fn daemon_answers_damaged_requests_and_goes_on() {
     let lines: u64 = std::env::var("BLKMQ_LINES").map_or(3000, |text| text.parse().expect("a number"));
     let stage = Stage::new(&[]);
     let load = Load::start(&stage.nbd(), "vm1", 1);

@@ -8,7 +8,7 @@ use crate::common::nbd::Client;
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn an_address_is_named_by_the_relative_and_by_the_absolute_form_of_its_path() {
+fn address_is_named_by_the_relative_and_by_the_absolute_form_of_its_path() {
     let scratch = Scratch::new();
     std::fs::create_dir(scratch.path("run")).expect("a directory");
     let control = format!("unix:{}", scratch.word("control.sock"));
@@ -55,7 +55,7 @@ fn an_address_is_named_by_the_relative_and_by_the_absolute_form_of_its_path() {
 }
 
 #[test]
-fn a_file_without_the_control_socket_of_the_daemon_is_refused_by_the_key() {
+fn file_without_the_control_socket_of_the_daemon_is_refused_by_the_key() {
     let stage = Stage::new(&[]);
     let (code, dumped) = stage.ctl(&["dump"]);
     assert_eq!(code, 0, "{dumped}");

@@ -12,7 +12,7 @@ pub(super) fn capacity(guest: &mut Guest) -> u64 {
 }
 
 #[test]
-fn a_disk_that_has_grown_is_served_by_the_file_that_has_its_first_size() {
+fn disk_that_has_grown_is_served_by_the_file_that_has_its_first_size() {
     let scratch = Scratch::new();
     let text = format!(
         "[control]\nsocket = \"unix:{}\"\n[[export]]\nnbd = \"unix:{}\"\n[disk.vm1]\nfile = \"{}\"\nsize = \"1M\"\ncreate = true\n",
@@ -67,7 +67,7 @@ fn a_disk_that_has_grown_is_served_by_the_file_that_has_its_first_size() {
 }
 
 #[test]
-fn a_disk_that_grows_is_larger_for_guests_at_once_and_for_nbd_clients_that_come() {
+fn disk_that_grows_is_larger_for_guests_at_once_and_for_nbd_clients_that_come() {
     let mut stage = Stage::with_vhost_user();
     let mut guest = Guest::connect(&stage.scratch.path("vm1.vsock"));
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");

@@ -78,7 +78,7 @@ fn what_was_written_as_durable_or_flushed_survives_a_power_cut() {
 }
 
 #[test]
-fn a_sync_that_fails_below_is_heard_of() {
+fn sync_that_fails_below_is_heard_of() {
     let Some(Forgetful { stage, medium, place }) = stage() else {
         return;
     };

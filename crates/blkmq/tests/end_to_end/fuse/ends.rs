@@ -16,7 +16,7 @@ use crate::common::daemon::{program, serve_command, wait_within};
 use crate::common::tools::{installed, run};
 
 #[test]
-fn a_new_daemon_mounts_over_what_a_killed_one_has_left() {
+fn new_daemon_mounts_over_what_a_killed_one_has_left() {
     let Some(mut stage) = Stage::new("") else { return };
     let image = stage.scratch.word("vm1.raw");
     let held = stage.open();
@@ -123,7 +123,7 @@ impl Drop for Started {
 }
 
 #[test]
-fn a_daemon_that_is_stopped_keeps_its_path_and_nobody_who_asks_for_it_hangs() {
+fn daemon_that_is_stopped_keeps_its_path_and_nobody_who_asks_for_it_hangs() {
     let Some(mut stage) = Stage::new("") else { return };
     stage.daemon().signal(Signal::STOP);
     let mut second = Started::at(&stage.word());
@@ -202,7 +202,7 @@ fn who_unmounts_it_by_hand_ends_that_mount_alone() {
 }
 
 #[test]
-fn a_mount_that_is_taken_away_while_it_is_open_is_reported_once_and_listed_as_gone() {
+fn mount_that_is_taken_away_while_it_is_open_is_reported_once_and_listed_as_gone() {
     let Some(mut stage) = Stage::new("") else { return };
     let control = format!("unix:{}", stage.scratch.word("control.sock"));
     let ctl = |words: &[&str]| {
@@ -257,7 +257,7 @@ fn mount_that_is_detached_while_it_is_open_is_listed_as_gone() {
 }
 
 #[test]
-fn an_export_that_is_removed_stays_with_those_who_have_it_open() {
+fn export_that_is_removed_stays_with_those_who_have_it_open() {
     let Some(stage) = Stage::new("") else { return };
     let file = stage.open();
     let control = format!("unix:{}", stage.scratch.word("control.sock"));
@@ -296,7 +296,7 @@ fn an_export_that_is_removed_stays_with_those_who_have_it_open() {
 }
 
 #[test]
-fn a_disk_that_is_removed_is_gone_for_those_who_have_it_open_and_others_stay() {
+fn disk_that_is_removed_is_gone_for_those_who_have_it_open_and_others_stay() {
     if !super::may_mount() {
         return;
     }
@@ -324,7 +324,7 @@ fn a_disk_that_is_removed_is_gone_for_those_who_have_it_open_and_others_stay() {
 }
 
 #[test]
-fn a_user_mounts_with_the_helper() {
+fn user_mounts_with_the_helper() {
     if !installed(&["fusermount3", "setpriv"]) || !super::may_mount() {
         return;
     }

@@ -104,7 +104,7 @@ fn write_back_ends_in_many_runs_four_at_a_time() {
 }
 
 #[test]
-fn what_the_kernel_has_switched_off_is_refused_if_it_is_asked_for_and_else_said_once() {
+fn rings_that_the_kernel_has_switched_off_are_refused_if_asked_for_else_reported() {
     let Some(_switch) = Switch::turn("0") else { return };
     let scratch = Scratch::new();
     let place = scratch.word("{disk}");
@@ -135,7 +135,7 @@ fn what_the_kernel_has_switched_off_is_refused_if_it_is_asked_for_and_else_said_
 }
 
 #[test]
-fn a_daemon_whose_mounts_may_be_handed_over_has_no_rings() {
+fn daemon_whose_mounts_may_be_handed_over_has_no_rings() {
     let Some(_switch) = Switch::turn("1") else { return };
     let scratch = Scratch::new();
     let upgrade = format!("unix:{}", scratch.word("up.sock"));

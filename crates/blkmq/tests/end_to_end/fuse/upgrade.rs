@@ -191,7 +191,7 @@ fn load_goes_on_over_upgrades_without_an_error_and_the_mount_is_the_same() {
 }
 
 #[test]
-fn a_daemon_that_cannot_take_over_leaves_the_mount_to_the_running_one() {
+fn daemon_that_cannot_take_over_leaves_the_mount_to_the_running_one() {
     let Some(mut stage) = Stage::to_upgrade() else {
         return;
     };
@@ -253,7 +253,7 @@ fn what_the_drive_has_is_waited_for_and_an_upgrade_fails_rather_than_leave_it() 
 }
 
 #[test]
-fn who_has_it_open_over_an_upgrade_still_keeps_it_from_being_unmounted_and_it_can_be_mounted_anew() {
+fn mount_that_is_open_over_an_upgrade_is_not_unmounted_and_can_be_mounted_anew() {
     let Some(mut stage) = Stage::to_upgrade() else {
         return;
     };
@@ -280,7 +280,7 @@ fn who_has_it_open_over_an_upgrade_still_keeps_it_from_being_unmounted_and_it_ca
 }
 
 #[test]
-fn a_disk_over_its_own_image_is_not_handed_over() {
+fn disk_over_its_own_image_is_not_handed_over() {
     if !may_mount() {
         return;
     }
@@ -313,7 +313,7 @@ fn a_disk_over_its_own_image_is_not_handed_over() {
 }
 
 #[test]
-fn a_file_system_on_a_loop_device_is_whole_after_upgrades() {
+fn file_system_on_a_loop_device_is_whole_after_upgrades() {
     let Some(mut stage) = Stage::to_upgrade() else {
         return;
     };

@@ -91,7 +91,7 @@ fn with_a_timeout_requests_fail_while_the_osd_is_stopped_and_succeed_again() {
 }
 
 #[test]
-fn an_osd_that_is_killed_under_load_loses_nothing_that_was_acknowledged() {
+fn osd_that_is_killed_under_load_loses_nothing_that_was_acknowledged() {
     let Some(ceph) = Ceph::find() else { return };
     if !ceph.outlives_its_osd() {
         // The other cluster of `cargo xtask ceph --test` runs this test.
@@ -150,7 +150,7 @@ fn write_until(is_over: &AtomicBool, socket: &std::path::Path, writer: u64) -> V
 }
 
 #[test]
-fn the_end_of_the_daemon_does_not_wait_for_a_cluster_that_hangs() {
+fn end_of_the_daemon_does_not_wait_for_a_cluster_that_hangs() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("hangs", "8M");

@@ -9,7 +9,7 @@ use crate::fuse::Stage;
 use crate::fuse::loops::a_file_system_lives_on;
 
 #[test]
-fn an_ext4_image_is_whole_in_a_cluster_and_when_it_comes_back() {
+fn ext4_image_is_whole_in_a_cluster_and_when_it_comes_back() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("ext4", "64M");
@@ -24,7 +24,7 @@ fn an_ext4_image_is_whole_in_a_cluster_and_when_it_comes_back() {
 }
 
 #[test]
-fn an_xfs_image_is_whole_in_a_cluster_and_when_it_comes_back() {
+fn xfs_image_is_whole_in_a_cluster_and_when_it_comes_back() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("xfs", "320M");
@@ -39,12 +39,12 @@ fn an_xfs_image_is_whole_in_a_cluster_and_when_it_comes_back() {
 }
 
 #[test]
-fn an_ext4_lives_on_an_image_in_a_cluster() {
+fn ext4_lives_on_an_image_in_a_cluster() {
     lives("live-ext4", &["mkfs.ext4", "-q", "-F"], &["e2fsck", "-f", "-n"]);
 }
 
 #[test]
-fn an_xfs_lives_on_an_image_in_a_cluster() {
+fn xfs_lives_on_an_image_in_a_cluster() {
     lives("live-xfs", &["mkfs.xfs", "-q", "-f"], &["xfs_repair", "-n"]);
 }
 

@@ -54,7 +54,7 @@ impl<'a> Stage<'a> {
 }
 
 #[test]
-fn a_client_of_others_finds_its_data_in_a_cluster() {
+fn client_of_others_finds_its_data_in_a_cluster() {
     let Some(ceph) = Ceph::find() else { return };
     let stage = Stage::new(&ceph, "attached", "16M");
     let daemon = stage.start();
@@ -63,7 +63,7 @@ fn a_client_of_others_finds_its_data_in_a_cluster() {
 }
 
 #[test]
-fn the_cases_of_qemus_test_pass_on_a_cluster() {
+fn cases_of_qemus_test_pass_on_a_cluster() {
     let Some(ceph) = Ceph::find() else { return };
     let stage = Stage::new(&ceph, "cases", "16M");
     let daemon = stage.start();
@@ -77,7 +77,7 @@ fn the_cases_of_qemus_test_pass_on_a_cluster() {
 }
 
 #[test]
-fn the_size_of_an_object_is_what_guests_are_told_is_best_and_can_be_discarded() {
+fn size_of_an_object_is_what_guests_are_told_is_best_and_can_be_discarded() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image_with("objects", "16M", &["--object-size", "1M"]);
@@ -108,7 +108,7 @@ fn the_size_of_an_object_is_what_guests_are_told_is_best_and_can_be_discarded() 
 }
 
 #[test]
-fn a_guest_is_told_that_its_image_has_grown_and_writes_at_the_new_end() {
+fn guest_is_told_that_its_image_has_grown_and_writes_at_the_new_end() {
     let Some(ceph) = Ceph::find() else { return };
     let stage = Stage::new(&ceph, "grows-under-a-guest", "16M");
     let daemon = stage.start();
@@ -144,7 +144,7 @@ fn a_guest_is_told_that_its_image_has_grown_and_writes_at_the_new_end() {
 }
 
 #[test]
-fn a_guest_goes_on_under_load_when_the_osd_was_stopped_or_killed() {
+fn guest_goes_on_under_load_when_the_osd_was_stopped_or_killed() {
     let Some(ceph) = Ceph::find() else { return };
     let stage = Stage::new(&ceph, "faulty-osd", "16M");
     let daemon = stage.start();
@@ -174,7 +174,7 @@ fn a_guest_goes_on_under_load_when_the_osd_was_stopped_or_killed() {
 }
 
 #[test]
-fn a_guest_goes_on_under_load_when_the_daemon_was_killed_and_another_one_has_taken_the_lock() {
+fn guest_goes_on_under_load_when_another_daemon_has_taken_the_lock_of_a_killed_one() {
     let Some(ceph) = Ceph::find() else { return };
     let stage = Stage::new(&ceph, "killed-under-load", "16M");
     let record = memfd_create("record", MemfdFlags::CLOEXEC).expect("memory");

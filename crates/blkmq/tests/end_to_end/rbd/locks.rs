@@ -13,7 +13,7 @@ use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn a_second_daemon_is_refused_and_a_reader_is_not() {
+fn second_daemon_is_refused_and_a_reader_is_not() {
     let Some(ceph) = Ceph::find() else { return };
     let (scratch, other) = (Scratch::new(), Scratch::new());
     let image = ceph.image("shared", "8M");
@@ -37,7 +37,7 @@ fn a_second_daemon_is_refused_and_a_reader_is_not() {
 }
 
 #[test]
-fn the_successor_of_a_daemon_that_was_killed_waits_until_it_is_forgotten() {
+fn successor_of_a_daemon_that_was_killed_waits_until_it_is_forgotten() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("killed-daemon", "8M");
@@ -57,7 +57,7 @@ fn the_successor_of_a_daemon_that_was_killed_waits_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_daemon_that_seemed_dead_writes_nothing_after_its_lock_was_taken() {
+fn daemon_that_seemed_dead_writes_nothing_after_its_lock_was_taken() {
     let Some(ceph) = Ceph::find() else { return };
     let (scratch, other) = (Scratch::new(), Scratch::new());
     let image = ceph.image("taken", "8M");

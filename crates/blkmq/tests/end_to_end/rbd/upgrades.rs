@@ -25,7 +25,7 @@ fn start(scratch: &Scratch, disk: &str, how: &str) -> Daemon {
 }
 
 #[test]
-fn a_disk_that_is_written_is_not_handed_over_and_its_clients_go_on() {
+fn disk_that_is_written_is_not_handed_over_and_its_clients_go_on() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("not-handed-over", "32M");
@@ -54,7 +54,7 @@ fn daemon_goes_on(scratch: &Scratch) {
 }
 
 #[test]
-fn a_disk_that_is_read_alone_is_handed_over_with_its_client() {
+fn disk_that_is_read_alone_is_handed_over_with_its_client() {
     let Some(ceph) = Ceph::find() else { return };
     let scratch = Scratch::new();
     let image = ceph.image("handed-over", "8M");

@@ -87,7 +87,7 @@ fn garbage_half_a_handshake_and_one_that_is_too_long_cost_their_sender_alone() {
 }
 
 #[test]
-fn a_record_that_was_changed_ends_its_connection_alone() {
+fn record_that_was_changed_ends_its_connection_alone() {
     if !installed(&["nbdinfo", "nbdcopy"]) {
         return;
     }

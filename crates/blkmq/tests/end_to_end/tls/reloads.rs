@@ -66,7 +66,7 @@ fn certificates_are_read_again_by_a_call_of_their_own() {
 }
 
 #[test]
-fn a_hangup_moves_an_address_to_other_files_though_the_former_are_gone_and_another_has_none() {
+fn hangup_moves_an_address_to_other_files_though_the_former_are_gone() {
     if !installed(&["nbdinfo"]) {
         return;
     }

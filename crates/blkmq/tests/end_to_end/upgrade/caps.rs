@@ -12,7 +12,7 @@ use crate::common::nbd::{Client, Command};
 use crate::common::pattern::{BLOCK, block};
 
 #[test]
-fn many_requests_that_wait_for_a_cap_do_not_hold_up_an_upgrade_and_are_paid_for_after_it() {
+fn requests_that_wait_for_a_cap_delay_no_upgrade_and_are_paid_for_after_it() {
     let stage = capped_stage();
     let daemon = stage.start();
     let load = Load::start(&stage.socket(), "free", 1);

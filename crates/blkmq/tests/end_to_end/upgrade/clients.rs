@@ -10,7 +10,7 @@ use crate::common::nbd::{
 use crate::common::pattern::{BLOCK, block};
 
 #[test]
-fn a_client_that_negotiates_goes_on() {
+fn client_that_negotiates_goes_on() {
     let stage = Stage::new();
     let daemon = stage.start();
     let mut silent = greeted(&stage.socket()).expect("a greeting");
@@ -42,7 +42,7 @@ fn a_client_that_negotiates_goes_on() {
 }
 
 #[test]
-fn a_write_of_which_half_has_come_is_done_by_the_other_daemon() {
+fn write_of_which_half_has_come_is_done_by_the_other_daemon() {
     let stage = Stage::new();
     let daemon = stage.start();
     let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
@@ -104,7 +104,7 @@ fn replies_that_nobody_has_read_are_sent_by_the_other_daemon_each_once() {
 }
 
 #[test]
-fn a_named_session_can_be_fenced_over_the_other_daemon() {
+fn named_session_can_be_fenced_over_the_other_daemon() {
     let stage = Stage::new();
     let daemon = stage.start();
     let socket = stage.socket();

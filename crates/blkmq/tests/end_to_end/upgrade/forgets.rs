@@ -103,7 +103,7 @@ fn what_guests_have_flushed_survives_kills_and_upgrades_and_a_power_cut() {
 }
 
 #[test]
-fn a_flush_alone_after_an_upgrade_makes_durable_what_the_daemon_before_has_written() {
+fn flush_alone_after_an_upgrade_makes_durable_what_the_daemon_before_has_written() {
     let mut dropped = 0;
     for round in 0..8 {
         let Some(medium) = Medium::new(round, BYTES) else {
@@ -143,7 +143,7 @@ fn a_flush_alone_after_an_upgrade_makes_durable_what_the_daemon_before_has_writt
 }
 
 #[test]
-fn a_daemon_whose_flush_has_failed_is_not_taken_over_and_its_clients_are_told_again() {
+fn daemon_whose_flush_has_failed_is_not_taken_over_and_its_clients_are_told_again() {
     let Some(medium) = Medium::new(2, BYTES) else {
         return;
     };

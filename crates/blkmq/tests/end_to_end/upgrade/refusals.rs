@@ -39,7 +39,7 @@ fn truncated_image_with_clients_is_not_taken_over() {
 }
 
 #[test]
-fn a_daemon_with_another_configuration_does_not_take_over_and_says_why() {
+fn daemon_with_another_configuration_does_not_take_over_and_says_why() {
     let stage = Stage::new();
     let daemon = stage.start();
     let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
@@ -82,7 +82,7 @@ fn a_daemon_with_another_configuration_does_not_take_over_and_says_why() {
 }
 
 #[test]
-fn a_disk_in_memory_is_not_handed_over_while_it_has_clients() {
+fn disk_in_memory_is_not_handed_over_while_it_has_clients() {
     let stage = Stage::of(Scratch::new(), &["name=vm1,ram=1M"]);
     let daemon = stage.start();
     let mut client = Client::connect(&stage.socket(), "vm1").expect("it is served");
@@ -95,7 +95,7 @@ fn a_disk_in_memory_is_not_handed_over_while_it_has_clients() {
 }
 
 #[test]
-fn a_daemon_that_nobody_can_take_over_from_is_named() {
+fn daemon_that_nobody_can_take_over_from_is_named() {
     let stage = Stage::new();
     let said = stage.fail_to_upgrade(&stage.words("--take-over"));
     assert!(said.contains("no daemon can be reached"), "{said}");
@@ -121,7 +121,7 @@ fn garbage_at_the_upgrade_socket_costs_nobody_anything() {
 }
 
 #[test]
-fn a_daemon_that_ends_at_any_step_leaves_the_clients_to_the_running_one() {
+fn daemon_that_ends_at_any_step_leaves_the_clients_to_the_running_one() {
     let stage = Stage::new();
     let daemon = stage.start();
     let load = Load::start(&stage.socket(), "vm1", CLIENTS);
@@ -140,7 +140,7 @@ fn a_daemon_that_ends_at_any_step_leaves_the_clients_to_the_running_one() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_one() {
+fn daemon_that_is_killed_at_random_moments_leaves_the_clients_to_the_running_one() {
     // The duration of an upgrade here: some daemons are killed a little later, too.
     let first = Stage::new();
     let daemon = first.start();

@@ -273,7 +273,7 @@ fn tags_wrap_around() {
 }
 
 #[test]
-fn a_class_goes_before_the_next_one_unless_the_last_is_due() {
+fn class_goes_before_the_next_one_unless_the_last_is_due() {
     let mut wf2q = Wf2q::new(1, 3);
     for class in 0..3 {
         wf2q.place_leaf(wf2q.leaf(class), 0, class, 100);
@@ -288,7 +288,7 @@ fn a_class_goes_before_the_next_one_unless_the_last_is_due() {
 }
 
 #[test]
-fn a_group_that_moves_while_it_waits_is_served_at_its_new_place() {
+fn group_that_moves_while_it_waits_is_served_at_its_new_place() {
     let mut world = World::new(4, 4);
     for leaf in 1..4 {
         world.arrive(leaf, 3000, 4096);
@@ -313,7 +313,7 @@ fn a_group_that_moves_while_it_waits_is_served_at_its_new_place() {
 }
 
 #[test]
-fn an_urgent_leaf_within_its_share_goes_next_and_gets_no_more_than_its_share() {
+fn urgent_leaf_within_its_share_goes_next_and_gets_no_more_than_its_share() {
     const FLOODERS: usize = 31;
     let mut world = World::new(1, FLOODERS + 1);
     world.urgent = vec![FLOODERS];
@@ -374,7 +374,7 @@ fn arrive_modestly(world: &mut World) {
 }
 
 #[test]
-fn a_modest_member_is_served_beside_the_only_one_whoever_is_before_it() {
+fn modest_member_is_served_beside_the_only_one_whoever_is_before_it() {
     let mut world = flood_slow_and_modest();
     arrive_modestly(&mut world);
     // The flood is before it.
@@ -386,7 +386,7 @@ fn a_modest_member_is_served_beside_the_only_one_whoever_is_before_it() {
 }
 
 #[test]
-fn a_modest_member_is_not_held_for_a_slow_one() {
+fn modest_member_is_not_held_for_a_slow_one() {
     let mut world = flood_slow_and_modest();
     (0..50).for_each(|_| assert_eq!(world.serve(), Some((1, 1000))));
     arrive_modestly(&mut world);

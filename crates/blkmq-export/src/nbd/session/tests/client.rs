@@ -69,7 +69,7 @@ fn client_and_server_agree_on_every_style() {
 }
 
 #[test]
-fn an_export_that_is_not_there_is_reported_with_the_servers_words() {
+fn export_that_is_not_there_is_reported_with_the_servers_words() {
     let (progress, _) = meet(Wanted::plain("vm2"), vec![disk()]);
     let Progress::Failed(failure) = progress else {
         panic!("{progress:?}")
@@ -82,7 +82,7 @@ fn an_export_that_is_not_there_is_reported_with_the_servers_words() {
 }
 
 #[test]
-fn a_server_without_go_is_entered_by_export_name() {
+fn server_without_go_is_entered_by_export_name() {
     let (mut from_server, mut out) = (b"NBDMAGICIHAVEOPT\x00\x03".to_vec(), Vec::new());
     OptionReplies::new(OptionCode::GO, &mut from_server).error(ReplyKind::ERR_UNSUP, "what is that?");
     write_export_name_reply(4096, TransmissionFlags::HAS_FLAGS, false, &mut from_server);
@@ -99,7 +99,7 @@ fn a_server_without_go_is_entered_by_export_name() {
 }
 
 #[test]
-fn a_server_that_grants_go_without_describing_the_export_is_refused() {
+fn server_that_grants_go_without_describing_the_export_is_refused() {
     let (mut from_server, mut out) = (b"NBDMAGICIHAVEOPT\x00\x03".to_vec(), Vec::new());
     OptionReplies::new(OptionCode::GO, &mut from_server).ack();
     let mut handshake = Handshake::new(Wanted::plain("x"));
@@ -109,7 +109,7 @@ fn a_server_that_grants_go_without_describing_the_export_is_refused() {
 }
 
 #[test]
-fn an_answer_longer_than_any_is_refused_before_it_is_buffered() {
+fn answer_longer_than_any_is_refused_before_it_is_buffered() {
     let (mut from_server, mut out) = (b"NBDMAGICIHAVEOPT\x00\x03".to_vec(), Vec::new());
     OptionReplies::new(OptionCode::GO, &mut from_server).error(ReplyKind::ERR_UNKNOWN, "no");
     let length_at = from_server.len() - 2 - 4;
@@ -119,7 +119,7 @@ fn an_answer_longer_than_any_is_refused_before_it_is_buffered() {
 }
 
 #[test]
-fn a_web_server_is_told_from_an_nbd_server() {
+fn web_server_is_told_from_an_nbd_server() {
     let (_, progress) = Handshake::new(Wanted::plain("x")).receive(b"HTTP/1.1 200 OK\r\n", &mut Vec::new());
     assert!(matches!(progress, Progress::Failed(Failure::BadMagic(_))));
 }

@@ -46,7 +46,7 @@ fn fence(number: u64, length: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_session_is_named_once_with_exactly_24_bytes() {
+fn session_is_named_once_with_exactly_24_bytes() {
     let mut wire = wire(Some(77));
     for length in [0, 1, 8, 23, 25, 48, 16 << 10] {
         wire.send(&option(OptionCode::SESSION, &vec![7; length]));
@@ -72,7 +72,7 @@ fn a_session_is_named_once_with_exactly_24_bytes() {
 }
 
 #[test]
-fn a_server_without_an_instance_does_not_know_the_option() {
+fn server_without_an_instance_does_not_know_the_option() {
     let mut wire = wire(None);
     wire.send(&option(OptionCode::SESSION, &name()));
     assert_eq!(wire.answers()[0].0, ReplyKind::ERR_UNSUP);
@@ -90,7 +90,7 @@ fn who_has_no_name_can_fence_nobody() {
 }
 
 #[test]
-fn a_fence_names_another_session_and_no_range() {
+fn fence_names_another_session_and_no_range() {
     let mut wire = wire(Some(77));
     wire.acked(OptionCode::SESSION, &name());
     select(&mut wire);

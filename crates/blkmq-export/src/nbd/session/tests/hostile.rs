@@ -268,7 +268,7 @@ fn flags_that_do_not_belong_are_refused_and_payload_is_skipped() {
 }
 
 #[test]
-fn an_extended_write_without_its_payload_flag_has_no_payload_and_is_refused() {
+fn extended_write_without_its_payload_flag_has_no_payload_and_is_refused() {
     let mut wire = Wire::selected(disk(), Extended);
     let mut bytes = Vec::new();
     RequestHeader {
@@ -380,7 +380,7 @@ fn whatever_changes_data_is_refused_on_a_read_only_export() {
 }
 
 #[test]
-fn a_payload_over_the_limit_is_refused_while_portable_and_ends_the_connection_beyond() {
+fn payload_over_the_limit_is_refused_while_portable_and_ends_the_connection_beyond() {
     let mut export = disk();
     export.size_bytes = 1 << 40;
     let limits = Limits {
@@ -406,7 +406,7 @@ fn a_payload_over_the_limit_is_refused_while_portable_and_ends_the_connection_be
 }
 
 #[test]
-fn a_stream_out_of_step_ends_the_connection_with_the_number_found() {
+fn stream_out_of_step_ends_the_connection_with_the_number_found() {
     let mut wire = Wire::selected(disk(), Simple);
     let reason = CloseReason::BadRequestMagic(BadMagic {
         found: u64::from_be_bytes(*b"\0\0\0\0GET "),

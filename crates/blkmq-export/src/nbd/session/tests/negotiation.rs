@@ -96,14 +96,14 @@ fn export_name_selects_and_pads_unless_told_otherwise() {
 }
 
 #[test]
-fn the_empty_name_selects_the_only_export() {
+fn empty_name_selects_the_only_export() {
     let mut wire = Wire::greeted([disk()]);
     let events = wire.send(&option(OptionCode::GO, &info("", &[])));
     assert!(matches!(&events[0], Event::Selected(export) if export.name == "vm1"));
 }
 
 #[test]
-fn an_unknown_export_fails_go_with_its_name_and_negotiation_goes_on() {
+fn unknown_export_fails_go_with_its_name_and_negotiation_goes_on() {
     let mut wire = Wire::greeted([disk()]);
     assert_eq!(
         wire.send(&option(OptionCode::GO, &info("vm9", &[]))),
@@ -186,7 +186,7 @@ fn contexts_are_listed_by_wildcard_and_selected_by_name_only() {
 }
 
 #[test]
-fn a_context_is_void_for_another_export_or_after_a_failed_selection() {
+fn context_is_void_for_another_export_or_after_a_failed_selection() {
     let later: [(&str, &[&str], &str, bool); 4] = [
         ("vm1", &["base:allocation"], "vm1", true),
         ("vm1", &["base:allocation"], "vm2", false),
@@ -220,7 +220,7 @@ fn a_context_is_void_for_another_export_or_after_a_failed_selection() {
 }
 
 #[test]
-fn a_server_that_shuts_down_refuses_options_but_still_lets_clients_go() {
+fn server_that_shuts_down_refuses_options_but_still_lets_clients_go() {
     let mut wire = Wire::greeted([disk()]);
     wire.session.shut_down();
     for code in [OptionCode::LIST, OptionCode::STRUCTURED_REPLY, OptionCode(99)] {
@@ -231,7 +231,7 @@ fn a_server_that_shuts_down_refuses_options_but_still_lets_clients_go() {
 }
 
 #[test]
-fn a_client_that_does_not_read_its_answers_is_made_to_wait() {
+fn client_that_does_not_read_its_answers_is_made_to_wait() {
     let mut wire = Wire::new(
         [disk()],
         Limits {

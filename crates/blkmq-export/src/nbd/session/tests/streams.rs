@@ -157,7 +157,7 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn a_stream_means_the_same_in_whatever_pieces_it_arrives(
+    fn stream_means_the_same_in_whatever_pieces_it_arrives(
         stream in stream(), pieces in prop::collection::vec(1..70usize, 1..8),
     ) {
         let limits = Limits::default();
@@ -180,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_stream_neither_panics_nor_piles_up(
+    fn damaged_stream_neither_panics_nor_piles_up(
         stream in stream(), hits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut stream = stream;

@@ -52,7 +52,7 @@ fn every_command_reaches_the_disk_with_its_range_and_flags() {
 }
 
 #[test]
-fn a_read_is_replied_to_by_one_head_in_front_of_its_data() {
+fn read_is_replied_to_by_one_head_in_front_of_its_data() {
     for (style, head_bytes) in STYLES.into_iter().zip([16, 28, 40]) {
         let mut wire = Wire::selected(disk(), style);
         let read = request(&wire.send(&command(style, Command::READ, CommandFlags::NONE, 512, 1024)));
@@ -82,7 +82,7 @@ fn a_read_is_replied_to_by_one_head_in_front_of_its_data() {
 }
 
 #[test]
-fn a_read_of_zeroes_is_replied_to_by_a_hole_without_data() {
+fn read_of_zeroes_is_replied_to_by_a_hole_without_data() {
     for style in [HeaderStyle::Structured, HeaderStyle::Extended] {
         let mut wire = Wire::selected(disk(), style);
         let read = request(&wire.send(&command(style, Command::READ, CommandFlags::DF, 512, 1024)));
@@ -103,7 +103,7 @@ fn a_read_of_zeroes_is_replied_to_by_a_hole_without_data() {
 }
 
 #[test]
-fn a_failed_request_is_replied_to_with_an_error_and_a_message() {
+fn failed_request_is_replied_to_with_an_error_and_a_message() {
     for style in STYLES {
         let mut wire = Wire::selected(disk(), style);
         let write = request(&wire.send(&command(style, Command::WRITE, CommandFlags::NONE, 0, 512)));
@@ -243,7 +243,7 @@ fn lengths_beyond_32_bits_pass_with_extended_headers() {
 }
 
 #[test]
-fn a_connection_at_its_request_limit_is_busy_until_a_reply() {
+fn connection_at_its_request_limit_is_busy_until_a_reply() {
     let limits = Limits {
         requests_max: 2,
         ..Limits::default()
@@ -305,7 +305,7 @@ fn requests_begun_before_a_disconnect_are_still_replied_to() {
 }
 
 #[test]
-fn a_server_that_shuts_down_refuses_new_requests_and_finishes_old_ones() {
+fn server_that_shuts_down_refuses_new_requests_and_finishes_old_ones() {
     let mut wire = Wire::selected(disk(), HeaderStyle::Structured);
     let read = command(HeaderStyle::Structured, Command::READ, CommandFlags::NONE, 0, 512);
     let old = request(&wire.send(&read));
@@ -327,7 +327,7 @@ fn a_server_that_shuts_down_refuses_new_requests_and_finishes_old_ones() {
 
 #[test]
 #[should_panic(expected = "payload of a write was not taken")]
-fn a_caller_that_forgets_a_payload_is_stopped() {
+fn caller_that_forgets_a_payload_is_stopped() {
     let mut wire = Wire::selected(disk(), HeaderStyle::Simple);
     let write = header(HeaderStyle::Simple, Command::WRITE, CommandFlags::NONE, 0, 512);
     let step = wire.session.receive(&write, &mut wire.out);
@@ -337,7 +337,7 @@ fn a_caller_that_forgets_a_payload_is_stopped() {
 
 #[test]
 #[should_panic(expected = "a reply without a request")]
-fn a_caller_that_replies_twice_is_stopped() {
+fn caller_that_replies_twice_is_stopped() {
     let mut wire = Wire::selected(disk(), HeaderStyle::Simple);
     let flush = request(&wire.send(&command(
         HeaderStyle::Simple,
