@@ -1,10 +1,12 @@
-//! The fuzz targets: what each does with its bytes; `fuzz_targets/` and `tests/corpus.rs` only call it.
+//! The fuzz targets: what each does with its bytes; `fuzz_targets/` and the test of the corpus only call it.
 //!
 //! To add a target: a module with `pub fn run(&[u8])`, a line in [`TARGETS`], a file in `fuzz_targets/` with its `[[bin]]`
 //! in `Cargo.toml`, and seeds in `corpus/NAME/` (written by `cargo run --example seeds`, if they can be).
 
 pub mod blktrace_records;
 pub mod configuration;
+#[cfg(test)]
+mod corpus;
 pub mod fuse_requests;
 pub mod handover_messages;
 pub mod luks_headers;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 #[test]
 fn every_target_passes_its_whole_corpus() {
-    for (name, body) in blkmq_fuzz::TARGETS {
+    for (name, body) in crate::TARGETS {
         let inputs = inputs(name);
         assert!(!inputs.is_empty(), "corpus/{name} has no inputs");
         for path in inputs {
@@ -17,7 +17,7 @@ fn every_target_passes_its_whole_corpus() {
 
 #[test]
 fn every_target_has_its_entry_for_the_fuzzer() {
-    for (name, _) in blkmq_fuzz::TARGETS {
+    for (name, _) in crate::TARGETS {
         assert!(
             root().join(format!("fuzz_targets/{name}.rs")).is_file(),
             "fuzz_targets/{name}.rs is missing"
@@ -26,7 +26,7 @@ fn every_target_has_its_entry_for_the_fuzzer() {
     let entries = fs::read_dir(root().join("fuzz_targets")).expect("fuzz_targets/");
     assert_eq!(
         entries.count(),
-        blkmq_fuzz::TARGETS.len(),
+        crate::TARGETS.len(),
         "fuzz_targets/ and TARGETS differ"
     );
 }
