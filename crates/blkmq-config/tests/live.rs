@@ -1,21 +1,18 @@
 //! Tests that configured disks can be added to a running engine and removed from it.
 
-use std::path::PathBuf;
-
 use blkmq_config::{Config, live, plan};
 use blkmq_core::time::Nanos;
 use blkmq_host::{Engine, EngineConfig};
+use blkmq_testkit::Scratch;
 
 const LONG: Nanos = Nanos::from_secs(20);
 
-/// A directory for images, which is removed when this is dropped.
-struct Images(PathBuf);
+/// A directory for images.
+struct Images(Scratch);
 
 impl Images {
-    fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("blkmq-live-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        Self(dir)
+    fn new() -> Self {
+        Self(Scratch::new())
     }
 
     /// A configuration with these disks, in which FILE stands for a file with the disk's name, and
@@ -23,7 +20,7 @@ impl Images {
     fn config(&self, disks: &[&str], groups: &[&str]) -> Config {
         let disks = disks.iter().map(|text| {
             let name = text.split(',').next().unwrap().strip_prefix("name=").unwrap();
-            let file = format!("file={}/{name},size=1M,create=on", self.0.display());
+            let file = format!("file={}/{name},size=1M,create=on", self.0.dir().display());
             blkmq_config::DiskSpec::parse(&text.replace("FILE", &file)).unwrap()
         });
         Config {
@@ -35,12 +32,6 @@ impl Images {
             reactors: Some(2),
             ..Config::default()
         }
-    }
-}
-
-impl Drop for Images {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -62,7 +53,7 @@ fn queues(engine: &Engine) -> Vec<String> {
 
 #[test]
 fn files_of_one_filesystem_join_its_queue_with_their_groups_and_leave_it() {
-    let images = Images::new("files");
+    let images = Images::new();
     let engine = start(&images.config(&["name=a,FILE,sched=bfq"], &[]));
     let control = engine.control();
     let (queue, only) = (engine.disk("a").unwrap().queue, queues(&engine));
@@ -94,7 +85,7 @@ fn files_of_one_filesystem_join_its_queue_with_their_groups_and_leave_it() {
 
 #[test]
 fn six_hundred_disks_with_groups_of_their_own_join_one_queue() {
-    let images = Images::new("many");
+    let images = Images::new();
     let engine = start(&images.config(&["name=first,FILE,sched=bfq"], &[]));
     let control = engine.control();
     let names: Vec<String> = (0..600).map(|number| format!("name=d{number},FILE")).collect();
@@ -114,7 +105,7 @@ fn six_hundred_disks_with_groups_of_their_own_join_one_queue() {
 
 #[test]
 fn what_cannot_join_is_refused_by_name_and_changes_nothing() {
-    let images = Images::new("refused");
+    let images = Images::new();
     let engine = start(&images.config(&["name=a,FILE,queue=files,sched=bfq", "name=r,ram=1M"], &[]));
     let control = engine.control();
     let before = (
@@ -150,7 +141,7 @@ fn what_cannot_join_is_refused_by_name_and_changes_nothing() {
 
 #[test]
 fn depth_that_is_no_longer_asked_for_is_the_default_again() {
-    let images = Images::new("depth");
+    let images = Images::new();
     let config = |settings: &str| {
         let mut config = images.config(&["name=a,ram=1M"], &[]);
         config.queues = Config::from_toml(settings).unwrap().queues;

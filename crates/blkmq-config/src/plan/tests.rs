@@ -1,30 +1,14 @@
 //! Tests that disks get the right queues, with real files where files are meant.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use blkmq_core::queue::TagMode;
 use blkmq_drivers::multipath::MultipathDevice;
 use blkmq_drivers::null::{NullConfig, NullDisk};
+use blkmq_testkit::Scratch;
 
 use super::*;
-
-/// A directory that is gone after the test.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("blkmq-plan-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn disk(text: &str) -> DiskSpec {
     DiskSpec::parse(text).unwrap()
@@ -66,8 +50,8 @@ fn planned(disks: Vec<DiskSpec>) -> Result<Vec<(String, Vec<String>)>, String> {
 
 #[test]
 fn files_on_one_filesystem_share_a_queue_unless_told_otherwise() {
-    let scratch = Scratch::new("share");
-    let disks = ["a", "b", "c"].map(|name| file(name, &scratch.0));
+    let scratch = Scratch::new();
+    let disks = ["a", "b", "c"].map(|name| file(name, scratch.dir()));
     let [a, b, c] = disks;
     let queues = planned(vec![a, on("own", b), c]).unwrap();
     assert_eq!(queues.len(), 2);
@@ -206,9 +190,9 @@ fn multipath(name: &str, paths: &[&str]) -> DiskSpec {
 
 #[test]
 fn path_through_the_page_cache_is_refused() {
-    let scratch = Scratch::new("cached-path");
+    let scratch = Scratch::new();
     let path = |direct| {
-        let path = scratch.0.join(direct);
+        let path = scratch.dir().join(direct);
         disk(&format!(
             "name=f,file={},size=1M,create=on,direct={direct}",
             path.display()
