@@ -12,6 +12,7 @@
 mod chain;
 mod check;
 mod config;
+mod convert;
 mod create;
 mod disk;
 mod driver;
@@ -36,6 +37,7 @@ mod transfer;
 mod zero;
 
 pub use config::{BaseCache, Qcow2Config};
+pub use convert::{Conversion, Copied};
 pub use create::{BaseFormat, NewImage};
 pub use disk::ImageDisk;
 pub use driver::DRIVER;

@@ -1,4 +1,6 @@
-//! Makes, describes and checks qcow2 images: the driver's own view of them. No daemon takes part.
+//! Makes, describes, checks and converts qcow2 images: the driver's own view of them. No daemon takes part.
+
+mod convert;
 
 use std::path::PathBuf;
 
@@ -8,6 +10,7 @@ use blkmq_host::value;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use self::convert::ConvertArgs;
 use crate::stdout::{print, unless_reader_left};
 
 /// What `image` takes.
@@ -27,6 +30,8 @@ pub enum Action {
     Info(InfoArgs),
     /// Compare the refcounts of an image with what its tables use
     Check(CheckArgs),
+    /// Copy a disk to a file of another format, or without its bases
+    Convert(ConvertArgs),
 }
 
 /// What `image create` takes.
@@ -83,6 +88,7 @@ pub fn main(args: &ImageArgs) -> Result<()> {
         Action::Create(args) => create(args),
         Action::Info(args) => info(args),
         Action::Check(args) => check(args),
+        Action::Convert(args) => convert::main(args),
     }
 }
 

@@ -274,14 +274,14 @@ impl Image {
 }
 
 /// A path in the same directory.
-fn beside(of: &Path, end: &str) -> PathBuf {
+pub(super) fn beside(of: &Path, end: &str) -> PathBuf {
     let mut name = of.file_name().unwrap_or_default().to_owned();
     name.push(end);
     of.with_file_name(name)
 }
 
 /// The directory of a file.
-fn directory_of(path: &Path) -> &Path {
+pub(super) fn directory_of(path: &Path) -> &Path {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))
 }
