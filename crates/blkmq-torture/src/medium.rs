@@ -169,6 +169,28 @@ impl Medium {
         Ok(self.latest)
     }
 
+    /// Makes everything from `end` on read as zeroes, which is volatile, and takes up no room.
+    ///
+    /// # Panics
+    /// If `end` is not inside of the file.
+    pub fn cut(&mut self, end: usize) {
+        let whole = end.next_multiple_of(SECTOR_BYTES);
+        self.latest += 1;
+        for index in whole / SECTOR_BYTES..self.sectors.len() {
+            let sector = &mut self.sectors[index];
+            self.allocated -= usize::from(std::mem::take(&mut sector.is_allocated));
+            if sector.visible().is_some() {
+                self.put(index, None);
+            }
+        }
+        if whole > end && self.sectors[end / SECTOR_BYTES].visible().is_some() {
+            let mut bytes = [0; SECTOR_BYTES];
+            let kept = end % SECTOR_BYTES;
+            bytes[..kept].copy_from_slice(&self.read(end - kept, kept));
+            self.put(end / SECTOR_BYTES, Some(Arc::new(bytes)));
+        }
+    }
+
     /// Makes every change up to `last` durable that no failed sync has lost.
     pub fn sync(&mut self, last: Change) {
         let (sectors, lost_up_to) = (&mut self.sectors, self.lost_up_to);
