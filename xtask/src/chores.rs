@@ -165,6 +165,9 @@ pub(crate) struct Crashes {
     /// Have the disks encrypted; needs cryptsetup
     #[arg(long, conflicts_with_all = ["mutants", "filesystems", "blocks"])]
     encrypted: bool,
+    /// Have the disks in qcow2 images, with snapshots meanwhile; needs qemu-img
+    #[arg(long, conflicts_with_all = ["mutants", "filesystems", "blocks", "encrypted"])]
+    images: bool,
     /// Use builds that lose data, each of which must be caught
     #[arg(long)]
     mutants: bool,
@@ -285,6 +288,8 @@ impl Crashes {
             crashes::run_blocks(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
         } else if self.encrypted {
             crashes::run_encrypted(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
+        } else if self.images {
+            crashes::run_images(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
         } else {
             crashes::run(steps, crashes(crashes::CRASHES_DEFAULT), self.seed)
         }

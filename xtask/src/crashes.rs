@@ -36,6 +36,15 @@ pub(crate) fn run_encrypted(steps: &mut Steps, crashes: u64, seed: u64) -> Resul
     run_as(steps, &name, &["--encrypted"], crashes, seed)
 }
 
+/// The same with disks in qcow2 images, of which snapshots are made meanwhile.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_images(steps: &mut Steps, crashes: u64, seed: u64) -> Result<()> {
+    let name = format!("{crashes} crashes of images");
+    run_as(steps, &name, IMAGES, crashes, seed)
+}
+
 /// The same with disks that have ext4 or XFS on them, on loop devices.
 ///
 /// # Errors
@@ -163,7 +172,7 @@ const fn by_test(name: &'static str, words: &'static str) -> Mutant {
     Mutant { name, proof }
 }
 
-const MUTANTS: [Mutant; 10] = [
+const MUTANTS: [Mutant; 11] = [
     by_crashes("fsync"),
     by_crashes("dsync"),
     by_crashes("preflush"),
@@ -173,6 +182,10 @@ const MUTANTS: [Mutant; 10] = [
     Mutant {
         name: "block_locks",
         proof: Proof::Crashes(BLOCKS),
+    },
+    Mutant {
+        name: "image_order",
+        proof: Proof::Crashes(IMAGES),
     },
     by_test(
         "overlap",
@@ -186,6 +199,8 @@ const MUTANTS: [Mutant; 10] = [
 ];
 /// Direct I/O takes whole blocks only.
 const BLOCKS: &[&str] = &["--blocks"];
+/// The disk is in an image.
+const IMAGES: &[&str] = &["--images"];
 const NO_FUSE: &str = "no filesystem can be mounted through FUSE: that needs /dev/fuse and root, or fusermount3; below ext4 and XFS root and loop devices";
 pub(crate) const CRASHES_DEFAULT: u64 = 200;
 pub(crate) const CRASHES_OF_FILESYSTEMS: u64 = 50;

@@ -16,6 +16,7 @@ use blkmq_testkit::{Random, Scratch};
 use crate::daemon::{Daemon, EXPORT};
 use crate::encryption::{self, Encryption};
 use crate::history::{History, Wrong};
+use crate::images::{self, Images};
 use crate::load::{Allowed, Load, Trouble, read_all};
 use crate::medium::SECTOR_BYTES;
 use crate::mount::{Cache, Faults, Mount};
@@ -32,10 +33,34 @@ pub struct Plan {
     pub seed: u64,
     /// One of the [`COMBINATIONS`] if not all in turn, from 0.
     pub only: Option<u64>,
-    /// Whether direct I/O takes whole blocks only, and every round uses it.
-    pub has_blocks: bool,
-    /// Whether the disk is encrypted: `cryptsetup` formats it.
-    pub is_encrypted: bool,
+    /// What the daemon serves.
+    pub disk: Disk,
+}
+
+/// What the daemon serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Disk {
+    /// The file.
+    #[default]
+    File,
+    /// The file, of which direct I/O takes whole blocks only, and which every round uses so.
+    Blocks,
+    /// An encrypted disk in the file: `cryptsetup` formats it.
+    Encrypted,
+    /// A qcow2 image, of which snapshots are made meanwhile; `qemu-img` looks at it after each crash.
+    Image,
+}
+
+impl Disk {
+    /// The word that has it tried again.
+    fn word(self) -> &'static str {
+        match self {
+            Self::File => "",
+            Self::Blocks => "--blocks ",
+            Self::Encrypted => "--encrypted ",
+            Self::Image => "--images ",
+        }
+    }
 }
 
 /// What was seen.
@@ -43,6 +68,8 @@ pub struct Plan {
 pub struct Report {
     /// Crashes, after each of which the disk was right.
     pub crashes: u64,
+    /// Snapshots that were begun before one.
+    pub snapshots: u64,
     /// Requests that ended well.
     pub requests: u64,
     /// Flushes among them.
@@ -84,20 +111,20 @@ pub fn run(plan: &Plan) -> Result<Report, Failure> {
     ];
     let mut report = Report::default();
     for number in 0..plan.crashes {
-        let round = match plan.only {
+        let mut round = match plan.only {
             Some(only) => Round::new(plan.seed, number * COMBINATIONS + only % COMBINATIONS),
-            None if plan.has_blocks => Round::new(plan.seed, 2 * number + 1),
+            None if plan.disk == Disk::Blocks => Round::new(plan.seed, 2 * number + 1),
             None => Round::new(plan.seed, number),
         };
+        round.has_snapshot &= plan.disk == Disk::Image;
         let world = &mut worlds[usize::from(round.is_direct)];
         let result = world.crash(plan, &round, &mut report);
         result.map_err(|trouble| {
             let place = format!(
-                "crash {} of {}, {round}\nagain: cargo xtask crashes {}{}--crashes {} --seed {}\nthe daemon said:\n{}",
+                "crash {} of {}, {round}\nagain: cargo xtask crashes {}--crashes {} --seed {}\nthe daemon said:\n{}",
                 number + 1,
                 plan.crashes,
-                if plan.has_blocks { "--blocks " } else { "" },
-                if plan.is_encrypted { "--encrypted " } else { "" },
+                plan.disk.word(),
                 number + 1,
                 plan.seed,
                 world.last_words()
@@ -119,6 +146,7 @@ struct World {
     history: History,
     is_direct: bool,
     encryption: Option<Encryption>,
+    images: Option<Images>,
     /// Dropped first: it holds the file.
     daemon: Option<Daemon>,
     mount: Mount,
@@ -133,22 +161,31 @@ impl World {
             .map_err(Failure::Other)?;
         // Past the page cache, only the flag of a forced write tells that it is one, and it says nothing of others.
         let cache = if is_direct { Cache::Bypassed } else { Cache::Back };
-        let mount = Mount::new(&mountpoint, DISK_BYTES, cache).map_err(Failure::NoMount)?;
-        if is_direct && plan.has_blocks {
+        let file_bytes = match plan.disk {
+            Disk::Image => IMAGE_BYTES,
+            _ => DISK_BYTES,
+        };
+        let mount = Mount::new(&mountpoint, file_bytes, cache).map_err(Failure::NoMount)?;
+        if is_direct && plan.disk == Disk::Blocks {
             mount.set_block(BLOCK_BYTES);
         }
-        let encryption = plan.is_encrypted.then(|| Encryption::make(&dir));
+        let is_encrypted = plan.disk == Disk::Encrypted;
+        let encryption = is_encrypted.then(|| Encryption::make(&dir));
         let encryption = encryption.transpose().map_err(Failure::Other)?;
+        let images = || Images::make(&plan.program, &mount.image(), &dir, is_direct, DISK_BYTES);
+        let is_image = plan.disk == Disk::Image;
+        let images = is_image.then(images).transpose().map_err(Failure::Other)?;
         let mut world = Self {
             dir,
             encryption,
+            images,
             history: History::new(DISK_BYTES / SECTOR_BYTES),
             is_direct,
             daemon: None,
             mount,
         };
         world.start(plan).map_err(Failure::Other)?;
-        if let (Some(daemon), true) = (&world.daemon, plan.is_encrypted) {
+        if let (Some(daemon), true) = (&world.daemon, is_encrypted) {
             encryption::zero(daemon.socket(), DISK_BYTES).map_err(Failure::Other)?;
         }
         Ok(world)
@@ -157,8 +194,11 @@ impl World {
     fn start(&mut self, plan: &Plan) -> Result<()> {
         let image = self.mount.image();
         let encryption = self.encryption.as_ref();
-        let daemon = Daemon::start_over(&plan.program, &image, self.is_direct, &self.dir, encryption)?;
-        self.daemon = Some(daemon);
+        let daemon = match &self.images {
+            Some(images) => Daemon::serve(&plan.program, &images.words(), &self.dir),
+            None => Daemon::start_over(&plan.program, &image, self.is_direct, &self.dir, encryption),
+        };
+        self.daemon = Some(daemon?);
         Ok(())
     }
 
@@ -171,9 +211,9 @@ impl World {
     /// Loads the daemon, kills it, forgets, starts it again and checks the disk.
     fn crash(&mut self, plan: &Plan, round: &Round, report: &mut Report) -> Result<(), Trouble> {
         let daemon = self.daemon.as_ref().expect("started");
-        let connect = match plan.is_encrypted {
-            true => Load::connect_without_trims,
-            false => Load::connect,
+        let connect = match plan.disk {
+            Disk::Encrypted => Load::connect_without_trims,
+            _ => Load::connect,
         };
         let mut load = connect(daemon.socket(), EXPORT, round.connections, round.seed)?;
         self.mount.set_faults(round.faults(self.mount.allocated_bytes()));
@@ -181,8 +221,14 @@ impl World {
         if round.trouble == What::FullAndFlushed {
             load.flush_often();
         }
+        let mut snapshot = None;
+        if let Some(images) = self.images.as_mut().filter(|_| round.has_snapshot) {
+            load.run(&mut self.history, round.requests / 2, allowed)?;
+            snapshot = Some(images.begin_snapshot()?);
+        }
         load.run(&mut self.history, round.requests, allowed)?;
         daemon.kill();
+        snapshot.map_or(Ok(()), images::end)?;
         let counts = load.drain(&mut self.history, allowed)?;
         let closed = self.mount.wait_closed(CLOSED_TIME_MAX);
         closed.context("after the daemon was killed")?;
@@ -196,6 +242,11 @@ impl World {
         report.volatile += forgotten.changes;
         report.dropped += forgotten.dropped;
         report.torn += forgotten.torn;
+        if let Some(images) = &mut self.images {
+            images.check()?;
+            images.make_flat()?;
+            report.snapshots += u64::from(round.has_snapshot);
+        }
         self.start(plan)?;
         let daemon = self.daemon.as_ref().expect("started");
         let found = read_all(daemon.socket(), EXPORT, DISK_BYTES)?;
@@ -212,6 +263,8 @@ struct Round {
     failing_sync: u64,
     /// Requests that end before the daemon is killed.
     requests: u64,
+    /// A snapshot is made in the middle, of a disk that is in an image.
+    has_snapshot: bool,
     seed: u64,
 }
 
@@ -243,6 +296,7 @@ impl Round {
             failing_sync: 1 + random.below(8),
             requests: 60 + random.below(700),
             seed: random.draw(),
+            has_snapshot: random.below(3) == 0,
         }
     }
 
@@ -288,8 +342,11 @@ impl fmt::Display for Round {
         };
         write!(
             f,
-            "{cache}, {} connections, {} requests, {:?}",
-            self.connections, self.requests, self.trouble
+            "{cache}, {} connections, {} requests, {:?}{}",
+            self.connections,
+            self.requests,
+            self.trouble,
+            if self.has_snapshot { ", a snapshot" } else { "" }
         )
     }
 }
@@ -309,9 +366,10 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} crashes: {} requests ended well ({} flushes, {} forced), {} failed; {} changes were volatile at a crash, {} of them \
+            "{} crashes, {} during or behind a snapshot: {} requests ended well ({} flushes, {} forced), {} failed; {} changes were volatile at a crash, {} of them \
              dropped, {} torn; {} sectors could be one thing or another, and each was",
             self.crashes,
+            self.snapshots,
             self.requests,
             self.flushes,
             self.forced,
@@ -327,7 +385,9 @@ impl fmt::Display for Report {
 /// Ways of serving, loads and troubles that are tried in turn.
 pub const COMBINATIONS: u64 = 20;
 const DISK_BYTES: usize = 2 << 20;
-/// What direct I/O takes with [`Plan::has_blocks`].
+/// The most that an image of it takes: two copies of everything, with tables.
+const IMAGE_BYTES: usize = 8 << 20;
+/// What direct I/O takes with [`Disk::Blocks`].
 const BLOCK_BYTES: u64 = 4096;
 /// Room that a full filesystem has left when the load begins.
 const ROOM_BYTES: usize = 64 << 10;

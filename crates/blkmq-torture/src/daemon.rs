@@ -34,18 +34,27 @@ impl Daemon {
         dir: &Path,
         encryption: Option<&Encryption>,
     ) -> Result<Self> {
-        let socket = dir.join("nbd.sock");
         let direct = if is_direct { "on" } else { "off" };
         let name = encryption.map_or(EXPORT, |_| BELOW);
         let disk = format!(
             "name={name},file={},direct={direct},block_size=512",
             image.display()
         );
-        let mut command = Command::new(program);
-        command.args(["serve", "--disk", &disk]);
+        let mut words = vec!["--disk".to_owned(), disk];
         if let Some(encryption) = encryption {
-            command.args(["--disk", &encryption.disk(BELOW)]);
+            words.extend(["--disk".to_owned(), encryption.disk(BELOW)]);
         }
+        Self::serve(program, &words, dir)
+    }
+
+    /// Serves what the words of the command line say, and waits until it is ready. Its socket is in `dir`.
+    ///
+    /// # Errors
+    /// If it ends instead, with what it said.
+    pub(crate) fn serve(program: &Path, words: &[String], dir: &Path) -> Result<Self> {
+        let socket = dir.join("nbd.sock");
+        let mut command = Command::new(program);
+        command.arg("serve").args(words);
         command.args(["--nbd", &format!("unix:{}", socket.display())]);
         Self::spawn(command, &socket, Stdio::piped())
     }

@@ -11,6 +11,7 @@ mod encryption;
 pub mod filesystems;
 pub mod guest;
 pub mod history;
+mod images;
 pub mod load;
 pub mod medium;
 pub mod mount;

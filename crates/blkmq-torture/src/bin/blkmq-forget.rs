@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use blkmq_torture::crashes::{self, Failure, Plan};
+use blkmq_torture::crashes::{self, Disk, Failure, Plan};
 use blkmq_torture::filesystems;
 use clap::Parser;
 
@@ -37,18 +37,25 @@ struct Args {
     /// Have the disk encrypted, by a key of cryptsetup's
     #[arg(long, conflicts_with = "filesystems")]
     encrypted: bool,
+    /// Have the disk in a qcow2 image, with snapshots meanwhile; needs qemu-img
+    #[arg(long, conflicts_with_all = ["filesystems", "blocks", "encrypted"])]
+    images: bool,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let start = Instant::now();
     let plan = Plan {
-        program: args.program,
+        program: args.program.clone(),
         crashes: args.crashes,
         seed: args.seed,
         only: args.only,
-        has_blocks: args.blocks,
-        is_encrypted: args.encrypted,
+        disk: match &args {
+            Args { blocks: true, .. } => Disk::Blocks,
+            Args { encrypted: true, .. } => Disk::Encrypted,
+            Args { images: true, .. } => Disk::Image,
+            _ => Disk::File,
+        },
     };
     let proved = if args.filesystems {
         filesystems::run(&plan).map(|report| report.to_string())

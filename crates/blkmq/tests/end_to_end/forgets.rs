@@ -2,7 +2,7 @@
 //! filesystem that loses unsynced data. `cargo xtask crashes` does more crashes, and checks that builds which
 //! lose data are caught.
 
-use blkmq_torture::crashes::{self, Failure, Plan};
+use blkmq_torture::crashes::{self, Disk, Failure, Plan};
 use blkmq_torture::filesystems;
 
 use crate::common::daemon::program;
@@ -10,29 +10,35 @@ use crate::common::tools::installed;
 
 #[test]
 fn what_was_acknowledged_as_durable_survives_crashes_that_forget_the_rest() {
-    survives_crashes(10, false, false);
+    survives_crashes(10, Disk::File);
 }
 
 #[test]
 fn small_writes_of_blocks_survive_crashes_that_forget_and_tear_none() {
-    survives_crashes(10, true, false);
+    survives_crashes(10, Disk::Blocks);
 }
 
 #[test]
 fn encrypted_disk_keeps_durable_data_over_crashes_that_forget_the_rest() {
     if installed(&["cryptsetup"]) {
-        survives_crashes(6, false, true);
+        survives_crashes(6, Disk::Encrypted);
     }
 }
 
-fn survives_crashes(crashes: u64, has_blocks: bool, is_encrypted: bool) {
+#[test]
+fn image_has_what_was_acknowledged_as_durable_after_crashes_that_forget_the_rest_and_is_sound() {
+    if installed(&["qemu-img"]) {
+        survives_crashes(10, Disk::Image);
+    }
+}
+
+fn survives_crashes(crashes: u64, disk: Disk) {
     let plan = Plan {
         program: program(),
         crashes,
         seed: 1,
         only: None,
-        has_blocks,
-        is_encrypted,
+        disk,
     };
     match crashes::run(&plan) {
         Ok(report) => {
@@ -60,8 +66,7 @@ fn ext4_and_xfs_on_a_disk_survive_crashes_that_forget_and_have_what_was_synced()
             crashes: 2,
             seed,
             only: None,
-            has_blocks: false,
-            is_encrypted: false,
+            disk: Disk::File,
         };
         match filesystems::run(&plan) {
             Ok(report) => {
