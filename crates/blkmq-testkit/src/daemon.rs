@@ -56,7 +56,6 @@ impl Daemon {
     pub fn try_spawn(mut command: Command, log: Stdio) -> Result<Daemon> {
         let shown = format!("{command:?}");
         let mut child = command
-            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()

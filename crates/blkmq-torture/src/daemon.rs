@@ -54,7 +54,7 @@ impl Daemon {
     pub(crate) fn serve(program: &Path, words: &[String], dir: &Path) -> Result<Self> {
         let socket = dir.join("nbd.sock");
         let mut command = Command::new(program);
-        command.arg("serve").args(words);
+        command.arg("serve").args(words).stdin(Stdio::null());
         command.args(["--nbd", &format!("unix:{}", socket.display())]);
         Self::spawn(command, &socket, Stdio::piped())
     }
