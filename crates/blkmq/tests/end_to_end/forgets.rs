@@ -26,7 +26,7 @@ fn encrypted_disk_keeps_durable_data_over_crashes_that_forget_the_rest() {
 }
 
 #[test]
-fn image_has_what_was_acknowledged_as_durable_after_crashes_that_forget_the_rest_and_is_sound() {
+fn image_keeps_durable_data_and_is_sound_after_crashes_that_forget_the_rest() {
     if installed(&["qemu-img"]) {
         survives_crashes(10, Disk::Image);
     }
