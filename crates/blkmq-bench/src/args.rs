@@ -1,7 +1,7 @@
 //! The command-line options that all benches share, and the time that benches take. `engine` and `nbd` add
 //! their own options to these and pass the resulting [`Plan`] to `rounds`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -55,7 +55,7 @@ impl BenchArgs {
     /// # Errors
     /// If a number from the user is out of range, or a report is to be written and the machine is busy.
     pub fn plan(&self, points: usize, set_up: Duration) -> Result<Plan> {
-        if self.json.is_some() && !self.force {
+        if self.is_report() && !self.force {
             is_idle(facts::load())?;
         }
         let rounds = self.rounds.unwrap_or_else(|| self.rounds_default());
@@ -86,6 +86,13 @@ impl BenchArgs {
 }
 
 impl BenchArgs {
+    /// Says whether the JSON is kept: what goes to another bench that started this one is not.
+    fn is_report(&self) -> bool {
+        self.json
+            .as_deref()
+            .is_some_and(|file| file != Path::new(TO_ANOTHER_BENCH))
+    }
+
     fn rounds_default(&self) -> u32 {
         match (self.quick, &self.json) {
             (true, _) => 1,
@@ -125,6 +132,8 @@ fn warm_up(window: Duration) -> Duration {
         .clamp(Duration::from_millis(5), Duration::from_millis(200))
 }
 
+/// Where a bench writes its JSON for the bench that started it.
+pub(crate) const TO_ANOTHER_BENCH: &str = "/dev/stderr";
 const ROUNDS_DEFAULT: u32 = 5;
 /// What a report has at least.
 pub(crate) const REPORT_ROUNDS: u32 = 9;

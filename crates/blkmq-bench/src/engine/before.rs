@@ -10,7 +10,7 @@ use blkmq_core::sched::ElevatorType;
 use serde_json::Value;
 
 use super::{DeviceArg, EngineArgs};
-use crate::args::Plan;
+use crate::args::{Plan, TO_ANOTHER_BENCH};
 use crate::report::Row;
 use crate::rounds::{Latency, Sample};
 use crate::usage::Usage;
@@ -34,7 +34,7 @@ pub(crate) fn measure(
     };
     let mut command = Command::new(program);
     command
-        .args(["bench", "engine", "--rounds", "1", "--json", "/dev/stderr"])
+        .args(["bench", "engine", "--rounds", "1", "--json", TO_ANOTHER_BENCH])
         .args(["--seconds", &plan.window.as_secs_f64().to_string()])
         .args(["--device", &device, "--elevator", elevator.name])
         .args(["--jobs", &jobs.to_string(), "--depth", &depth.to_string()])

@@ -10,7 +10,7 @@ pub(crate) fn rows(lab: &Lab, scratch: &Scratch, words: &[&str]) -> Vec<serde_js
     let mut command = lab.command(&["bench"]);
     command
         .args(words)
-        .args(["--seconds", "0.1", "--rounds", "2", "--json"]);
+        .args(["--seconds", "0.1", "--rounds", "2", "--force", "--json"]);
     let ended = command.arg(&json).output().expect("the command starts");
     assert!(
         ended.status.success(),
