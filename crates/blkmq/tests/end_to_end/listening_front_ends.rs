@@ -3,8 +3,10 @@
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use crate::common::daemon::program;
 use crate::common::{Daemon, Scratch};
 use blkmq_testkit::vhost_user::{FEATURES, FrontEnd};
 
@@ -55,8 +57,25 @@ fn listen(path: &Path) -> UnixListener {
 #[test]
 fn front_end_that_listens_is_served_as_soon_as_it_is_there_and_when_it_comes_again() {
     let scratch = Scratch::new();
-    let daemon = start(&scratch, "--upgrade-socket");
-    assert!(daemon.said().contains("server=on") && !daemon.said().contains("crosvm"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let words = [
+        words(&scratch, "--upgrade-socket"),
+        vec!["--control".to_owned(), control.clone()],
+    ]
+    .concat();
+    let daemon = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let shown = |client| {
+        let words = [
+            "ctl", "show", "disk", "vm", "--client", client, "--socket", &control,
+        ];
+        let output = Command::new(program()).args(words).output().expect("ctl runs");
+        output
+            .status
+            .success()
+            .then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    assert!(shown("qemu").expect("QEMU can listen").contains("server=on"));
+    assert_eq!(shown("crosvm"), None, "it cannot listen");
     std::thread::sleep(Duration::from_millis(300));
     let before = daemon.cpu_ns();
     std::thread::sleep(Duration::from_secs(1));
