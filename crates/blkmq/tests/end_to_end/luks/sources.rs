@@ -186,8 +186,9 @@ fn discards_pass_to_the_disk_below_if_that_is_wanted() {
         assert_eq!(client.reply().is_ok(), is_passed, "discard={discard}");
         client.flush().expect("a flush");
         let freed = before.saturating_sub(blocks());
+        // The filesystem may take a block of its own to note what is free.
         assert_eq!(
-            freed >= 2 * MIB,
+            freed >= 2 * MIB - 16 * BLOCK as u64,
             is_passed,
             "discard={discard}: {freed} bytes are free"
         );
