@@ -47,8 +47,10 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     if is_wanted(POLLED) {
         run_polled(steps, &place)?;
     }
-    if is_wanted(hosts::NAME) {
-        hosts::run(steps, &place)?;
+    for kind in [hosts::HOSTS, hosts::DM_CRYPT] {
+        if is_wanted(kind.name) {
+            hosts::run(steps, &place, &kind)?;
+        }
     }
     if is_wanted(VIRTUAL_DISK) {
         let program = steps.command_under_test()?;
@@ -161,7 +163,8 @@ pub(crate) fn run_mutants(steps: &mut Steps, only: Option<&str>, mutant: Option<
 pub(crate) fn boot(name: &str, program: &Path, args: &[String]) -> Result<()> {
     let place = Place::find()?;
     match name {
-        hosts::NAME => hosts::boot(&place, program, args),
+        name if name == hosts::HOSTS.name => hosts::boot(&place, &hosts::HOSTS, program, args),
+        name if name == hosts::DM_CRYPT.name => hosts::boot(&place, &hosts::DM_CRYPT, program, args),
         _ => boot_polled(&place, program, args),
     }
 }
@@ -365,9 +368,10 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// The tests that `cargo xtask guest NAME` runs.
-const TESTS: [&str; 11] = [
+const TESTS: [&str; 12] = [
     POLLED,
-    hosts::NAME,
+    hosts::HOSTS.name,
+    hosts::DM_CRYPT.name,
     VIRTUAL_DISK,
     WEIGHTS,
     DBENCH,

@@ -2,6 +2,7 @@
 //! Images are formatted by `cryptsetup`, which needs no root for files.
 
 mod crypt;
+mod device;
 mod keys;
 mod over_image;
 mod sources;
