@@ -31,12 +31,51 @@
 //! # }
 //! ```
 //!
-//! A disk is written as for `blkmq serve --disk`: `name=NAME`, where it lies (`file=PATH`, `qcow2=PATH`, `ram=SIZE`,
-//! `null=SIZE`, `nbd=URI`, `rbd=POOL/IMAGE`; or on parts of other disks, `linear=DISK:OFFSET:LENGTH`), and keys such as
-//! `read_only=on` and `group=/batch`, to which its I/O is accounted otherwise. Disks in files of one drive share a
-//! queue, and so their scheduler. Offsets and lengths are multiples of [`Disk::block_size`]. Each thread that does I/O
-//! by itself attaches; to keep a drive busy, it [submits](Attached::submit) many bios before it
-//! [waits](Attached::wait).
+//! In `Cargo.toml` it is a path, `blkmq-engine = { path = "blkmq/crates/blkmq-engine" }`. A disk is written as for
+//! `blkmq serve --disk`: `name=NAME`, where it lies (`file=PATH`, which exists and has whole blocks, `qcow2=PATH`,
+//! `ram=SIZE`, `null=SIZE`, `nbd=URI`, `rbd=POOL/IMAGE`; or on parts of other disks, `linear=DISK:OFFSET:LENGTH`), and
+//! keys such as `read_only=on` and `group=/batch`, to which its I/O is accounted otherwise. Disks in files of one drive
+//! share a queue, and so their scheduler; only `bfq` shares by weight. Offsets and lengths are multiples of
+//! [`Disk::block_size`].
+//!
+//! Each thread that does I/O by itself attaches. To keep a drive busy, it [submits](Attached::submit) many bios, each
+//! with a number of its own, and [waits](Attached::wait) for their ends, which come in any order:
+//!
+//! ```
+//! use blkmq_engine::{Bio, Buffer, Engine, Error};
+//!
+//! /// A tenant, on a thread of its own: reads all of a disk with 32 reads in flight.
+//! fn read_all(engine: &Engine, disk: &str, group: &str) -> Result<(), Error> {
+//!     let disk = engine.disk_in_group(disk, group)?;
+//!     let mut attached = engine.attach()?;
+//!     let mut offsets = (0..disk.size()).step_by(4096);
+//!     for offset in offsets.by_ref().take(32) {
+//!         let read = Bio::read(offset, Buffer::new(4096));
+//!         attached.submit(&disk, read, offset).expect("room for 32 reads");
+//!     }
+//!     let mut ended = Vec::new();
+//!     // Nothing ends when nothing is under way any more.
+//!     while attached.wait(&mut ended, None) > 0 {
+//!         for read in ended.drain(..) {
+//!             println!("at {}: {:?}", read.cookie, read.status);
+//!             let block = read.into_result()?;
+//!             // The bytes are in `block`, which then serves for the next read.
+//!             if let Some(next) = offsets.next() {
+//!                 attached.submit(&disk, Bio::read(next, block), next).expect("one has ended");
+//!             }
+//!         }
+//!     }
+//!     Ok(())
+//! }
+//! # let engine = Engine::builder().disk("name=image,ram=1M").group("/batch").group("/live").start().unwrap();
+//! # std::thread::scope(|scope| {
+//! #     for group in ["/batch", "/live"] {
+//! #         let engine = &engine;
+//! #         scope.spawn(move || read_all(engine, "image", group).unwrap());
+//! #     }
+//! # });
+//! # assert_eq!(engine.statistics("/live").unwrap().read.ios, 256);
+//! ```
 //!
 //! Threads that do not attach hand their I/O to one of the engine's, and wait or await its end:
 //!
