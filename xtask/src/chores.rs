@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_or_does_not_go_together_is_refused() {
+    fn unknown_and_conflicting_options_are_refused() {
         for line in [
             "",
             "tset",

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_says_goes_before_quick() {
+    fn arguments_of_the_user_go_before_quick() {
         let args = BenchArgs {
             seconds: Some(2.0),
             rounds: Some(3),

@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_trace_says_at_its_end_is_read() {
+    fn closing_lines_of_a_trace_are_read() {
         assert_eq!(dropped_events("259,0 is disk a\n17 events, 4 dropped\n"), Some(4));
         assert_eq!(dropped_events("it failed"), None);
     }

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_a_step_and_what_does_not_is_none() {
+    fn each_difference_is_a_step() {
         for (old, new, wanted) in [
             ("", "", ""),
             ("", "[disk.b]\nram = \"1M\"", "add disk b"),
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_changed_while_the_daemon_runs_is_named() {
+    fn change_that_needs_a_restart_is_named() {
         for (old, new, part) in [
             (
                 "[daemon]\nreactors = 1",

@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_allowed() {
+    fn fault_is_named_with_the_allowed_values() {
         for (text, parts) in [
             ("file=a", &["name= is missing"][..]),
             ("name=a", &["disk a", "file=PATH"]),

@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_is_a_number_a_boolean_a_list_or_a_text() {
+    fn typed_value_is_a_number_a_boolean_a_list_or_a_text() {
         for (text, value) in [
             ("3", Value::Integer(3)),
             ("true", Value::Boolean(true)),

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_is_allowed() {
+    fn fault_is_named_with_the_allowed_values() {
         for (text, parts) in [
             ("a,weight=1", &["--group a,weight=1", "as in /customers/a"][..]),
             ("/a,weight", &["not KEY=VALUE"]),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_drive_or_the_tree_cannot_have_is_named_with_the_path() {
+    fn value_that_the_drive_or_the_tree_cannot_have_is_named_with_its_path() {
         let paths = ["/", "/a"].map(str::to_owned);
         let mut spec = GroupSpec::new("/a").unwrap();
         spec.set("bps", "4096").unwrap();

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_member_is_named() {
+    fn disk_that_is_no_member_is_named() {
         for text in ["", "a++b", "a:1:2:3", "a:x", ":1"] {
             let error = linear(text).unwrap_err().to_string();
             assert!(

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_path_is_named() {
+    fn impossible_path_is_named() {
         for (text, part) in [
             ("a+a", "path a is named twice"),
             ("a/b+a", "path a is named twice"),

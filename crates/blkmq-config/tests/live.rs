@@ -104,7 +104,7 @@ fn six_hundred_disks_with_groups_of_their_own_join_one_queue() {
 }
 
 #[test]
-fn what_cannot_join_is_refused_by_name_and_changes_nothing() {
+fn disk_that_cannot_join_is_refused_by_name_and_changes_nothing() {
     let images = Images::new();
     let engine = start(&images.config(&["name=a,FILE,queue=files,sched=bfq", "name=r,ram=1M"], &[]));
     let control = engine.control();

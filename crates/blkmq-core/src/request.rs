@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_gates_holder_touches_is_one_pair_of_lines() {
+    fn fields_that_the_gates_holder_touches_are_one_pair_of_lines() {
         let offsets = [
             std::mem::offset_of!(Request, retries),
             std::mem::offset_of!(Request, bio)

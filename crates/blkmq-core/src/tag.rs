@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_shared_tag_is_told_of_the_next_one_freed() {
+    fn context_without_a_shared_tag_is_woken_by_the_next_one_freed() {
         let set = Arc::new(SharedTags::new(1, 6));
         let mode = TagMode::Shared(1);
         let (mut a, mut b) = (Tags::new(mode, Some(&set), 1), Tags::new(mode, Some(&set), 1));

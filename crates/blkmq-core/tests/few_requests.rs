@@ -113,7 +113,7 @@ fn thirty_capped_groups_that_came_one_after_the_other_leave_the_next_its_share()
 }
 
 #[test]
-fn what_waits_for_a_request_keeps_the_order_of_its_group_and_groups_take_turns() {
+fn bios_without_a_request_keep_their_groups_order_and_groups_take_turns() {
     // Two groups with one I/O at the drive each; its completion lets the next one enter.
     let mut bench = crowded(sched::NONE, 8, 2, 0);
     for cookie in 0..24 {

@@ -114,7 +114,7 @@ fn handle_can_be_given_back_and_taken_again() {
 }
 
 #[test]
-fn what_a_freeze_held_back_is_work_again_when_the_queue_thaws() {
+fn bios_held_back_by_a_freeze_are_work_again_when_the_queue_thaws() {
     for kind in KINDS {
         let mut bench = Bench::new(blkmq_core::queue::QueueConfig {
             elevator: kind,

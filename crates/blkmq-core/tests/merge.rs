@@ -106,7 +106,7 @@ proptest! {
     }
 
     #[test]
-    fn who_may_go_behind_the_other_may_have_the_other_in_front((a, b) in pairs(), limits in limits()) {
+    fn back_merge_is_possible_where_the_front_merge_of_the_other_is((a, b) in pairs(), limits in limits()) {
         let turned = fit(&request(&b), &request(&a), &limits).map(|fit| match fit {
             Fit::Back => Fit::Front,
             Fit::Front => Fit::Back,
@@ -115,7 +115,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_joined_is_the_sum_and_what_is_refused_comes_back((a, b) in pairs(), limits in limits()) {
+    fn merged_request_is_the_sum_and_a_refused_one_comes_back((a, b) in pairs(), limits in limits()) {
         let mut queued = request(&a);
         let (first, second) = (request(&a), request(&b));
         match try_merge(&mut queued, request(&b), &limits) {

@@ -32,7 +32,7 @@ fn blocks(bench: &Bench, side: usize) -> Vec<u64> {
 }
 
 #[test]
-fn what_one_context_pushed_back_goes_first_through_whichever_dispatches_next() {
+fn request_pushed_back_goes_first_through_whichever_context_dispatches_next() {
     for kind in AT_ONCE {
         let mut bench = Bench::new(scheduled(2, kind));
         bench.sides[0].hand.borrow_mut().answers = [Issued::Queued, Issued::DeviceResource].into();
@@ -70,7 +70,7 @@ fn dispatcher_stops_at_the_first_request_that_its_driver_does_not_take() {
 }
 
 #[test]
-fn what_waits_for_the_depth_merges_with_what_other_contexts_insert() {
+fn request_that_waits_for_depth_merges_with_those_of_other_contexts() {
     for kind in AT_ONCE {
         let mut bench = Bench::new(QueueConfig {
             tags: TagMode::PerHctx(1),
@@ -119,7 +119,7 @@ fn context_of_whoever_dispatches_gets_the_requests_and_nobody_else_is_run() {
 }
 
 #[test]
-fn what_a_thread_that_does_not_promise_pushed_back_is_not_left_with_it() {
+fn request_is_not_left_with_a_thread_that_promises_no_further_call() {
     for kind in AT_ONCE {
         let mut bench = Bench::new(QueueConfig {
             reactors: vec![

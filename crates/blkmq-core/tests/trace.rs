@@ -139,7 +139,7 @@ fn bios_that_are_merged_in_the_plug_or_in_the_elevator_are_told_once_each() {
 }
 
 #[test]
-fn what_the_driver_wants_again_is_requeued_and_what_it_pushes_back_is_not_issued() {
+fn requeue_is_traced_for_a_retry_and_no_issue_for_a_request_pushed_back() {
     let mut bench = bench(sched::NONE);
     let mut events = trace(&mut bench, 0);
     let answers = [Issued::DeviceResource, Issued::Done(Status::Requeue)];
@@ -152,7 +152,7 @@ fn what_the_driver_wants_again_is_requeued_and_what_it_pushes_back_is_not_issued
 }
 
 #[test]
-fn what_waits_for_a_cap_is_held_back() {
+fn request_that_waits_for_a_cap_is_held_back() {
     for kind in sched::BUILT_IN {
         let mut bench = Bench::new(QueueConfig {
             groups: GroupTree::new(2),

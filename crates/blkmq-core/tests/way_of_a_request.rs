@@ -59,7 +59,7 @@ fn neighbours_in_a_plug_become_one_request_and_end_each() {
 }
 
 #[test]
-fn what_is_merged_in_a_plug_waits_from_when_the_plug_was_flushed() {
+fn wait_of_a_bio_merged_in_a_plug_begins_when_the_plug_is_flushed() {
     let mut bench = Bench::new(config(1));
     for _ in 0..3 {
         bench.now = bench.now + Nanos::from_secs(1);
@@ -95,7 +95,7 @@ fn done_in_part(kind: &'static ElevatorType, front: bool, status: Status) -> Ben
 }
 
 #[test]
-fn what_is_done_before_an_error_ends_well() {
+fn bios_done_before_an_error_end_well() {
     for kind in KINDS {
         for front in [false, true] {
             let mut bench = done_in_part(kind, front, Status::Medium);
@@ -115,7 +115,7 @@ fn what_is_done_before_an_error_ends_well() {
 }
 
 #[test]
-fn what_is_done_is_not_done_again_when_a_request_comes_back() {
+fn bios_that_are_done_are_not_repeated_when_their_request_is_requeued() {
     for kind in KINDS {
         for front in [false, true] {
             let mut bench = done_in_part(kind, front, Status::Requeue);
@@ -157,7 +157,7 @@ fn bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error() {
 }
 
 #[test]
-fn what_the_disk_refuses_ends_at_once() {
+fn bio_that_the_disk_refuses_ends_at_once() {
     let mut bench = Bench::new(config(1));
     bench.submit(
         0,

@@ -132,7 +132,7 @@ mod tests {
     use crate::shared_engine::{JobOptions, SharedEngine};
 
     #[test]
-    fn what_is_queued_ends_once_and_is_told_in_portions() {
+    fn queued_units_end_once_and_are_reported_in_portions() {
         let shared_engine = SharedEngine::new();
         let options = JobOptions {
             disk: "ram=1M,name=job".to_owned(),

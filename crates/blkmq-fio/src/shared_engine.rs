@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn fault_is_named() {
         let sched = JobOptions {
             sched: "cfq".to_owned(),
             ..options("null=1G", "")

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 #[test]
-fn what_fio_wrote_it_finds_again_on_memory_and_on_a_file() {
+fn fio_finds_what_it_wrote_on_memory_and_on_a_file() {
     let Some(fio) = Fio::find() else { return };
     let image = Image::new("verify.raw", 32 << 20);
     for disk in ["ram=32M".to_owned(), format!("file={}", image.0.display())] {
@@ -70,7 +70,7 @@ fn jobs_of_one_process_share_the_drive_by_weight() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn fault_is_reported() {
     let Some(fio) = Fio::find() else { return };
     let null = "--disk=null=1G --rw=read --size=1m";
     for (words, part) in [

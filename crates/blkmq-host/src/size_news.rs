@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_twice_is_one_look_and_the_end_is_none() {
+    fn news_sent_twice_is_one_look_and_the_end_is_none() {
         let news = SizeNews::default();
         news.tell();
         news.tell();

@@ -298,7 +298,7 @@ fn shutdown_names_the_threads_that_are_still_attached() {
 }
 
 #[test]
-fn what_a_polled_context_ends_is_found_by_reactors_and_attached_threads() {
+fn ends_in_a_polled_context_are_found_by_reactors_and_attached_threads() {
     for elevator in sched::BUILT_IN {
         let null = NullConfig {
             poll_queues: u16::MAX,

@@ -245,7 +245,7 @@ fn disk_that_somebody_keeps_is_not_removed_and_serves_on() {
 }
 
 #[test]
-fn what_is_submitted_to_a_removed_disk_is_refused() {
+fn bio_for_a_removed_disk_is_refused() {
     let images = Images::new("removed");
     let engine = on_files(&images, sched::NONE);
     let control = engine.control();

@@ -143,7 +143,7 @@ fn polling_is_switched_and_its_delay_changed_under_load_and_nothing_is_lost() {
 }
 
 #[test]
-fn what_was_seen_is_told_for_each_size_and_direction() {
+fn samples_are_reported_for_each_size_and_direction() {
     let engine = start(Wait::Auto, common::queue("q", null(50, true), sched::NONE));
     submit_and_count(&mut engine.attach().unwrap(), 100, 1);
     let stats = engine.control().poll_stats(Q);

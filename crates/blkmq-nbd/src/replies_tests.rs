@@ -187,7 +187,7 @@ fn error_ends_a_read_of_which_parts_have_come() {
 }
 
 #[test]
-fn what_does_not_fit_ends_the_connection() {
+fn reply_that_does_not_fit_ends_the_connection() {
     type Case = (&'static str, fn(HeaderStyle, &mut Vec<u8>));
     let cases: [Case; 14] = [
         ("magic number", |_, out| out.extend_from_slice(&[0x47; 40])),

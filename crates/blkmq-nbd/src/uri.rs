@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_to_write() {
+    fn fault_in_a_uri_is_reported_with_what_to_write() {
         for (text, part) in [
             ("", "must begin with nbd://"),
             ("http://x/", "must begin with nbd://"),

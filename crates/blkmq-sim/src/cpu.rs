@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_finds_the_gate_held_leaves_the_work_to_the_holder() {
+    fn submitter_that_finds_the_gate_held_leaves_the_work_to_the_holder() {
         let costs = Costs::exact();
         let mut gate = Gate::default();
         let first = gate.charge(&costs, 0, 1, 10, Instant(0));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_the_lock_held_waits_for_it() {
+    fn submitter_that_finds_the_lock_held_waits_for_it() {
         let costs = Costs {
             lock: true,
             ..Costs::exact()

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_units_do_not_serve_yet_waits_for_them() {
+    fn request_waits_until_a_unit_is_free() {
         let reads = || (0..4).map(|number| bio(Op::Read, 0, number << 20)).collect();
         let times = ends(&mut stage(FLASH, 8), reads());
         assert_eq!(times, [80_000, 80_000, 160_000, 160_000]);

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_survives_every_power_cut() {
+    fn synced_data_survives_every_power_cut() {
         let build = || {
             let mut medium = Medium::new(4096);
             let last = write(&mut medium, 0, 2, 1);
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_while_a_sync_is_under_way_is_not_made_durable_by_it() {
+    fn write_during_a_sync_is_not_made_durable_by_it() {
         let build = || {
             let mut medium = Medium::new(4096);
             let last = write(&mut medium, 0, 1, 1);

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_or_ends_early_is_refused() {
+    fn log_that_is_none_or_ends_early_is_refused() {
         assert!(entries(vec![0; 4096]).is_err());
         let mut short = log(&[(0, 8, 0, &[1; 4096])]);
         short.truncate(2048);

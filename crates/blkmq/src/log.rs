@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_counted_and_said_in_its_place() {
+    fn messages_without_room_are_counted_and_reported_in_their_place() {
         let (log, tell, see) = told();
         // Nobody takes anything: this must end all the same.
         for number in 0..2 * MESSAGES_MAX {

@@ -271,7 +271,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_new_counts_from_nothing_and_so_does_what_was_made_anew() {
+    fn new_and_remade_counters_count_from_zero() {
         let before = answer(1, vec![reads("/a", 50, 1)]);
         let now = answer(2, vec![reads("/a", 20, 1), reads("/b", 7, 1)]);
         let interval = between(before.clone(), now).unwrap();

@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_in_the_window_of_all_counts() {
+    fn requests_that_end_in_the_common_window_count() {
         let logs = [log(5000, 100), log(5200, 300)];
         // A second of warm-up and one of measurement, from the end of the first I/O.
         let window = window(&logs, &plan()).unwrap();

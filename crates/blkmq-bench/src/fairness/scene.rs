@@ -326,7 +326,7 @@ mod tests {
     use super::super::cases;
 
     #[test]
-    fn what_is_due_follows_the_tree_and_adds_up() {
+    fn due_shares_follow_the_tree_and_add_up() {
         let scene = cases::nested();
         let due = scene.due(&scene.tree, &scene.crowd);
         for (due, expected) in due.iter().zip([1.0 / 12.0, 3.0 / 12.0, 8.0 / 12.0]) {

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_its_tenant_and_what_is_allowed() {
+    fn fault_is_named_with_its_tenant_and_the_allowed_values() {
         for (text, expected) in [
             ("", "tenant 1 (): must be WEIGHT:DEPTH:SIZE[:OP]"),
             ("1:2:4k,2:4", "tenant 2 (2:4): must be WEIGHT:DEPTH:SIZE[:OP]"),

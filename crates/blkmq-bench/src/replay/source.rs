@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_log_is_named_with_its_line() {
+    fn fault_in_a_log_is_named_with_its_line() {
         for (text, what) in [
             ("", "neither blktrace's files"),
             ("fio version 2 iolog\n/a", "line 2"),

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nearer_than_a_sleeper_is_late_is_not_slept_for() {
+    fn sleep_shorter_than_its_lateness_is_left_out() {
         let oversleep = WakeLatency::new(us(1), &[us(20); WINDOW]);
         assert_eq!(oversleep.wake_for(Instant(0) + us(20), Instant(0)), None);
         assert_eq!(oversleep.wake_for(Instant(0) + us(5), Instant(0)), None);

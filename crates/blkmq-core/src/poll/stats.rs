@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_reactors_saw_adds_up() {
+    fn samples_of_two_reactors_add_up() {
         let mut one = BucketStats {
             samples: 1,
             mean: Nanos(10),

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_after_thirty_users_that_give_nothing_back_finds_its_share() {
+    fn newcomer_after_thirty_users_that_return_nothing_finds_its_share() {
         let mut holdings = DynamicThreshold::new(32);
         let mut free = 2048;
         for user in 0..31 {

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_disk_has_waiting_costs_the_search_for_another_nothing() {
+    fn waiters_of_one_disk_cost_the_search_for_another_nothing() {
         let mut held = TagWaitList::new(3, 2000);
         (0..1000).for_each(|number| held.push(DiskId(0), number));
         held.push(DiskId(2), 5000);

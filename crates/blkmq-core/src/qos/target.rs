@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_target_goes_when_the_others_have_what_they_may() {
+    fn group_with_a_target_goes_when_the_others_have_their_bound() {
         let mut targets = Targets::new(&tree(), 64);
         (0..8).for_each(|_| assert!(targets.admit(rq(3)).is_some()));
         window(&mut targets, 0, TARGET + TARGET);

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn who_absorbs_an_earlier_arrival_takes_its_place() {
+    fn request_that_absorbs_an_earlier_arrival_takes_its_place() {
         let (mut slots, mut fifo, ids) = filled(5);
         fifo.fold(&mut slots, ids[3], ids[1]);
         slots.take(ids[1]);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn who_absorbs_a_later_arrival_stays_where_it_is() {
+    fn request_that_absorbs_a_later_arrival_stays_where_it_is() {
         let (mut slots, mut fifo, ids) = filled(3);
         fifo.fold(&mut slots, ids[0], ids[1]);
         slots.take(ids[1]);

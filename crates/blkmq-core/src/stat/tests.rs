@@ -292,7 +292,7 @@ fn nested_groups_with_ios_wait_behind_each_other() {
 }
 
 #[test]
-fn what_groups_that_are_gone_waited_is_one_sum() {
+fn waits_of_removed_groups_are_one_sum() {
     let (mut bench, shard) = (Bench::new(4), Shard::new(4));
     for group in [1, 2, 3] {
         bench.insert(group, 0);

@@ -97,7 +97,7 @@ fn drive_that_pauses_or_slows_down_tenfold_changes_no_share() {
 }
 
 #[test]
-fn who_could_not_be_faster_holds_nobody() {
+fn group_that_could_not_be_faster_holds_nobody() {
     // Four for each group: sixteen units serve all twelve at once.
     let mut world = shallow(4);
     // During this time each group in turn is found not to have its share.
@@ -189,7 +189,7 @@ fn group_that_is_removed_while_it_is_probed_changes_nothing_for_the_others() {
 }
 
 #[test]
-fn who_was_light_has_its_part_when_nobody_is_waited_for_any_more() {
+fn light_group_that_turns_heavy_has_its_part_without_waits() {
     let mut world = flood_beside(1, Nanos::from_micros(500), SETTLED);
     world.stop(1);
     world.bfq.set_tunable("slice_idle", 0).expect("bfq has it");
@@ -312,7 +312,7 @@ fn change_of_weight_counts_at_once() {
 }
 
 #[test]
-fn what_an_idle_group_leaves_is_the_others_at_once() {
+fn share_that_an_idle_group_leaves_is_the_others_at_once() {
     let mut world = World::new(Drive::flash(), 3);
     flood(&mut world, 1..3);
     world.run(Nanos::from_millis(100));

@@ -262,7 +262,7 @@ fn bio_is_given_back_when_its_members_are_full() {
 }
 
 #[test]
-fn what_a_mapped_disk_refuses_ends_at_once() {
+fn bio_that_a_mapped_disk_refuses_ends_at_once() {
     let mut rig = rig(
         FOUR,
         &[MapSpec {

@@ -241,7 +241,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn what_the_driver_sees_is_within_limits_and_all_that_was_submitted(
+    fn requests_at_the_driver_are_within_limits_and_all_that_was_submitted(
         plans in plans(),
         limits in limits(),
         elevator in prop::sample::select(sched::BUILT_IN.to_vec()),

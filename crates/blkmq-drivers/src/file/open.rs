@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_or_device_is_refused_by_name() {
+    fn path_that_is_no_file_or_device_is_refused_by_name() {
         assert!(error(&config(&std::env::temp_dir())).contains("is a directory"));
         assert!(error(&config("/dev/null".as_ref())).contains("is a character device"));
     }

@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_sent_when_a_connection_is_given_up_never_arrives() {
+    fn request_unsent_when_a_connection_is_given_up_never_arrives() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_after_a_flush_was_sent_is_not_covered_by_it() {
+    fn write_that_ends_after_a_flush_was_sent_is_not_covered_by_it() {
         let (ledger, mut latest) = ledger();
         ledger.wrote(HctxId(0), &mut latest);
         let flush = ledger.flush_sent();

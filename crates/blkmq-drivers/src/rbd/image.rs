@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_stored_is_a_hole_and_neighbours_are_one_extent() {
+    fn objects_that_are_not_stored_are_holes_and_neighbours_one_extent() {
         let (data, hole) = (Extent::data, Extent::hole);
         assert_eq!(map(9, &[], 10..30), [hole(20)]);
         assert_eq!(map(9, &[(10, 5), (15, 5)], 10..30), [data(10), hole(10)]);

@@ -24,7 +24,7 @@ fn extents(store: &Store, offset: u64, len: u64, max: usize) -> Vec<Extent> {
 }
 
 #[test]
-fn what_was_written_across_chunks_is_read_back_between_zeroes() {
+fn write_across_chunks_is_read_back_between_zeroes() {
     let store = Store::new(1 << 30, false);
     let at = CHUNK_BYTES - 1536;
     write(&store, at, 7, 4096);

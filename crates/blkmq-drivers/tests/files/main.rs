@@ -82,7 +82,7 @@ fn one(attached: &mut Attached, bio: Bio) {
 }
 
 #[test]
-fn what_one_thread_writes_another_reads_through_either_elevator() {
+fn writes_of_one_thread_are_read_by_another_through_either_elevator() {
     for elevator in sched::BUILT_IN {
         let fixture = Fixture::new(&format!("data-{elevator}"), elevator, Wait::Auto);
         let mut writer = fixture.engine().attach().unwrap();

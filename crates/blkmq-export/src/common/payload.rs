@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_piece_by_piece_is_read_in_order() {
+    fn pieces_are_read_in_the_order_in_which_they_were_written() {
         let bytes = 3 * PIECE_BYTES + 5000;
         let mut payload = payload(bytes);
         let (mut filled, mut number) = (0, 0_u8);

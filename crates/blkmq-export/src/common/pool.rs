@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_needed_for_a_period_goes_back_little_by_little_and_the_rest_stays() {
+    fn memory_unneeded_for_a_period_goes_back_little_by_little() {
         let pool = Pool::default();
         pool.put(chunks(100));
         assert_eq!(

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_process_has_open_is_found_by_its_mount() {
+    fn descriptor_of_this_process_is_found_by_its_mount() {
         let _open = std::fs::File::open("/proc/self/maps").unwrap();
         assert!(is_used_by_us(Path::new("/proc")).unwrap());
         assert!(!is_used_by_us(Path::new("/nowhere")).unwrap());

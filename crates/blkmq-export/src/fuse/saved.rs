@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_cut_anywhere_it_is_refused() {
+    fn saved_state_is_read_again_and_refused_wherever_it_is_cut() {
         for saved in [example(), SavedMount::default()] {
             let bytes = saved.bytes();
             assert_eq!(SavedMount::parse(&bytes).as_ref(), Ok(&saved));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_daemon_does_not_serve_is_refused() {
+    fn saved_disk_that_this_daemon_does_not_serve_is_refused() {
         let refused = |minor, data_bytes_max| {
             let agreed = Some(Agreed {
                 minor,

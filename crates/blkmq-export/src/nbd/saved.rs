@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again_and_cut_anywhere_it_is_refused() {
+    fn saved_state_is_read_again_and_refused_wherever_it_is_cut() {
         for saved in examples() {
             let bytes = saved.bytes();
             assert_eq!(SavedConnection::parse(&bytes).as_ref(), Ok(&saved));

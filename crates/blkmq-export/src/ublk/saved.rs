@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_and_cut_anywhere_it_is_refused() {
+    fn saved_state_is_read_again_and_refused_wherever_it_is_cut() {
         let saved = SavedDevice {
             disk: "vm1".to_owned(),
             number: 3,

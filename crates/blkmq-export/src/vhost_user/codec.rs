@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn message_of_a_wrong_size_is_an_error() {
         assert!(matches!(header(1, 513), Err(MessageError::Length { .. })));
         assert!(matches!(parse(99, &[], 0), Err(MessageError::Unknown(99))));
         assert!(matches!(parse(2, &[0; 7], 0), Err(MessageError::Length { .. })));

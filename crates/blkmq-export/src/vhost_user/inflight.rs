@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_in_flight_is_repeated_in_order_and_once() {
+    fn chains_in_flight_are_repeated_in_order_and_once() {
         let record = record();
         let mut first = Inflight::new(record.clone(), 8);
         assert_eq!(first.recover(100), 0);

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again_and_cut_anywhere_it_is_refused() {
+    fn saved_state_is_read_again_and_refused_wherever_it_is_cut() {
         let index = 3;
         let region = RegionSpec {
             guest: 1,

@@ -180,7 +180,7 @@ fn front_end_that_breaks_the_rules_is_hung_up_on() {
 }
 
 #[test]
-fn what_a_killed_daemon_had_taken_is_done_again_in_order_and_once() {
+fn requests_that_a_killed_daemon_took_are_repeated_in_order_and_once() {
     let server = Server::start();
     let client = FrontEnd::connect(&server.path);
     let record = memfd_create("record", MemfdFlags::CLOEXEC).unwrap();

@@ -137,7 +137,7 @@ fn a_freeze_by_another_thread() {
 }
 
 #[test]
-fn who_learns_of_a_freeze_may_ask_whether_it_has_drained() {
+fn thread_that_learns_of_a_freeze_may_ask_whether_it_has_drained() {
     check(a_freeze_by_another_thread);
 }
 

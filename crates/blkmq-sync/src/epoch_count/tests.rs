@@ -30,7 +30,7 @@ fn freezes_nest() {
 }
 
 #[test]
-fn what_was_started_on_one_shard_may_finish_on_another() {
+fn request_started_on_one_shard_may_finish_on_another() {
     let state = FreezeState::new(2);
     assert!(state.enter(0));
     state.add_started(0, 3);

@@ -105,7 +105,7 @@ fn everything_published_is_seen_and_nobody_is_inside_twice() {
 }
 
 #[test]
-fn who_enters_spinning_waits_for_the_holder_and_loses_nothing() {
+fn spinning_entrant_waits_for_the_holder_and_loses_nothing() {
     const THREADS: u64 = 4;
     const TIMES: u64 = 5_000;
     let gate = Gate::new(0u64);

@@ -102,7 +102,7 @@ fn waiters_are_taken_all_at_once_and_only_once() {
 }
 
 #[test]
-fn who_finds_no_tag_is_registered_and_who_finds_one_is_not() {
+fn searcher_without_a_tag_is_registered_and_one_with_a_tag_is_not() {
     let tags = TagBitmap::new(1);
     let mut hint = 0;
     assert_eq!(tags.alloc_or_wait(&mut hint, 1, 7), Some(0));

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_is_looked_for_from_its_mark_on() {
+    fn synced_files_are_expected_from_their_mark_on() {
         let dir = std::env::temp_dir().join(format!("blkmq-file-load-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let load = work(&dir);

@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_request_is_answered_with_the_code_of_the_standard() {
+    fn message_that_is_no_request_is_answered_with_the_standards_code() {
         for (line, code) in [
             ("{", NO_JSON),
             ("\"\\ud800\"", NO_JSON),

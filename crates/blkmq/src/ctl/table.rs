@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_written_does_nothing_to_a_terminal() {
+    fn text_of_others_does_nothing_to_a_terminal() {
         let evil = json!(["a\u{1b}[2Jb\nc\u{9b}d", "Zürich"]);
         assert_eq!(plain(&evil), "a\\u{1b}[2Jb\\nc\\u{9b}d, Zürich");
     }

@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_follows_from_the_figures_in_both_directions() {
+    fn verdict_follows_from_the_figures_in_both_directions() {
         let text = findings(&runs([10_000, 2_500], [10_000, 9_000]), None);
         assert!(
             text.contains("pausing tenant's p99: none 10.0 ms; mq-deadline 2.50 ms (4.0 times shorter"),

@@ -77,7 +77,7 @@ mod tests {
     use blkmq_config::DiskSpec;
 
     #[test]
-    fn what_was_made_is_removed_but_not_what_took_its_place_or_was_there() {
+    fn placeholder_is_removed_but_no_file_that_replaced_it_or_was_there() {
         let dir = std::env::temp_dir().join(format!("blkmq-placeholder-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let path = |name: &str| dir.join(name);

@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_no_work_is_due_nothing_and_takes_nothing_from_others() {
+    fn group_without_work_is_due_nothing_and_takes_nothing_from_others() {
         let shares = due(
             Some(1.0),
             false,

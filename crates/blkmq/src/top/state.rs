@@ -365,7 +365,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_gone_leaves_no_history() {
+    fn removed_rows_leave_no_history() {
         let mut state = example();
         let later = answer(3, vec![]);
         state.take(Sample {

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn fault_is_reported() {
         let mut state = example();
         state.lost = Some("the daemon has closed the connection".to_owned());
         assert!(screen(&mut state, 80, 24)[3].starts_with("trying again: the daemon has closed"));

@@ -248,7 +248,7 @@ fn change_of_an_export_that_fails_is_taken_back_and_stands_in_no_other_change() 
 }
 
 #[test]
-fn what_a_daemon_dumps_starts_the_same_daemon() {
+fn dumped_configuration_starts_the_same_daemon() {
     let stage = Stage::new(&[
         "--group",
         "/vm1,weight=300,iops=100,iops_burst=7",

@@ -18,7 +18,7 @@ use crate::common::pattern::{BLOCK, SECTOR, block, generation};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn what_was_flushed_survives_kill_9_in_the_middle_of_writes() {
+fn flushed_writes_survive_kill_9_in_the_middle_of_others() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", DISK_BYTES);
     let disk = format!("name=vm1,file={image}");

@@ -9,7 +9,7 @@ use crate::common::daemon::program;
 use crate::common::tools::installed;
 
 #[test]
-fn what_was_acknowledged_as_durable_survives_crashes_that_forget_the_rest() {
+fn durable_writes_survive_crashes_that_forget_the_rest() {
     survives_crashes(10, Disk::File);
 }
 

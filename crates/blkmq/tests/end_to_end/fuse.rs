@@ -126,7 +126,7 @@ pub(crate) fn may_mount() -> bool {
 }
 
 #[test]
-fn what_dd_writes_dd_reads_and_the_image_has_it() {
+fn writes_of_dd_are_read_by_dd_and_are_in_the_image() {
     let Some(mut stage) = Stage::new("") else { return };
     if !installed(&["dd", "cmp"]) {
         return;
@@ -213,7 +213,7 @@ fn hole_is_punched_found_and_read_as_zeroes() {
 }
 
 #[test]
-fn what_a_disk_cannot_do_is_refused_by_name() {
+fn operation_that_a_disk_lacks_is_refused_by_name() {
     let Some(stage) = Stage::new("") else { return };
     let file = stage.open();
     let errno = |done: io::Result<()>| done.expect_err("refused").raw_os_error();

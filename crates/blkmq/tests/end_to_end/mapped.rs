@@ -28,7 +28,7 @@ fn serve(scratch: &Scratch) -> Daemon {
 }
 
 #[test]
-fn what_lies_behind_a_file_that_has_grown_stays_where_it_is() {
+fn data_behind_a_file_that_has_grown_stays_where_it_is() {
     for (kind, at) in [("linear=a+b", 9 * MIB), ("striped=a+b", 9 * MIB)] {
         let scratch = Scratch::new();
         let file = |name: &str| format!("name={name},file={},size=8M,create=on", scratch.word(name));
@@ -166,7 +166,7 @@ fn image_copied_to_a_stripe_lies_in_its_members_chunk_by_chunk() {
 }
 
 #[test]
-fn what_a_disk_lies_on_is_served_only_where_it_is_named() {
+fn disk_below_another_is_served_only_where_it_is_named() {
     if !installed(&["qemu-img"]) {
         return;
     }

@@ -40,7 +40,7 @@ fn disk_in_a_cluster_does_everything() {
 }
 
 #[test]
-fn what_is_converted_to_the_disk_is_what_ceph_exports() {
+fn image_converted_to_the_disk_is_what_ceph_exports() {
     let Some(ceph) = Ceph::find() else { return };
     if !installed(&["qemu-img", "nbdinfo"]) {
         return;
@@ -173,7 +173,7 @@ fn bench_measures_servers_and_shares() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_the_image_and_what_to_do() {
+fn fault_is_reported_with_the_image_and_what_to_do() {
     let Some(ceph) = Ceph::find() else { return };
     let _image = ceph.image_with("unlockable", "8M", &["--image-feature", "layering"]);
     let refused = |disk: &str, words: &str| {

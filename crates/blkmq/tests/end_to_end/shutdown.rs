@@ -121,7 +121,7 @@ fn ctl_drain_is_answered_at_once_takes_no_more_and_ends_what_is_under_way() {
 }
 
 #[test]
-fn who_asks_for_the_end_need_not_wait_for_the_answer() {
+fn caller_of_shutdown_need_not_wait_for_the_answer() {
     let scratch = Scratch::new();
     let image = scratch.image("vm1.raw", 1 << 20);
     let mut daemon = asked(&scratch, &format!("name=vm1,file={image}"));

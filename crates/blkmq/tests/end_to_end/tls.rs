@@ -60,7 +60,7 @@ impl Secured {
 }
 
 #[test]
-fn who_has_no_certificate_or_a_wrong_or_an_old_one_is_kept_out_and_the_log_says_why() {
+fn client_without_a_valid_certificate_is_refused_and_the_log_says_why() {
     if !installed(&["nbdinfo"]) {
         return;
     }
@@ -269,7 +269,7 @@ fn server_without_tls_is_not_talked_with_in_the_clear() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_at_the_start_with_what_to_do() {
+fn tls_that_cannot_be_served_is_refused_at_the_start_with_what_to_do() {
     let stage = Secured::new(&[]);
     stage
         .authority

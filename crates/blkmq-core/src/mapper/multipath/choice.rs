@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_counts_no_more_within_the_same_batch() {
+    fn ended_request_counts_no_more_within_the_same_batch() {
         let shards = shards(1);
         let mut choice = choice(Selector::QueueLength, &[1, 1], &shards);
         assert_eq!(start(&mut choice, 1, Instant(0)), 0);

@@ -173,7 +173,7 @@ fn spec(kind: MapKind, members: &[(Below, u64, Option<u64>)]) -> MapSpec {
 const WHOLE: (Below, u64, Option<u64>) = (Below::Leaf(0), 0, None);
 
 #[test]
-fn what_cannot_be_is_named_with_its_limit() {
+fn impossible_table_is_named_with_its_limit() {
     let chunk = |chunk| MapKind::Striped { chunk };
     let member = |start, len| vec![(Below::Leaf(0), start, len)];
     let text = |spec: &MapSpec| {
@@ -320,7 +320,7 @@ fn limits_are_what_all_members_take() {
 }
 
 #[test]
-fn what_is_less_than_a_chunk_or_more_than_the_smallest_has_is_left_over() {
+fn space_beyond_whole_chunks_of_the_smallest_member_is_left_over() {
     let mut table = Table::new(vec![leaf(0, 100 << 10), leaf(1, 1 << 20)]);
     let members = [(Below::Leaf(0), 0, None), (Below::Leaf(1), 0, None)];
     let id = table

@@ -344,7 +344,7 @@ fn reads_do_not_wait_for_a_cap_on_writes_and_a_common_one_starves_neither() {
 }
 
 #[test]
-fn what_waits_is_timed_anew_when_a_cap_changes_and_the_debt_is_paid_at_the_new_rate() {
+fn waiter_is_timed_anew_and_debt_paid_at_the_new_rate_when_a_cap_changes() {
     let mut bench = Bench::new();
     let group = bench.group(ROOT, caps(CapKind::Bps, 1 << 20));
     bench.add(group, Op::Read, 1 << 20);
@@ -387,7 +387,7 @@ fn debts_to_a_cap_are_paid_wherever_they_were_made() {
 }
 
 #[test]
-fn what_waits_goes_when_the_cap_does_and_stays_below_the_ancestors() {
+fn waiter_goes_when_its_cap_is_removed_and_obeys_those_of_its_ancestors() {
     let mut bench = Bench::new();
     let parent = bench.group(ROOT, caps(CapKind::Iops, 1000));
     let child = bench.group(parent, caps(CapKind::Iops, 1));

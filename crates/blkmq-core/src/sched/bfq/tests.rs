@@ -65,7 +65,7 @@ fn hold_ends_with_the_tunables_that_know_none() {
 }
 
 #[test]
-fn what_was_learnt_of_a_group_elsewhere_is_gone_on_with_and_nonsense_is_ignored() {
+fn restored_figures_of_a_group_are_continued_and_nonsense_is_ignored() {
     let (slow, now) = (GroupId(1), Instant(1000));
     let mut bfq = bfq(16);
     assert_eq!(bfq.learnt(slow), [0; 0], "it was not probed");
@@ -126,7 +126,7 @@ fn requests_of_two_groups_that_touch_are_not_merged_and_those_of_one_client_are(
 }
 
 #[test]
-fn what_comes_back_goes_first_and_is_not_paid_for_again() {
+fn requeued_request_goes_first_and_is_not_charged_again() {
     let mut bfq = bfq(64);
     for n in 0..16 {
         insert(&mut bfq, 1, 0, 2 * n);
@@ -154,7 +154,7 @@ fn what_comes_back_goes_first_and_is_not_paid_for_again() {
 }
 
 #[test]
-fn who_comes_back_within_its_due_goes_beside_a_full_drive_and_others_do_not() {
+fn group_that_returns_within_its_due_alone_goes_beside_a_full_drive() {
     let mut bfq = bfq(1024);
     for n in 0..200 {
         insert(&mut bfq, 1, 0, 2 * n);

@@ -123,7 +123,7 @@ fn sweep_goes_on_where_it_stands_and_begins_again_with_the_oldest() {
 }
 
 #[test]
-fn what_is_inserted_ahead_of_the_sweep_joins_the_batch() {
+fn request_inserted_ahead_of_the_sweep_joins_the_batch() {
     let mut bench = Bench::new();
     bench.writes([10, 30]);
     assert_eq!(bench.next(1), [10]);
@@ -319,7 +319,7 @@ fn front_merges_can_be_switched_off_and_the_gap_still_closes() {
 }
 
 #[test]
-fn who_closes_a_gap_keeps_the_earlier_deadline() {
+fn request_that_closes_a_gap_keeps_the_earlier_deadline() {
     let mut bench = Bench::new().set("fifo_batch", 1);
     bench.reads([50]);
     assert_eq!(bench.next(1), [50]);
@@ -355,7 +355,7 @@ fn front_merge_moves_the_place_of_the_request() {
 }
 
 #[test]
-fn what_differs_in_kind_is_not_merged() {
+fn requests_that_differ_in_kind_are_not_merged() {
     let mut bench = Bench::new();
     bench.insert(read(10));
     let next = read(11);

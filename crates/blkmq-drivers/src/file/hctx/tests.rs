@@ -129,7 +129,7 @@ fn flush_succeeds_again_once_the_disk_was_opened_again_after_one_that_failed() {
 }
 
 #[test]
-fn what_is_written_is_read_back_whatever_the_memory_looks_like() {
+fn writes_are_read_back_whatever_the_memory_looks_like() {
     for direct in [Direct::Auto, Direct::Off] {
         let path = scratch_file(&format!("patterns_{direct:?}"), 4 << 20);
         let mut rig = rig(&path, direct);

@@ -128,7 +128,7 @@ fn pause_ends_with_a_cancellation() {
 }
 
 #[test]
-fn what_polling_did_not_do_is_repeated_through_the_reactors_ring() {
+fn request_that_polling_could_not_do_is_repeated_through_the_reactors_ring() {
     for (errno, is_lacking) in [(libc::EOPNOTSUPP, true), (libc::EAGAIN, false)] {
         let disk = disk(&format!("polled-{errno}"), false);
         let mut slot = slot(Op::Read, Flags::NONE);
@@ -145,7 +145,7 @@ fn what_polling_did_not_do_is_repeated_through_the_reactors_ring() {
 }
 
 #[test]
-fn what_was_cancelled_is_not_repeated() {
+fn cancelled_request_is_not_repeated() {
     let disk = disk("cancelled", false);
     let mut slot = slot(Op::Read, Flags::NONE);
     slot.start(&disk);

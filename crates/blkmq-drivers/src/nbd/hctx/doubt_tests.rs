@@ -81,7 +81,7 @@ fn flush_that_was_under_way_with_a_lost_connection_tells_too() {
 }
 
 #[test]
-fn what_was_flushed_is_not_in_doubt() {
+fn flushed_write_is_not_in_doubt() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, client) = rig(&server, &[("reconnect", "30")]);
     let client = write_once(&mut rig, client);
@@ -109,7 +109,7 @@ fn server_that_has_no_flush_keeps_nothing_that_could_be_lost() {
 }
 
 #[test]
-fn what_one_context_wrote_and_the_server_lost_every_context_tells_of() {
+fn loss_of_one_contexts_writes_is_reported_by_every_context() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (device, [mut one, mut other], [first, second]) = two(&server);
     drop(write_once(&mut one, first));

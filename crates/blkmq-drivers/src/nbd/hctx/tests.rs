@@ -124,7 +124,7 @@ fn full_read_asks_for_one_more_turn_and_for_no_further_poll() {
 }
 
 #[test]
-fn what_is_read_for_nobody_is_thrown_away() {
+fn data_read_for_nobody_is_thrown_away() {
     let server = Server::new(HeaderStyle::Simple, RICH);
     let (mut rig, mut client) = rig(&server, &[]);
     rig.issue(0, &request(Op::Read, 0, 1 << 20));
@@ -199,7 +199,7 @@ fn each_operation_is_the_protocols_and_errors_are_the_engines() {
 }
 
 #[test]
-fn what_the_server_cannot_do_is_not_asked_of_it() {
+fn operation_that_the_server_lacks_is_not_sent() {
     let server = Server::new(HeaderStyle::Simple, TransmissionFlags::HAS_FLAGS);
     let (mut rig, _client) = rig(&server, &[]);
     assert_eq!(rig.issue(0, &request(Op::Flush, 0, 0)), Issued::Done(Status::Ok));
@@ -411,7 +411,7 @@ fn server_that_has_another_size_is_not_taken_back() {
 }
 
 #[test]
-fn what_one_connection_loses_goes_through_another() {
+fn requests_that_one_connection_loses_go_through_another() {
     let server = Server::new(HeaderStyle::Simple, SHARED);
     let (mut rig, mut first) = rig(&server, &[("connections", "2"), ("reconnect", "30")]);
     let mut second = server.accept();

@@ -83,7 +83,7 @@ fn full_context_takes_no_more_until_one_has_ended() {
 }
 
 #[test]
-fn what_touches_a_bad_range_fails_and_what_stands_beside_it_does_not() {
+fn request_that_touches_a_bad_range_fails_and_its_neighbour_does_not() {
     let mut hctx = hctx(&[("bad", "8K-16K"), ("bad", "1M-2M")]);
     let mut status = |op, offset, len| hctx.issue(&request(op, offset, len), cookie(0), true, Instant(0));
     let (ok, medium) = (Issued::Done(Status::Ok), Issued::Done(Status::Medium));

@@ -126,7 +126,7 @@ fn clusters_that_were_prepared_in_vain_are_free_again() {
 
 /// A flush that has failed is made good by the next one alone, which writes all of it again.
 #[test]
-fn what_a_failed_flush_has_taken_is_written_by_the_next_one() {
+fn tables_that_a_failed_flush_took_are_written_by_the_next_one() {
     let scratch = Scratch::new("failed", 4096, 64 << 20);
     let tables = scratch.open();
     allocate(&tables, 0, 1 << 20);

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_woken_once_when_the_last_of_those_who_left_before_has_ended() {
+    fn waiter_is_woken_once_when_the_last_earlier_session_has_ended() {
         let mut earlier = EarlierSessions::new();
         assert_eq!(earlier.wait(0, 'n'), None, "nobody has left");
         let (first, second) = (earlier.add(), earlier.add());

@@ -75,7 +75,7 @@ fn lengths_that_contradict_each_other_are_refused() {
 }
 
 #[test]
-fn what_is_agreed_on_is_what_both_know() {
+fn agreed_features_are_those_that_both_know() {
     let mut init = Init {
         major: 7,
         minor: 45,

@@ -86,7 +86,7 @@ fn written(message: &Message) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn message_that_is_written_is_read_again() {
     for message in one_of_each() {
         assert_eq!(read(&written(&message)), Ok(message));
     }

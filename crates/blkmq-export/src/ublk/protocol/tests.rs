@@ -44,7 +44,7 @@ fn each_operation_is_read_with_its_modifiers() {
 }
 
 #[test]
-fn what_the_disk_does_not_have_is_refused() {
+fn range_or_operation_that_the_disk_lacks_is_refused() {
     assert_eq!(parse(4, 8, 0), Err(Refused::Unsupported(4)));
     assert_eq!(parse(0, 8, 2048), Err(Refused::Range(2048, 8)));
     assert_eq!(parse(0, 0, 0), Err(Refused::Range(0, 0)));
@@ -62,7 +62,7 @@ fn what_the_disk_does_not_have_is_refused() {
 }
 
 #[test]
-fn what_a_device_is_is_read_as_it_was_written() {
+fn parameters_of_a_device_are_read_as_they_were_written() {
     let info = DeviceInfo {
         queues: 2,
         depth: 64,

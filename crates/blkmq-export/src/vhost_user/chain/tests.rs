@@ -76,7 +76,7 @@ fn chain_is_followed_through_the_table_and_through_one_of_its_own() {
 }
 
 #[test]
-fn what_breaks_a_rule_breaks_the_device() {
+fn chain_that_breaks_a_rule_breaks_the_device() {
     let next = NEXT;
     let chains: [(&str, &[Fields]); 9] = [
         ("without an end", &[(0x4000, 16, next, 1), (0x4000, 16, next, 0)]),

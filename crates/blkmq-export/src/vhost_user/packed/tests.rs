@@ -107,7 +107,7 @@ fn chains_go_round_and_round_in_any_order() {
 }
 
 #[test]
-fn what_was_in_flight_at_a_kill_is_repeated_in_order_and_once() {
+fn chains_in_flight_at_a_kill_are_repeated_in_order_and_once() {
     for shows in [false, true] {
         let mut driver = Driver::new();
         let mut device = driver.device().unwrap();
@@ -204,7 +204,7 @@ fn driver_is_called_when_its_place_is_passed_in_this_round_or_the_next() {
 }
 
 #[test]
-fn what_is_to_be_repeated_is_looked_at_like_what_is_available() {
+fn repeated_chain_is_checked_like_an_available_one() {
     let mut driver = Driver::new();
     let mut device = driver.device().unwrap();
     driver.offer(1, 1);

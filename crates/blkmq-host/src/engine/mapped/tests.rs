@@ -148,7 +148,7 @@ fn disk_may_be_carved_but_no_byte_used_twice() {
 }
 
 #[test]
-fn what_cannot_be_is_named() {
+fn impossible_mapping_is_named() {
     for (specs, part) in [
         (
             vec![linear("x", &[("z", 0, None)])],

@@ -24,7 +24,7 @@ fn alert_follows_data_that_waits() {
 }
 
 #[test]
-fn what_does_not_belong_in_records_is_refused_and_said_why() {
+fn bytes_that_do_not_belong_in_records_are_refused_with_the_reason() {
     use AlertDescription as Told;
     let handshake = ContentType::Handshake;
     let alert = ContentType::Alert;
@@ -165,7 +165,7 @@ fn turn_looks_at_so_many_small_records() {
 }
 
 #[test]
-fn what_waits_to_be_sent_has_a_limit() {
+fn unsent_bytes_have_a_limit() {
     let (mut client, mut server) = ready();
     let data = noise(UNSENT_MAX + 1000);
     let first = client.seal(&[IoSlice::new(&data)]).unwrap();

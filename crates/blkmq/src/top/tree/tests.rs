@@ -201,7 +201,7 @@ fn disk_without_a_queue_is_listed_behind_all_queues() {
 }
 
 #[test]
-fn what_is_the_same_is_not_made_again() {
+fn unchanged_rows_are_not_made_again() {
     let (interval, lists) = example();
     let (lists, others) = (Arc::new(lists.clone()), Arc::new(lists));
     let mut tree = Tree::default();

@@ -112,7 +112,7 @@ fn client_of_the_socket_that_misbehaves_costs_itself_alone() {
 }
 
 #[test]
-fn who_is_turned_away_is_told_so_and_the_daemon_needs_no_name() {
+fn refused_control_client_gets_the_reason_and_the_daemon_needs_no_name() {
     let stage = Stage::new(&[]);
     let path = stage.scratch.path("control.sock");
     let many: Vec<UnixStream> = (0..128)
@@ -165,7 +165,7 @@ fn statistics_are_told_to_who_has_subscribed() {
 }
 
 #[test]
-fn who_subscribed_to_changes_is_told_of_queues_that_did_something() {
+fn subscriber_to_changes_gets_queues_that_did_something() {
     let stage = Stage::new(&["--disk", "name=vm2,ram=1M"]);
     let mut client = Client::connect(&stage.nbd(), "vm2").expect("it is served");
     let mut control = stage.control();
@@ -200,7 +200,7 @@ fn who_subscribed_to_changes_is_told_of_queues_that_did_something() {
 }
 
 #[test]
-fn who_follows_knows_all_queues_and_the_last_count_of_each() {
+fn subscriber_knows_all_queues_and_the_last_count_of_each() {
     let stage = Stage::new(&["--disk", "name=vm2,ram=1M"]);
     let mut client = Client::connect(&stage.nbd(), "vm2").expect("it is served");
     let mut control = stage.control();

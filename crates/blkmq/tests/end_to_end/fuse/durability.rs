@@ -36,7 +36,7 @@ fn stage() -> Option<Forgetful> {
 }
 
 #[test]
-fn what_was_written_as_durable_or_flushed_survives_a_power_cut() {
+fn durable_and_flushed_writes_survive_a_power_cut() {
     let Some(Forgetful {
         mut stage,
         medium,

@@ -189,7 +189,7 @@ fn load_that_is_under_way_at_sigterm_ends_and_so_does_the_daemon() {
 }
 
 #[test]
-fn who_unmounts_it_by_hand_ends_that_mount_alone() {
+fn unmount_by_hand_ends_that_mount_alone() {
     let Some(mut stage) = Stage::new("") else { return };
     let file = stage.open();
     assert_eq!(unmount(stage.path(), UnmountFlags::empty()), Err(Errno::BUSY));

@@ -64,7 +64,7 @@ impl Drop for Aborted {
 }
 
 #[test]
-fn what_does_not_fit_into_memory_is_written_back_all_the_same() {
+fn load_beyond_memory_is_written_back_all_the_same() {
     let Some(mut stage) = Stage::of_size("", 1 << 30) else {
         return;
     };

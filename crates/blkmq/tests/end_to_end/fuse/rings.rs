@@ -71,7 +71,7 @@ fn all_that_holds_for_disks_that_are_files_holds_over_io_uring() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(
-        said.contains("what_dd_writes_dd_reads_and_the_image_has_it ... ok"),
+        said.contains("writes_of_dd_are_read_by_dd_and_are_in_the_image ... ok"),
         "{said}"
     );
 }
@@ -88,7 +88,7 @@ fn write_back_ends_in_many_runs_four_at_a_time() {
             let mut test = Command::new(std::env::current_exe().expect("this program"));
             test.args([
                 "--exact",
-                "fuse::memory::what_does_not_fit_into_memory_is_written_back_all_the_same",
+                "fuse::memory::load_beyond_memory_is_written_back_all_the_same",
             ]);
             let output = test.env(OVER_RINGS, "1").output().expect("it starts");
             if !output.status.success() {
@@ -158,7 +158,7 @@ fn daemon_whose_mounts_may_be_handed_over_has_no_rings() {
 }
 
 #[test]
-fn who_has_it_open_when_the_daemon_ends_gets_enotconn_and_what_was_begun_ends() {
+fn open_file_gets_enotconn_at_the_daemons_end_and_begun_requests_end() {
     let Some(_switch) = Switch::turn("1") else { return };
     let mut stage = Stage {
         daemon: None,

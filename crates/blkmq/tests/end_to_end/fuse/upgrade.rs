@@ -226,7 +226,7 @@ fn daemon_that_cannot_take_over_leaves_the_mount_to_the_running_one() {
 }
 
 #[test]
-fn what_the_drive_has_is_waited_for_and_an_upgrade_fails_rather_than_leave_it() {
+fn requests_in_the_drive_are_waited_for_or_the_upgrade_fails() {
     if !may_mount() {
         return;
     }

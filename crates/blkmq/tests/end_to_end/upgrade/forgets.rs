@@ -17,7 +17,7 @@ use crate::common::{Daemon, Scratch};
 use crate::vhost_user::{Driver, RECORD_BYTES, Ring, send_record};
 
 #[test]
-fn what_nbd_clients_have_flushed_survives_upgrades_and_a_power_cut() {
+fn flushed_writes_of_nbd_clients_survive_upgrades_and_a_power_cut() {
     let (mut flushes, mut dropped) = (0, 0);
     for round in 0..upgrades() as u64 {
         let Some(medium) = Medium::new(round, BYTES) else {
@@ -62,7 +62,7 @@ fn what_nbd_clients_have_flushed_survives_upgrades_and_a_power_cut() {
 }
 
 #[test]
-fn what_guests_have_flushed_survives_kills_and_upgrades_and_a_power_cut() {
+fn flushed_writes_of_guests_survive_kills_upgrades_and_a_power_cut() {
     let (mut flushes, mut behind) = (0, 0);
     for round in 0..upgrades() as u64 {
         let Some(medium) = Medium::new(round, GUEST_BYTES) else {

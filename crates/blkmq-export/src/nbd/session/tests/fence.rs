@@ -79,7 +79,7 @@ fn server_without_an_instance_does_not_know_the_option() {
 }
 
 #[test]
-fn who_has_no_name_can_fence_nobody() {
+fn session_without_a_name_can_fence_nobody() {
     let mut wire = wire(Some(77));
     select(&mut wire);
     let told = refused(&wire.send(&fence(1, 0)));

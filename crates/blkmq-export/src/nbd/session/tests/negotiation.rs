@@ -281,7 +281,7 @@ fn export_name_without_the_tls_that_is_required_ends_the_session_and_abort_is_he
 }
 
 #[test]
-fn what_was_negotiated_before_tls_is_forgotten() {
+fn options_negotiated_before_tls_are_forgotten() {
     let mut wire = Wire::greeted([disk()]);
     wire.session.offer_tls(Mode::Allow);
     wire.acked(OptionCode::EXTENDED_HEADERS, &[]);

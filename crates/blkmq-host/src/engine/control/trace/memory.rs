@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_mapping_is_told_another_one_reads_and_nobody_can_cut_it_off() {
+    fn order_in_one_mapping_is_read_in_another_and_nobody_can_shorten_it() {
         let (file, rings) = make(2).expect("memory");
         let theirs = map(&file, 2).expect("the same memory");
         for (number, (ours, theirs)) in rings.into_iter().zip(theirs).enumerate() {
