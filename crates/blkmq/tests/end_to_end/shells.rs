@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::run;
 use crate::common::user::{as_user, can_switch};
 use crate::common::{Daemon, Scratch};
 
@@ -32,8 +33,12 @@ impl Host {
         let scratch = Scratch::new();
         fs::set_permissions(scratch.path(""), Permissions::from_mode(0o755)).expect("our own");
         chown(scratch.path(""), Some(DAEMON), Some(DAEMON)).expect("root may");
-        // The directory of the build may be closed to others.
-        fs::copy(program(), scratch.path("program")).expect("a copy");
+        // The directory of the build may be closed to others. Another process makes the copy: a file that this one has
+        // open for writing could not be run while a child of another test has inherited it.
+        run(
+            "cp",
+            &[&program().display().to_string(), &scratch.word("program")],
+        );
         let dir = scratch.word("");
         let mut text = format!(
             "[daemon]\nreactors = 1\nupgrade_socket = \"unix:{dir}upgrade.sock\"\n[control]\nsocket = \"unix:{dir}control.sock\"\n\
