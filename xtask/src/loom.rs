@@ -23,6 +23,9 @@ pub(crate) fn run(steps: &mut Steps, depth: Depth) -> Result<()> {
     command
         .env("RUSTFLAGS", "--cfg loom")
         .env("LOOM_MAX_PREEMPTIONS", preemptions)
+        // The models take 9 s; what a link-time optimization of their program would save is less than it takes.
+        .env("CARGO_PROFILE_RELEASE_LTO", "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
         // A directory of its own: with these flags cargo would otherwise rebuild everything each
         // time.
         .env("CARGO_TARGET_DIR", target_dir()?.join("loom"));

@@ -1,7 +1,7 @@
 //! The steps of a chore as they are shown: announced, timed, and a skipped one with its reason.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -107,6 +107,53 @@ impl Steps {
     }
 }
 
+/// A build that runs beside the steps, on the processor time that they leave. Its outcome does not count and its
+/// output is not shown: the step that needs what it builds calls cargo again, which then has little to do.
+pub(crate) struct BuildBeside(Child);
+
+impl BuildBeside {
+    /// # Errors
+    /// If `nice` cannot be started.
+    pub(crate) fn start(build: &Command) -> Result<Self> {
+        let mut command = Command::new("nice");
+        command
+            .args(["-n", "19"])
+            .arg(build.get_program())
+            .args(build.get_args());
+        for (name, value) in build.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        if let Some(dir) = build.get_current_dir() {
+            command.current_dir(dir);
+        }
+        Ok(Self(command.spawn().context("starting `nice`")?))
+    }
+
+    /// Waits for its end, which lets the next call of cargo into the build directory.
+    ///
+    /// # Errors
+    /// If it cannot be waited for.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.0.wait().context("waiting for a build")?;
+        Ok(())
+    }
+}
+
+impl Drop for BuildBeside {
+    /// A step has failed, if it still runs.
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Runs the command with its output shown, and prints nothing itself.
 ///
 /// # Errors
@@ -137,7 +184,29 @@ fn show(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Command, Steps, show};
+    use super::{BuildBeside, Command, Steps, show};
+
+    #[test]
+    fn build_beside_has_the_words_variables_and_place_of_its_command() {
+        let dir = std::env::temp_dir();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"test "$FROM/$PWD" = "here/$WANTED" || sleep 60"#])
+            .env("FROM", "here")
+            .env("WANTED", &dir)
+            .current_dir(&dir);
+        let start = std::time::Instant::now();
+        BuildBeside::start(&command).unwrap().finish().unwrap();
+        assert!(start.elapsed().as_secs() < 30, "it has others");
+    }
+
+    #[test]
+    fn build_beside_ends_with_a_step_that_fails() {
+        let build = BuildBeside::start(Command::new("sleep").arg("60")).unwrap();
+        let start = std::time::Instant::now();
+        drop(build);
+        assert!(start.elapsed().as_secs() < 30, "it is waited for");
+    }
 
     #[test]
     fn failing_command_fails_the_step_and_names_both() {

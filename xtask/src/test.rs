@@ -1,12 +1,13 @@
 //! `cargo xtask test`: all checks, first those that are cheap and likely to fail, the test suite last.
 //!
-//! The suite comes last so that its own closing lines are the end of the whole run: the list of
+//! The tests are built beside the steps that need no debug build: those wait for clocks, or for one long unit of the
+//! release build. The suite comes last so that its own closing lines are the end of the whole run: the list of
 //! skipped tests precedes the documentation's tests, which cannot skip.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::place::{cargo, has_cargo_command};
-use crate::steps::{Steps, run_shown};
+use crate::steps::{BuildBeside, Steps, run_shown};
 use crate::{
     ceph, figures, fuzz, guest, instructions, loom, mutant, outside, path_loss, release, setup, siege, sim,
     skips,
@@ -26,6 +27,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     let mut documentation = cargo("doc --workspace --no-deps");
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     steps.run("links in the documentation", &mut documentation)?;
+    let tests = BuildBeside::start(cargo(SUITE).arg("--no-run"))?;
     check_dependencies(steps)?;
     mutant::check_all(steps)?;
     loom::run(steps, loom::Depth::Short)?;
@@ -33,13 +35,14 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     instructions::run(steps, false)?;
     // Reports cannot be taken again for each commit: an old one is no failure here.
     steps.time("age of the reports", figures::warn_of_old)?;
-    fuzz::replay(steps)?;
     outside::run(steps)?;
     release::run(steps, false)?;
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
     guest::run_short(steps)?;
     ceph::test_short(steps)?;
+    steps.time("rest of the build of the tests", || tests.finish())?;
+    fuzz::replay(steps)?;
     run_suite(steps, &skips, mode)
 }
 
@@ -75,8 +78,9 @@ fn run_suite(steps: &mut Steps, skips: &skips::List, mode: skips::Mode) -> Resul
     steps.print_summary();
     println!("\n==> tests");
     let tests = run_shown(
-        skips::listed(&mut cargo("test --workspace --no-fail-fast --lib --bins --tests"))?
+        skips::listed(&mut cargo(SUITE))?
             .env("BLKMQ_BIN", command)
+            .env(THREADS, threads()?)
             .env(PROPERTY_SEED, "1"),
     );
     println!("\n==> skipped");
@@ -86,6 +90,17 @@ fn run_suite(steps: &mut Steps, skips: &skips::List, mode: skips::Mode) -> Resul
     tests.and(documentation).and(skipped)
 }
 
+/// How many tests run at a time. Those that take long sleep: they wait for daemons, clients and clocks, so as many as
+/// there are processors would leave half of them idle.
+fn threads() -> Result<String> {
+    let processors = std::thread::available_parallelism().context("counting processors")?;
+    Ok(std::env::var(THREADS).unwrap_or_else(|_| (processors.get() * 2).to_string()))
+}
+
+/// Cargo's words for the test suite.
+const SUITE: &str = "test --workspace --no-fail-fast --lib --bins --tests";
+/// The variable from which tests read how many of them run at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
 /// Cargo's words for the lints.
 pub(crate) const LINTS: &str = "clippy --workspace --all-targets -- -D warnings";
 /// The variable from which proptest reads its seed.
