@@ -1,11 +1,12 @@
 //! `blkmq ctl`: what it asks of a running daemon, and the form of the responses, tables for people, JSON for
 //! programs.
 
+mod printed;
 mod stats;
 mod table;
 
 use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Map, Value, json};
 
+use self::printed::{print_json, print_record, print_resized, print_settings, print_steps};
 use self::table::{Column, table};
 use crate::complete::{Disks, Names, kinds};
 use crate::control::client::{Client, QUERY_MAX};
@@ -552,83 +554,6 @@ impl EditArgs {
         }
         Ok(json!({"kind": self.kind, "name": name, "keys": keys, "dry_run": self.dry_run}))
     }
-}
-
-fn print_steps(is_json: bool, done: Value, is_dry: bool) -> Result<()> {
-    if is_json {
-        return print_json(&done);
-    }
-    let texts = |key: &str| -> Vec<&str> {
-        let texts = done[key].as_array().into_iter().flatten();
-        texts.filter_map(Value::as_str).collect()
-    };
-    let printed = match (texts("steps").as_slice(), is_dry) {
-        ([], _) => print("nothing differs\n"),
-        (steps, true) => print(&format!("would {}\n", steps.join("\nwould "))),
-        (steps, false) => print(&format!("{}\n", steps.join("\n"))),
-    };
-    printed?;
-    let notes = texts("notes").into_iter();
-    // Nobody may read them.
-    notes.for_each(|note| drop(writeln!(std::io::stderr(), "note: {note}")));
-    Ok(())
-}
-
-fn print_record(is_json: bool, record: &Value) -> Result<()> {
-    if is_json {
-        return print_json(record);
-    }
-    let fields = record.as_object().into_iter().flatten();
-    let lines = fields.map(|(key, value)| {
-        let name = key.trim_end_matches("_ns").trim_end_matches("_s");
-        format!("{name:<18} {}\n", table::with_unit(key, value))
-    });
-    print(&lines.collect::<String>())
-}
-
-/// Prints what a client needs, at each address.
-fn print_settings(is_json: bool, disk: &str, kind: &str, found: &Value) -> Result<()> {
-    if is_json {
-        return print_json(found);
-    }
-    let all = found.as_array().map_or(&[][..], Vec::as_slice);
-    let text = |key: &str, one: &Value| one[key].as_str().unwrap_or_default().to_owned();
-    match all {
-        [] => bail!(
-            "disk {disk}: no address of it is for {kind}: add an export, as in blkmq ctl add export \
-             vhost-user=unix:/run/blkmq/{disk}.sock 'disks=[\"{disk}\"]'"
-        ),
-        [one] => print(&format!("{}\n", text("settings", one))),
-        all => {
-            let each = all
-                .iter()
-                .map(|one| format!("{}:\n{}\n", text("address", one), text("settings", one)));
-            print(&each.collect::<Vec<_>>().join("\n"))
-        }
-    }
-}
-
-/// Prints who was told of a disk's size, and who has to be told otherwise.
-fn print_resized(is_json: bool, record: &Value) -> Result<()> {
-    if is_json {
-        return print_json(record);
-    }
-    let mut out = String::new();
-    for key in ["before", "size"] {
-        out += &format!("{key:<18} {}\n", table::with_unit(key, &record[key]));
-    }
-    for client in record["told"].as_array().into_iter().flatten() {
-        out += &format!("{:<18} {}\n", "told", table::plain(client));
-    }
-    for client in record["not_told"].as_array().into_iter().flatten() {
-        let (who, why) = (table::plain(&client["client"]), table::plain(&client["why"]));
-        out += &format!("{:<18} {who}: {why}\n", "not told");
-    }
-    print(&out)
-}
-
-fn print_json(value: &Value) -> Result<()> {
-    print(&format!("{value:#}\n"))
 }
 
 /// What a request has besides its parameters.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::print_json;
+use super::printed::print_json;
 use super::table::{Column, table};
 use crate::control::client::Client;
 use crate::control::statistics::{Counts, Statistics};
