@@ -161,7 +161,8 @@ impl FreezeState {
     /// outstanding at some moment between the two sums).
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        self.is_vacant() && self.outstanding() == 0
+        // The first look is for those who poll: without the fence it can only be too old, which means "not yet".
+        self.outstanding() == 0 && self.is_vacant() && self.outstanding() == 0
     }
 
     /// Whether no user is inside at this moment. Once true on a queue that the caller has frozen, any user
