@@ -1,6 +1,8 @@
 //! A hardware context of a drive of files of which some are images: what their maps know goes to the files at
-//! once, as whole requests or in parts; everything else goes to the threads of `pool` and comes back here.
-//! Requests of raw files pass through.
+//! once, as whole requests or in parts, and `allocate` has writes to new clusters; everything else goes to the threads of
+//! `pool` and comes back here. Requests of raw files pass through.
+
+mod allocate;
 
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use blkmq_core::time::Instant;
 use blkmq_host::runner::Runner;
 use blkmq_sync::mpsc::{self, Receiver};
 
+use self::allocate::Allocation;
 use super::guests::Guests;
 use super::image::Image;
 use super::map::Entry;
@@ -20,7 +23,8 @@ use super::sys;
 use crate::file::disks::Disks;
 use crate::file::hctx::FileHctx;
 use crate::file::locks::Announced;
-use crate::file::part::{Part, Pieces};
+use crate::file::part::Part;
+use crate::mapping::Mapping;
 
 /// The driver's side of one hardware context.
 pub(crate) struct ImageHctx {
@@ -37,8 +41,14 @@ pub(crate) struct ImageHctx {
     parents: Box<[u32]>,
     reply: Arc<Reply>,
     ends: Receiver<End>,
-    /// Jobs that came back when there was no room.
+    /// Jobs that came back when there was no room, and those that wait for a write to the same new clusters.
     waiting: Vec<Box<Job>>,
+    /// Writes to new clusters by tag, the tags of those that there are, and memory for copies.
+    allocations: Box<[Option<Box<Allocation>>]>,
+    allocating: Vec<u32>,
+    copies: Vec<Mapping>,
+    /// Those of the last turn that failed: nothing of them is there.
+    undone: Vec<Cookie>,
     /// Where the request at hand lies.
     extents: Vec<Extent>,
 }
@@ -80,6 +90,8 @@ enum Tried {
     Unknown,
     /// It is not for the files.
     Work,
+    /// Another write goes to its clusters, which are new: it can go afterwards.
+    Later,
 }
 
 impl ImageHctx {
@@ -103,6 +115,10 @@ impl ImageHctx {
             reply: Arc::new(Reply { sender, runner, hctx }),
             ends,
             waiting: Vec::new(),
+            allocations: (0..depth).map(|_| None).collect(),
+            allocating: Vec::with_capacity(depth as usize),
+            copies: Vec::new(),
+            undone: Vec::new(),
             extents: Vec::with_capacity(EXTENTS_MAX),
             file,
         };
@@ -128,33 +144,58 @@ impl ImageHctx {
     fn issue_to_image(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let number = cookie.tag().0;
         let part = Part::whole(rq);
-        let only_map = match self.try_map(number, cookie, &part, last, now) {
-            Tried::Issued(issued) => return issued,
-            Tried::Unknown => true,
-            Tried::Work => false,
-        };
-        let mut pieces = Vec::with_capacity(rq.segment_count() as usize);
-        rq.for_each_piece(|piece| pieces.push(piece));
+        let tried = self.try_here(number, cookie, &part, last, now);
+        if let Tried::Issued(issued) = tried {
+            return issued;
+        }
         let Some(view) = self.image(rq.disk()) else {
             return Issued::Done(Status::Invalid);
         };
-        let job = Job {
-            image: Arc::clone(&view.image),
-            disk: rq.disk(),
-            op: rq.op(),
-            flags: rq.flags(),
-            offset: rq.offset(),
-            len: rq.len(),
+        let image = Arc::clone(&view.image);
+        let mut job = self.job(&image, number, &part);
+        self.begin(number, cookie, 1);
+        match tried {
+            Tried::Later => self.waiting.push(job),
+            tried => {
+                job.only_map = matches!(tried, Tried::Unknown);
+                pool::submit(job);
+            }
+        }
+        Issued::Queued
+    }
+
+    /// Work for the threads.
+    fn job(&self, image: &Arc<Image>, number: u32, rq: &Part<'_>) -> Box<Job> {
+        let mut pieces = Vec::new();
+        rq.memory.for_each(|piece| pieces.push(piece));
+        Box::new(Job {
+            image: Arc::clone(image),
+            disk: rq.disk,
+            op: rq.op,
+            flags: rq.flags,
+            offset: rq.offset,
+            len: rq.len,
             pieces,
-            skip: 0,
-            only_map,
-            is_ordered: rq.is_ordered(),
+            skip: rq.skip,
+            only_map: false,
+            is_ordered: rq.is_ordered,
             number,
             reply: Arc::clone(&self.reply),
-        };
-        self.begin(number, cookie, 1);
-        pool::submit(Box::new(job));
-        Issued::Queued
+        })
+    }
+
+    /// Does a request without the threads, if that can be.
+    fn try_here(&mut self, number: u32, cookie: Cookie, rq: &Part<'_>, last: bool, now: Instant) -> Tried {
+        match self.try_map(number, cookie, rq, last, now) {
+            Tried::Work if rq.op == Op::Write && !rq.flags.has(Flags::FUA) => {
+                if self.is_allocating(rq) {
+                    return Tried::Later;
+                }
+                let issued = self.allocate(number, cookie, rq, last, now);
+                issued.map_or(Tried::Work, Tried::Issued)
+            }
+            tried => tried,
+        }
     }
 
     /// Gives a request to the files, if its map says where it is.
@@ -284,8 +325,6 @@ impl ImageHctx {
     #[cold]
     fn hand_over_rest(&mut self, number: u32, rq: &Part<'_>, first: usize) {
         let Some(view) = self.image(rq.disk) else { return };
-        let mut pieces = Vec::new();
-        rq.memory.for_each(|piece| pieces.push(piece));
         let image = Arc::clone(&view.image);
         let begin = self.extents[first].at;
         // What the threads do is not announced, since they wait for what is.
@@ -293,20 +332,13 @@ impl ImageHctx {
             .announce(number as usize, rq.disk.0, &(rq.offset..rq.offset + begin));
         self.end_parts(number, (self.extents.len() - first) as u32);
         for extent in &self.extents[first..] {
-            pool::submit(Box::new(Job {
-                image: Arc::clone(&image),
-                disk: rq.disk,
-                op: rq.op,
-                flags: rq.flags,
+            let part = Part {
                 offset: rq.offset + extent.at,
                 len: extent.len,
-                pieces: pieces.clone(),
                 skip: rq.skip + extent.at,
-                only_map: false,
-                is_ordered: rq.is_ordered,
-                number,
-                reply: Arc::clone(&self.reply),
-            }));
+                ..rq.clone()
+            };
+            pool::submit(self.job(&image, number, &part));
         }
     }
 
@@ -377,7 +409,7 @@ impl ImageHctx {
     }
 
     /// Takes an end of the context for files. Returns that of a request, if it is one.
-    fn take_end(&mut self, end: Done) -> Option<Done> {
+    fn take_end(&mut self, end: Done, now: Instant) -> Option<Done> {
         let tag = end.cookie.tag().0;
         let requests = self.active.len();
         let number = match self.parents.get((tag as usize).wrapping_sub(requests)) {
@@ -386,6 +418,7 @@ impl ImageHctx {
                 *parent
             }
             None if self.active[tag as usize].cookie.is_none() => return Some(end),
+            None if self.allocations[tag as usize].is_some() => return self.step_ended(tag, end.status, now),
             None => tag,
         };
         self.end_file_part(number, end.status)
@@ -402,20 +435,10 @@ impl ImageHctx {
             return;
         };
         self.end(number);
-        let part = Part {
-            op: job.op,
-            flags: job.flags,
-            disk: job.disk,
-            offset: job.offset,
-            len: job.len,
-            is_ordered: job.is_ordered,
-            skip: job.skip,
-            memory: Pieces::List(&job.pieces),
-        };
-        match self.try_map(number, cookie, &part, true, now) {
+        match self.try_here(number, cookie, &job.part(), true, now) {
             Tried::Issued(Issued::Queued) => {}
             Tried::Issued(Issued::Done(status)) => done.push(Done { cookie, status }),
-            Tried::Issued(_) => {
+            Tried::Issued(_) | Tried::Later => {
                 self.begin(number, cookie, 1);
                 self.waiting.push(job);
             }
@@ -519,13 +542,14 @@ impl HctxDriver for ImageHctx {
 
     fn reap(&mut self, now: Instant, done: &mut Vec<Done>) {
         let first = done.len();
+        self.undone.clear();
         self.file.reap(now, done);
         if self.in_flight == 0 {
             return;
         }
         let mut kept = first;
         for at in first..done.len() {
-            if let Some(end) = self.take_end(done[at]) {
+            if let Some(end) = self.take_end(done[at], now) {
                 done[kept] = end;
                 kept += 1;
             }
@@ -551,7 +575,10 @@ impl HctxDriver for ImageHctx {
     }
 
     fn done_before(&mut self, cookie: Cookie) -> u64 {
-        self.file.done_before(cookie)
+        match self.undone.contains(&cookie) {
+            true => 0,
+            false => self.file.done_before(cookie),
+        }
     }
 
     fn timed_out(&mut self, cookie: Cookie) -> TimedOut {
@@ -578,6 +605,8 @@ impl Drop for ImageHctx {
                 "qcow2 driver: a hardware context ends with {} requests under way",
                 self.in_flight
             );
+            // The kernel may use their memory.
+            std::mem::forget(std::mem::take(&mut self.allocations));
         }
     }
 }

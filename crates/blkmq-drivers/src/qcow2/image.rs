@@ -19,7 +19,7 @@ use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::ids::DiskId;
@@ -33,7 +33,7 @@ use super::layers;
 use super::map::{Entry, Map};
 use super::pool::{Job, Lane, Outcome};
 use super::sys;
-use super::tables::Tables;
+use super::tables::{Claim, Tables};
 use super::transfer::Buffer;
 use super::zero;
 use crate::file::{FileDisk, is_taking_over};
@@ -163,6 +163,16 @@ impl Image {
     fn enter(&self) -> io::Result<RwLockReadGuard<'_, ()>> {
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         self.check_place().map(|()| gate)
+    }
+
+    /// The same, for who must not wait: `None` if somebody changes what is there, or another image is in its place.
+    pub(super) fn try_enter(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let gate = match self.gate.try_read() {
+            Ok(gate) => gate,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        self.check_place().ok().map(|()| gate)
     }
 
     /// Fails if another image has taken its place, before anything is done.
@@ -327,22 +337,53 @@ impl Image {
     pub(super) fn alone<T>(&self, range: Range<u64>, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.check_place()?;
+        self.forget(&range);
+        if let Some((guests, disk)) = self.place.get() {
+            guests.wait_for(*disk, &range);
+            // Those that were under way may have entered new clusters.
+            self.forget(&range);
+        }
+        work()
+    }
+
+    fn forget(&self, range: &Range<u64>) {
         let bits = self.map.granule_bits();
         let mut writer = self.map.writer();
         self.map
             .forget(&mut writer, range.start >> bits, range.end.div_ceil(1 << bits));
         writer.version += 1;
-        drop(writer);
-        if let Some((guests, disk)) = self.place.get() {
-            guests.wait_for(*disk, &range);
+    }
+
+    /// Its tables, if they are in memory and may be changed.
+    pub(super) fn writable_tables(&self) -> Option<&Tables> {
+        self.tables
+            .get()
+            .filter(|_| !self.read_only)
+            .map(|tables| &**tables)
+    }
+
+    /// Ends a claim of clusters for a write of `range`: from now on all find them, or it is given up.
+    pub(super) fn end_claim(&self, claim: Claim, range: Range<u64>, is_written: bool) {
+        let Some(tables) = self.tables.get() else { return };
+        let host = claim.host + range.start % tables.cluster();
+        tables.land(claim, is_written);
+        if is_written {
+            let mut writer = self.map.writer();
+            writer.version += 1;
+            self.enter_in_map(&mut writer, range, host);
         }
-        work()
     }
 
     /// The clusters that a range touches.
     pub(super) fn whole_clusters(&self, range: &Range<u64>) -> Range<u64> {
         let cluster = self.header.cluster();
         range.start - range.start % cluster..range.end.next_multiple_of(cluster)
+    }
+
+    /// The same, by their numbers.
+    pub(super) fn clusters(&self, range: &Range<u64>) -> Range<u64> {
+        let bits = self.header.cluster_bits;
+        range.start >> bits..range.end.div_ceil(1 << bits)
     }
 
     /// Enters whole clusters into the map, since a part of them is at `host` now.

@@ -14,6 +14,7 @@ use blkmq_host::runner::Runner;
 use blkmq_sync::mpsc::Sender;
 
 use super::image::Image;
+use crate::file::part::{Part, Pieces};
 
 /// Work for an image.
 pub(super) struct Job {
@@ -35,6 +36,22 @@ pub(super) struct Job {
     /// The tag of its request.
     pub(super) number: u32,
     pub(super) reply: Arc<Reply>,
+}
+
+impl Job {
+    /// It as a request, or a part of one.
+    pub(super) fn part(&self) -> Part<'_> {
+        Part {
+            op: self.op,
+            flags: self.flags,
+            disk: self.disk,
+            offset: self.offset,
+            len: self.len,
+            is_ordered: self.is_ordered,
+            skip: self.skip,
+            memory: Pieces::List(&self.pieces),
+        }
+    }
 }
 
 /// How a job went.

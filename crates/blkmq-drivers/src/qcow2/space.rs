@@ -15,6 +15,8 @@ pub(super) struct Space {
     grows: Option<Arc<FileDisk>>,
     /// Where it ends. Relaxed: it only grows, and a late look makes it grow again.
     end: AtomicU64,
+    /// Held while it grows.
+    growing: Mutex<()>,
     /// The clusters behind `fresh_from` that have been written, in words of 64: others are holes. A map, since a hostile
     /// image may have them anywhere.
     written: Mutex<BTreeMap<u64, u64>>,
@@ -37,6 +39,7 @@ impl Space {
             },
             grows,
             end: AtomicU64::new(end),
+            growing: Mutex::default(),
             written: Mutex::default(),
             cluster_bits,
         })
@@ -67,6 +70,11 @@ impl Space {
         !self.fresh_clusters(&range).any(is_written)
     }
 
+    /// Returns whether the file is so long that a cluster that ends at `end` can be read.
+    pub(super) fn has(&self, end: u64) -> bool {
+        self.grows.is_none() || end <= self.end.load(Ordering::Relaxed)
+    }
+
     /// Makes the file so long that a cluster that ends at `end` can be read: in steps, since each is a change of the
     /// filesystem's.
     ///
@@ -74,13 +82,14 @@ impl Space {
     /// The filesystem's.
     pub(super) fn reach(&self, end: u64) -> io::Result<()> {
         let Some(file) = &self.grows else { return Ok(()) };
-        if end <= self.end.load(Ordering::Relaxed) {
+        if self.has(end) {
             return Ok(());
         }
         let cluster = 1u64 << self.cluster_bits;
-        let wanted = end.next_multiple_of(cluster.max(STEP));
+        let step = (end / 4).next_power_of_two().clamp(STEP_MIN, STEP_MAX);
+        let wanted = end.next_multiple_of(cluster.max(step));
         // Another thread may have made it longer since: it is never made shorter.
-        let _alone = self.written();
+        let _alone = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let there = file.end()?;
         if there < wanted {
             file.set_end(wanted)?;
@@ -103,8 +112,9 @@ impl Space {
     }
 }
 
-/// By how much the file grows, in bytes: holes.
-const STEP: u64 = 1 << 20;
+/// By how much the file grows, in bytes: holes, a fourth of what is there.
+const STEP_MIN: u64 = 1 << 20;
+const STEP_MAX: u64 = 64 << 20;
 
 #[cfg(test)]
 mod tests {

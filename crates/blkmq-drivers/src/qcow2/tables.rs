@@ -9,6 +9,7 @@
 //! A cluster that was given up is counted as used until no table on the drive points to it. So a crash at any moment
 //! leaves clusters that are counted and not used, and nothing worse.
 
+mod claims;
 mod flush;
 mod format;
 mod refcounts;
@@ -20,7 +21,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
 
+use self::claims::Landed;
 use self::format::{COPIED, L2_OFFSET, ZERO, corrupt};
 use self::refcounts::Refcounts;
 use self::table::{Cache, Table};
@@ -29,6 +32,7 @@ use super::header::{Header, L1_ENTRIES_MAX};
 use super::space::Space;
 use crate::file::FileDisk;
 
+pub(super) use self::claims::Claim;
 pub(super) use self::format::{Format, Packed, Place};
 
 /// The tables of an image.
@@ -41,6 +45,8 @@ pub(super) struct Tables {
     data: Vec<Arc<FileDisk>>,
     pub(super) space: Space,
     state: Mutex<State>,
+    /// Claims that are to be entered.
+    landed: Mutex<Vec<Landed>>,
     /// A write of new clusters has ended.
     ended: Condvar,
     /// How often the tables have changed, and how many of these changes are on the drive for sure.
@@ -79,15 +85,10 @@ pub(super) enum Prepared<'a> {
 /// New clusters, one after the other, that are entered by [`New::commit`]; dropped before, they are free again.
 pub(super) struct New<'a> {
     tables: &'a Tables,
-    /// The clusters of the disk.
-    clusters: Range<u64>,
-    /// The first byte of the first one in the file.
-    pub(super) host: u64,
+    claim: Claim,
     /// Where the first and the last of them were.
     pub(super) first: Place,
     pub(super) last: Place,
-    /// They were counted just now, and nothing has their content.
-    is_counted: bool,
     is_over: bool,
 }
 
@@ -134,6 +135,7 @@ impl Tables {
             space: Space::new(disk, header.cluster_bits)?,
             data: std::iter::once(disk).chain(beside).cloned().collect(),
             state: Mutex::new(state),
+            landed: Mutex::default(),
             ended: Condvar::new(),
             changes: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
@@ -211,7 +213,10 @@ impl Tables {
         let last = ((at + len - 1) >> bits).min(number - number % entries + entries - 1);
         let mut guard = self.state();
         while guard.is_pending(number) {
-            guard = self.ended.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            // Not without end: what lands while this has the tables is entered by the next who has them.
+            let waited = self.ended.wait_timeout(guard, LANDING);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.enter_landed(&mut guard, true);
         }
         let state = &mut *guard;
         let index = number % entries;
@@ -262,11 +267,13 @@ impl Tables {
         state.pending.push(clusters.clone());
         Ok(Prepared::New(New {
             tables: self,
-            clusters,
-            host,
+            claim: Claim {
+                clusters,
+                host,
+                is_counted: spare.is_none() && !format.has_data_file,
+            },
             first,
             last,
-            is_counted: spare.is_none() && !format.has_data_file,
             is_over: false,
         }))
     }
@@ -360,9 +367,7 @@ impl Tables {
 
     /// Writes tables if too many of them have changed.
     fn relieve(&self) -> io::Result<()> {
-        let state = self.state();
-        let is_full = state.l2.is_full_of_changes() || state.counts.blocks.is_full_of_changes();
-        drop(state);
+        let is_full = self.state().is_full_of_changes();
         match is_full {
             true => self.flush(),
             false => Ok(()),
@@ -370,6 +375,13 @@ impl Tables {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        self.enter_landed(&mut state, true);
+        state
+    }
+
+    /// The tables without what has landed.
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -421,13 +433,40 @@ impl State {
     fn is_pending(&self, cluster: u64) -> bool {
         self.pending.iter().any(|range| range.contains(&cluster))
     }
+
+    fn is_full_of_changes(&self) -> bool {
+        self.l2.is_full_of_changes() || self.counts.blocks.is_full_of_changes()
+    }
+
+    /// Counts the clusters of a claim as free. Nothing has ever pointed to them.
+    fn give_up(&mut self, disk: &FileDisk, format: Format, claim: &Claim) {
+        if !claim.is_counted {
+            return;
+        }
+        let first = claim.host >> format.cluster_bits;
+        for cluster in first..first + (claim.clusters.end - claim.clusters.start) {
+            // If that fails, its space is lost.
+            let _ = self.counts.release(disk, cluster, true);
+        }
+    }
+
+    fn end_pending(&mut self, clusters: &Range<u64>) {
+        let at = self.pending.iter().position(|range| range == clusters);
+        debug_assert!(at.is_some(), "clusters {clusters:?} end twice");
+        at.map(|at| self.pending.swap_remove(at));
+    }
 }
 
 impl New<'_> {
     /// The bytes of the disk that they are for.
     pub(super) fn range(&self) -> Range<u64> {
-        let bits = self.tables.format.cluster_bits;
-        self.clusters.start << bits..self.clusters.end << bits
+        let (bits, clusters) = (self.tables.format.cluster_bits, &self.claim.clusters);
+        clusters.start << bits..clusters.end << bits
+    }
+
+    /// The first byte of the first one in the file.
+    pub(super) fn host(&self) -> u64 {
+        self.claim.host
     }
 
     /// Enters the clusters, whose content was written.
@@ -436,35 +475,19 @@ impl New<'_> {
     /// The table cannot be read any more: they are free again.
     pub(super) fn commit(mut self) -> io::Result<()> {
         let format = self.tables.format;
-        let (bits, entries) = (format.cluster_bits, format.l2_entries());
+        let number = self.claim.clusters.start / format.l2_entries();
         let mut guard = self.tables.state();
         let state = &mut *guard;
-        let table = state.own_l2(&self.tables.disk, format, self.clusters.start / entries)?;
-        let mut given = Vec::new();
-        for (step, cluster) in (0..).zip(self.clusters.clone()) {
-            let old = table.entry(cluster % entries);
-            table.set_entry(cluster % entries, format.data_entry(self.host + (step << bits)));
-            if self.is_counted {
-                given.push(format.used(old));
-            }
-        }
-        state
-            .unlinked
-            .extend(given.into_iter().filter(|range| !range.is_empty()));
+        let mut unlinked = Vec::new();
+        let table = state.own_l2(&self.tables.disk, format, number)?;
+        self.claim.enter(format, table, &mut unlinked);
+        state.unlinked.append(&mut unlinked);
         self.tables.note_change();
         self.is_over = true;
-        state.end_pending(&self.clusters);
+        state.end_pending(&self.claim.clusters);
         drop(guard);
         self.tables.ended.notify_all();
         Ok(())
-    }
-}
-
-impl State {
-    fn end_pending(&mut self, clusters: &Range<u64>) {
-        let at = self.pending.iter().position(|range| range == clusters);
-        debug_assert!(at.is_some(), "clusters {clusters:?} end twice");
-        at.map(|at| self.pending.swap_remove(at));
     }
 }
 
@@ -475,16 +498,10 @@ impl Drop for New<'_> {
         }
         let tables = self.tables;
         let mut state = tables.state();
-        if self.is_counted {
-            let first = self.host >> tables.format.cluster_bits;
-            for cluster in first..first + (self.clusters.end - self.clusters.start) {
-                // Nothing has ever pointed to it. If that fails, its space is lost.
-                let _ = state.counts.release(&tables.disk, cluster, true);
-            }
-            // What was counted may be on the drive.
-            tables.note_change();
-        }
-        state.end_pending(&self.clusters);
+        state.give_up(&tables.disk, tables.format, &self.claim);
+        // What was counted may be on the drive.
+        tables.note_change();
+        state.end_pending(&self.claim.clusters);
         drop(state);
         tables.ended.notify_all();
     }
@@ -505,5 +522,7 @@ fn continues(first: Place, next: Place, len: u64) -> bool {
     }
 }
 
+/// How long what has landed may wait for who has the tables.
+const LANDING: Duration = Duration::from_millis(1);
 /// Memory for L2 tables that have not changed, in bytes.
 const L2_CACHE_BYTES: u64 = 8 << 20;

@@ -20,7 +20,7 @@ pub(super) struct Buffer {
 
 thread_local! {
     /// Memory that the thread has used before: mapping it anew costs a fault for each page.
-    static SPARE: RefCell<Option<(Mapping, usize)>> = const { RefCell::new(None) };
+    static SPARE: RefCell<[Option<Mapping>; SPARES]> = const { RefCell::new([const { None }; SPARES]) };
 }
 
 impl Buffer {
@@ -29,9 +29,13 @@ impl Buffer {
     /// # Errors
     /// There is none.
     pub(super) fn new(len: usize) -> io::Result<Self> {
-        let spare = SPARE.with_borrow_mut(|spare| spare.take_if(|(_, size)| *size >= len));
+        let take = |spares: &mut [Option<Mapping>; SPARES]| spares.iter_mut().find_map(Option::take);
+        let spare = match len <= SPARE_BYTES {
+            true => SPARE.with_borrow_mut(take),
+            false => None,
+        };
         let memory = match spare {
-            Some((memory, _)) => memory,
+            Some(memory) => memory,
             None => Mapping::new(len.max(SPARE_BYTES))?,
         };
         Ok(Self {
@@ -59,10 +63,16 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.len <= SPARE_BYTES {
-            let memory = self.memory.take();
-            let _ = SPARE.try_with(|spare| *spare.borrow_mut() = memory.map(|memory| (memory, SPARE_BYTES)));
+        if self.len > SPARE_BYTES {
+            return;
         }
+        let memory = self.memory.take();
+        let _ = SPARE.try_with(|spares| {
+            let mut spares = spares.borrow_mut();
+            if let Some(place) = spares.iter_mut().find(|spare| spare.is_none()) {
+                *place = memory;
+            }
+        });
     }
 }
 
@@ -185,5 +195,7 @@ pub(super) fn zero(disk: &FileDisk, at: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// What a thread keeps, in bytes: the largest transfer of a request.
+/// What a thread keeps, in bytes each: the largest transfer of a request, with a copy of what is around it and the blocks
+/// of direct I/O that it is in.
 const SPARE_BYTES: usize = 1 << 20;
+const SPARES: usize = 3;

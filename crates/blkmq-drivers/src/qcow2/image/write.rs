@@ -38,7 +38,7 @@ impl Image {
                     let range = new.range();
                     let now = (range.end - at).min(left.len() as u64);
                     self.fill(tables, &new, at, &left[..now as usize])?;
-                    let host = new.host + (at - range.start);
+                    let host = new.host() + (at - range.start);
                     // Who looks up meanwhile finds the old place, where the same is, until this request ends.
                     new.commit()?;
                     (host, now)
@@ -69,7 +69,7 @@ impl Image {
         let (range, file) = (new.range(), tables.data_file());
         let cluster = tables.cluster();
         let end = at + data.len() as u64;
-        let host = |byte: u64| new.host + (byte - range.start);
+        let host = |byte: u64| new.host() + (byte - range.start);
         let mut is_zero = false;
         if !self.has_beside {
             tables.space.reach(host(range.end))?;

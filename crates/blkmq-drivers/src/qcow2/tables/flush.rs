@@ -80,11 +80,14 @@ impl Tables {
     }
 
     fn take(&self) -> Taken {
-        let mut guard = self.state();
+        let mut guard = self.lock();
+        // Before what has landed is entered: all that is counted here is.
+        let changes = self.changes.load(Ordering::SeqCst);
+        self.enter_landed(&mut guard, true);
         let state = &mut *guard;
         let align = self.align();
         let mut taken = Taken {
-            changes: self.changes.load(Ordering::SeqCst),
+            changes,
             blocks: Vec::new(),
             refcounts: Vec::new(),
             l2: Vec::new(),

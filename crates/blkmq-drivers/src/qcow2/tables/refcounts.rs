@@ -76,6 +76,29 @@ impl Refcounts {
         }
     }
 
+    /// Counts the first `count` clusters that are free, if they are one after the other in a block in memory.
+    pub(super) fn take_cached(&mut self, count: u64) -> Option<Range<u64>> {
+        let (format, per_block) = (self.format, self.format.per_block());
+        let number = self.first_free / per_block;
+        let first = number * per_block;
+        let block = self.blocks.get(number)?;
+        let is_free = |index: &u64| format.refcount(block.bytes(), *index) == 0;
+        let from = self.first_free - first;
+        let Some(start) = (from..per_block).find(is_free) else {
+            self.first_free = first + per_block;
+            return None;
+        };
+        self.first_free = first + start;
+        let found = self.first_free..self.first_free + count;
+        if start + count > per_block || found.end > self.end || !(start..start + count).all(|at| is_free(&at))
+        {
+            return None;
+        }
+        (start..start + count).for_each(|index| set(format, block, index, 1));
+        self.first_free = found.end;
+        Some(found)
+    }
+
     /// Takes the first run of at least `least` free clusters that blocks have.
     fn take_free(&mut self, disk: &FileDisk, least: u64, most: u64) -> io::Result<Option<Range<u64>>> {
         let (format, per_block, end) = (self.format, self.format.per_block(), self.end);

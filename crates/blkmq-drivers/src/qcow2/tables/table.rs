@@ -18,6 +18,8 @@ pub(super) struct Table {
     dirty: u64,
     taken: u64,
     used: u64,
+    /// Claims that will be entered into it.
+    pub(super) pins: u32,
 }
 
 /// A changed part of a table: where it goes, and what it is.
@@ -36,6 +38,7 @@ impl Table {
             dirty: u64::MAX,
             taken: 0,
             used: 0,
+            pins: 0,
         }
     }
 
@@ -157,7 +160,8 @@ impl Cache {
 
     pub(super) fn insert(&mut self, number: u64, mut table: Table) -> &mut Table {
         if self.tables.len() >= self.max {
-            let unchanged = self.tables.iter().filter(|(_, table)| !table.is_dirty());
+            let is_unchanged = |table: &Table| !table.is_dirty() && table.pins == 0;
+            let unchanged = self.tables.iter().filter(|(_, table)| is_unchanged(table));
             let oldest = unchanged
                 .min_by_key(|(_, table)| table.used)
                 .map(|(number, _)| *number);

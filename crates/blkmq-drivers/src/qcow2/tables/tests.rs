@@ -60,9 +60,12 @@ fn allocate(tables: &Tables, at: u64, len: u64) -> u64 {
                 len
             }
             Prepared::New(new) => {
-                host.get_or_insert(new.host);
+                host.get_or_insert(new.host());
                 let range = new.range();
-                tables.space.reach(new.host + (range.end - range.start)).unwrap();
+                tables
+                    .space
+                    .reach(new.host() + (range.end - range.start))
+                    .unwrap();
                 new.commit().unwrap();
                 range.end - at - done
             }
@@ -114,7 +117,7 @@ fn clusters_that_were_prepared_in_vain_are_free_again() {
     let Prepared::New(new) = tables.prepare(0, 1 << 20).unwrap() else {
         panic!("nothing was there");
     };
-    let host = new.host;
+    let host = new.host();
     tables.flush().unwrap();
     assert_eq!(scratch.survey().0, 0);
     drop(new);
@@ -170,7 +173,7 @@ fn one_of_two_writers_of_a_new_cluster_waits_for_the_other() {
     let Prepared::New(new) = tables.prepare(0, 4096).unwrap() else {
         panic!("nothing was there");
     };
-    let host = new.host;
+    let host = new.host();
     std::thread::scope(|scope| {
         let other = scope.spawn(|| match tables.prepare(4096, 4096).unwrap() {
             Prepared::There { host, .. } => host,
@@ -181,4 +184,74 @@ fn one_of_two_writers_of_a_new_cluster_waits_for_the_other() {
         new.commit().unwrap();
         assert_eq!(other.join().unwrap(), host + 4096);
     });
+}
+
+#[test]
+fn claim_that_lands_while_the_tables_are_held_is_entered_by_their_next_holder() {
+    let scratch = Scratch::new("claim", 65536, 64 << 20);
+    let tables = scratch.open();
+    // Nothing of it is in memory, so it is for a thread.
+    assert!(tables.claim(0..1).is_none());
+    let host = allocate(&tables, 0, 4096);
+    assert!(tables.claim(0..1).is_none(), "it is there already");
+    tables.flush().unwrap();
+    let claim = tables.claim(2..4).unwrap();
+    assert_eq!(claim.host, host + 65536);
+    assert!(tables.claim(3..5).is_none(), "a part of it is another's");
+    let place = |at| tables.look_up(at, 4096).unwrap().0;
+    assert_eq!(place(2 << 16), Place::Below);
+    let held = tables.lock();
+    assert!(tables.claim(8..9).is_none(), "it would have to wait");
+    tables.land(claim, true);
+    assert!(tables.is_dirty());
+    drop(held);
+    let found = |host| Place::Data { host, is_own: true };
+    assert_eq!(place(3 << 16), found(host + (2 << 16)));
+    tables.flush().unwrap();
+    assert_eq!(scratch.survey(), (0, 0));
+    assert_eq!(
+        scratch.open().look_up(2 << 16, 4096).unwrap().0,
+        found(host + 65536)
+    );
+}
+
+#[test]
+fn claim_that_is_given_up_leaves_its_clusters_to_others() {
+    let scratch = Scratch::new("given-up", 65536, 64 << 20);
+    let tables = scratch.open();
+    allocate(&tables, 0, 4096);
+    let claim = tables.claim(2..4).unwrap();
+    let host = claim.host;
+    tables.flush().unwrap();
+    assert_eq!(
+        scratch.survey(),
+        (0, 2),
+        "they are counted, and nothing points to them"
+    );
+    tables.land(claim, false);
+    assert_eq!(allocate(&tables, 4 << 16, 2 << 16), host);
+    tables.flush().unwrap();
+    assert_eq!(scratch.survey(), (0, 0));
+}
+
+#[test]
+fn writer_waits_for_a_claim_that_lands_while_it_has_the_tables() {
+    let scratch = Scratch::new("lands", 65536, 64 << 20);
+    let tables = scratch.open();
+    allocate(&tables, 0, 4096);
+    for round in 0..200u64 {
+        let cluster = 2 + round * 2;
+        let Some(claim) = tables.claim(cluster..cluster + 1) else {
+            panic!("nobody has the tables");
+        };
+        let host = claim.host;
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| match tables.prepare(cluster << 16, 4096).unwrap() {
+                Prepared::There { host, .. } => host,
+                Prepared::New(_) => panic!("it is there by then"),
+            });
+            tables.land(claim, true);
+            assert_eq!(other.join().unwrap(), host);
+        });
+    }
 }

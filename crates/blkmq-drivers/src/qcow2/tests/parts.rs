@@ -100,6 +100,92 @@ fn small_write_takes_nothing_back_of_what_a_thread_writes_to_its_block() {
     }
 }
 
+/// The first of them has the cluster made, and the others go on in it.
+#[test]
+fn writes_to_the_same_new_cluster_at_once_are_all_there() {
+    let scratch = Scratch::new("same-cluster");
+    std::fs::write(scratch.path("base"), vec![3; 8 << 20]).unwrap();
+    for base in ["-b base -F raw", ""] {
+        let words = format!("create -q -f qcow2 -o cluster_size=128k {base} image 8M");
+        if qemu(&scratch, "qemu-img", &words).is_none() {
+            return;
+        }
+        let mut rig = Rig::at(&scratch.path("image"));
+        // The table is in memory from here on.
+        assert_eq!(rig.write(Flags::NONE, 0, &[1; 512]), Status::Ok);
+        rig.read(0, 512);
+        for cluster in 1..60u64 {
+            let mut memory = Mapping::new(DEPTH as usize * 4096).unwrap();
+            let mut requests = Vec::new();
+            for (number, bytes) in (0..).zip(memory.bytes_mut().chunks_mut(4096)) {
+                bytes.fill(number as u8 + 10);
+                let at = cluster * CLUSTER + number * 4096;
+                // Every fourth is odd.
+                let len = if number % 4 == 3 { 512 } else { 4096 };
+                requests.push(request_with(
+                    Op::Write,
+                    Flags::NONE,
+                    0,
+                    at,
+                    &[lend(&mut bytes[..len])],
+                ));
+            }
+            assert!(rig.run_all(&requests).iter().all(|status| status.is_ok()));
+            let found = rig.read(cluster * CLUSTER, CLUSTER as usize);
+            for (number, bytes) in (0..).zip(found.chunks(4096)) {
+                let old = if base.is_empty() { 0 } else { 3 };
+                let rest = if number % 4 == 3 { old } else { number + 10 };
+                assert!(
+                    bytes[..512].iter().all(|byte| *byte == number + 10)
+                        && bytes[512..].iter().all(|byte| *byte == rest),
+                    "block {number} of cluster {cluster}"
+                );
+            }
+        }
+        rig.flush();
+        drop(rig);
+        check(&scratch, &scratch.path("image"));
+    }
+}
+
+/// Each is there as if it had come before or after the other.
+#[test]
+fn new_cluster_that_is_written_and_zeroed_at_once_has_one_after_the_other() {
+    let scratch = Scratch::new("zeroed-at-once");
+    std::fs::write(scratch.path("base"), vec![3; 16 << 20]).unwrap();
+    let words = "create -q -f qcow2 -o cluster_size=128k -b base -F raw image 16M";
+    if qemu(&scratch, "qemu-img", words).is_none() {
+        return;
+    }
+    let mut rig = Rig::at(&scratch.path("image"));
+    assert_eq!(rig.write(Flags::NONE, 0, &[1; 512]), Status::Ok);
+    rig.read(0, 512);
+    for cluster in 1..120u64 {
+        let (at, order) = (cluster * CLUSTER, cluster % 2);
+        let mut memory = Mapping::new(4096).unwrap();
+        memory.bytes_mut().fill(7);
+        let mut requests = [
+            request_with(Op::Write, Flags::NONE, 0, at + 8192, &[lend(memory.bytes_mut())]),
+            request(Op::WriteZeroes, at, CLUSTER),
+        ];
+        if order == 1 {
+            requests.swap(0, 1);
+        }
+        assert_eq!(rig.run_all(&requests), [Status::Ok; 2]);
+        let found = rig.read(at, CLUSTER as usize);
+        let data = &found[8192..12288];
+        let is_one = data.iter().all(|byte| *byte == 7) || data.iter().all(|byte| *byte == 0);
+        let around = found[..8192].iter().chain(&found[12288..]);
+        assert!(
+            is_one && around.into_iter().all(|byte| *byte == 0),
+            "cluster {cluster}"
+        );
+    }
+    rig.flush();
+    drop(rig);
+    check(&scratch, &scratch.path("image"));
+}
+
 const CLUSTER: u64 = 128 << 10;
 /// Requests of a cluster that have an area at a time.
 const AREAS: u64 = 16;
