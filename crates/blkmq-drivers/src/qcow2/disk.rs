@@ -102,7 +102,7 @@ fn open_own(purpose: Purpose, config: &Qcow2Config) -> Result<(FileDisk, Header,
     };
     let mut top = FileDisk::open_part(purpose, &own)?;
     let header = chain::read_header(&top)?;
-    if header.cluster() < u64::from(top.range()).max(PAGE) && top.is_direct() {
+    if 1 << header.unit_bits() < u64::from(top.range()).max(PAGE) && top.is_direct() {
         // Clusters and tables of one block would be changed past and through each other.
         top.use_page_cache();
         own.direct = Direct::Off;

@@ -37,6 +37,8 @@ pub struct Header {
     pub backing: Option<String>,
     /// The format of the backing file.
     pub backing_format: Option<String>,
+    /// Clusters have subclusters, each with a place of its own (`extended_l2`).
+    pub has_subclusters: bool,
     /// The data are in a file of their own.
     pub has_data_file: bool,
     /// The name of that file.
@@ -111,6 +113,10 @@ impl Header {
             (4, V2_BYTES as u32)
         };
         check_features(incompatible)?;
+        if incompatible & SUBCLUSTERS != 0 {
+            let allowed = "must be at least 2^14 bytes in an image with subclusters";
+            within("cluster size 2^", cluster_bits.into(), 14..=21, allowed)?;
+        }
         within("refcount order", order.into(), 0..=6, "must be 0 to 6")?;
         if is_v3 {
             within(
@@ -135,6 +141,7 @@ impl Header {
             autoclear,
             backing: None,
             backing_format: None,
+            has_subclusters: incompatible & SUBCLUSTERS != 0,
             has_data_file: incompatible & DATA_FILE != 0,
             data_file: None,
             names_end: end.into(),
@@ -165,6 +172,7 @@ impl Header {
             autoclear: 0,
             backing: None,
             backing_format: None,
+            has_subclusters: false,
             has_data_file: false,
             data_file: None,
             names_end: 0,
@@ -217,7 +225,12 @@ impl Header {
 
     /// Bytes of the disk for which one L2 table has the entries.
     pub fn l2_span(&self) -> u64 {
-        1 << (2 * self.cluster_bits - 3)
+        1 << (2 * self.cluster_bits - if self.has_subclusters { 4 } else { 3 })
+    }
+
+    /// The logarithm of the bytes that have a place of their own: a subcluster, or else a cluster.
+    pub fn unit_bits(&self) -> u32 {
+        self.cluster_bits - if self.has_subclusters { 5 } else { 0 }
     }
 
     /// The entries that an L1 table needs for a disk of `size` bytes.
@@ -324,7 +337,7 @@ impl Header {
 }
 
 fn check_features(incompatible: u64) -> Result<(), HeaderError> {
-    let (what, advice) = match incompatible & !DATA_FILE {
+    let (what, advice) = match incompatible & !(DATA_FILE | SUBCLUSTERS) {
         0 => return Ok(()),
         bits if bits & 1 != 0 => (
             "its refcounts are out of date, since a writer with lazy refcounts was killed",
@@ -337,10 +350,6 @@ fn check_features(incompatible: u64) -> Result<(), HeaderError> {
         bits if bits & 8 != 0 => (
             "its compression is not deflate",
             "convert it with `qemu-img convert -O qcow2`, without compression or with -o compression_type=zlib",
-        ),
-        bits if bits & 16 != 0 => (
-            "it has subclusters (extended_l2), which are not supported",
-            "convert it with `qemu-img convert -O qcow2 -o extended_l2=off`",
         ),
         _ => (
             "it has a feature that is not known",
@@ -405,6 +414,8 @@ const V2_BYTES: usize = 72;
 const V3_BYTES: usize = 104;
 /// The bit of incompatible features that says that the data are in another file.
 const DATA_FILE: u64 = 4;
+/// The one that says that entries of L2 tables are longer, and have a place for each 32nd of a cluster.
+const SUBCLUSTERS: u64 = 16;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
 /// 64 PiB, what the tables can address.
@@ -471,7 +482,16 @@ mod tests {
         assert!(with(40, &0x30200u64.to_be_bytes()).contains("L1 table at"));
         assert!(with(56, &u32::MAX.to_be_bytes()).contains("at most 8 MiB"));
         assert!(with(72, &1u64.to_be_bytes()).contains("qemu-img check -r all"));
-        assert!(with(72, &16u64.to_be_bytes()).contains("extended_l2"));
+        let with_subclusters = |bits: u32| {
+            let mut bytes = sample();
+            bytes[20..24].copy_from_slice(&bits.to_be_bytes());
+            bytes[36..40].copy_from_slice(&64u32.to_be_bytes());
+            bytes[72..80].copy_from_slice(&16u64.to_be_bytes());
+            Header::parse(&bytes).map(|header| (header.l2_span(), header.unit_bits()))
+        };
+        assert_eq!(with_subclusters(14), Ok((16 << 20, 9)));
+        let refused = with_subclusters(13).unwrap_err().to_string();
+        assert!(refused.contains("2^14"), "{refused}");
         assert!(with(72, &(1u64 << 40).to_be_bytes()).contains("not known"));
         assert!(with(96, &7u32.to_be_bytes()).contains("refcount order"));
         assert!(with(100, &u32::MAX.to_be_bytes()).contains("header length"));

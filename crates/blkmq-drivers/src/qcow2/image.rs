@@ -89,11 +89,11 @@ impl Image {
         let bases = || base.iter().flat_map(Base::all);
         let below = bases()
             .filter_map(|base| base.header.as_ref())
-            .map(|header| header.cluster_bits);
+            .map(Header::unit_bits);
         let granule_bits = below
-            .chain([header.cluster_bits])
+            .chain([header.unit_bits()])
             .min()
-            .unwrap_or(header.cluster_bits);
+            .unwrap_or(header.unit_bits());
         let lower = bases().flat_map(|base| base.beside.iter().chain([&base.disk]));
         Self {
             size: AtomicU64::new(header.size),
@@ -386,10 +386,11 @@ impl Image {
         range.start >> bits..range.end.div_ceil(1 << bits)
     }
 
-    /// Enters whole clusters into the map, since a part of them is at `host` now.
+    /// Enters whole clusters (or subclusters) into the map, since a part of them is at `host` now.
     fn enter_in_map(&self, writer: &mut super::map::Writer, part: Range<u64>, host: u64) {
         let bits = self.map.granule_bits();
-        let all = self.whole_clusters(&part);
+        let unit = 1u64 << self.header.unit_bits();
+        let all = part.start - part.start % unit..part.end.next_multiple_of(unit);
         let first = host - (part.start - all.start);
         for granule in all.start >> bits..all.end >> bits {
             let host = first + ((granule << bits) - all.start);

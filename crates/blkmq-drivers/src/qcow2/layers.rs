@@ -85,14 +85,6 @@ pub(super) fn look_up_below(below: Option<&Arc<Base>>, at: u64, len: u64) -> io:
     })
 }
 
-/// Reads a range of what is below an image. Blocks.
-///
-/// # Errors
-/// As of [`look_up`].
-pub(super) fn read_below(below: Option<&Arc<Base>>, at: u64, into: &mut [u8]) -> io::Result<()> {
-    read_by(at, into, |at, len| look_up_below(below, at, len))
-}
-
 /// Returns whether a range of what is below an image reads as zeroes, as far as tables say.
 ///
 /// # Errors

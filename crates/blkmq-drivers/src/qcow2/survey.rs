@@ -165,14 +165,17 @@ impl Count<'_> {
             }
             self.count_use(offset, self.header.cluster());
             self.note_flag(l2, offset, is_active);
-            for entry in self.table(offset, self.header.cluster())? {
-                self.entry(entry, is_active);
+            let table = self.table(offset, self.header.cluster())?;
+            let words = if self.header.has_subclusters { 2 } else { 1 };
+            for entry in table.chunks_exact(words) {
+                self.entry(entry[0], entry.get(1).copied(), is_active);
             }
         }
         Ok(())
     }
 
-    fn entry(&mut self, entry: u64, is_active: bool) {
+    /// Counts an entry of an L2 table, with what it says of `subclusters` if there are any.
+    fn entry(&mut self, entry: u64, subclusters: Option<u64>, is_active: bool) {
         let cluster = self.header.cluster();
         if entry & COMPRESSED != 0 {
             let shift = 62 - (self.header.cluster_bits - 8);
@@ -186,7 +189,15 @@ impl Count<'_> {
             return;
         }
         let offset = entry & L1_OFFSET;
-        if self.header.version >= 3 && entry & 1 != 0 {
+        let is_zero = match subclusters {
+            Some(subclusters) => subclusters >> 32 == u64::from(u32::MAX),
+            None => self.header.version >= 3 && entry & 1 != 0,
+        };
+        // The same place cannot be written, and read as zeroes.
+        let is_both = subclusters
+            .is_some_and(|subclusters| (subclusters >> 32) & subclusters & u64::from(u32::MAX) != 0);
+        self.survey.errors += u64::from(is_active && is_both);
+        if is_zero {
             self.survey.zeroes += u64::from(is_active);
         } else if offset != 0 || self.header.has_data_file && entry & COPIED != 0 {
             self.survey.data += u64::from(is_active);

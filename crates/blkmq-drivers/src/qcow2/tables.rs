@@ -24,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockRead
 use std::time::Duration;
 
 use self::claims::Landed;
-use self::format::{COPIED, L2_OFFSET, ZERO, corrupt};
+use self::format::{COPIED, Entry, L2_OFFSET, corrupt};
 use self::refcounts::Refcounts;
 use self::table::{Cache, Table};
 use super::check::L1_OFFSET;
@@ -82,13 +82,10 @@ pub(super) enum Prepared<'a> {
     New(New<'a>),
 }
 
-/// New clusters, one after the other, that are entered by [`New::commit`]; dropped before, they are free again.
+/// New clusters, one after the other, or new subclusters of one, that are entered by [`New::commit`]; dropped before, they are free again.
 pub(super) struct New<'a> {
     tables: &'a Tables,
     claim: Claim,
-    /// Where the first and the last of them were.
-    pub(super) first: Place,
-    pub(super) last: Place,
     is_over: bool,
 }
 
@@ -173,21 +170,28 @@ impl Tables {
         let format = self.format;
         let (cluster, entries) = (format.cluster(), format.l2_entries());
         let number = at >> format.cluster_bits;
-        let inside = at % cluster;
-        let in_table = (entries - number % entries) * cluster - inside;
+        let in_table = (entries - number % entries) * cluster - at % cluster;
         let mut state = self.state();
         let Some(table) = state.l2(&self.disk, format, number / entries)? else {
             return Ok((Place::Below, in_table.min(len)));
         };
-        let first = format.place(table.entry(number % entries))?;
-        let mut known = cluster - inside;
+        let (bits, mask) = (format.unit_bits(), format.units() - 1);
+        let unit = 1u64 << bits;
+        let inside = at % unit;
+        // Units are numbered from the beginning of the table on.
+        let start = (number % entries) * format.units() + ((at % cluster) >> bits);
+        let place = |number: u64| format.place(format.entry(table, number / (mask + 1)), number & mask);
+        let first = place(start)?;
+        if let Place::Packed(_) = first {
+            return Ok((first, (cluster - at % cluster).min(len)));
+        }
+        let mut known = unit - inside;
         while known < len.min(in_table) {
-            let steps = (inside + known) / cluster;
-            let next = format.place(table.entry(number % entries + steps));
-            if !next.is_ok_and(|next| continues(first, next, steps * cluster)) {
+            let steps = (inside + known) >> bits;
+            if !place(start + steps).is_ok_and(|next| continues(first, next, steps << bits)) {
                 break;
             }
-            known += cluster;
+            known += unit;
         }
         let place = match first {
             Place::Data { host, is_own } => Place::Data {
@@ -218,13 +222,16 @@ impl Tables {
             guard = waited.unwrap_or_else(PoisonError::into_inner).0;
             self.enter_landed(&mut guard, true);
         }
+        if format.has_subclusters {
+            return self.prepare_units(guard, at, len);
+        }
         let state = &mut *guard;
         let index = number % entries;
         let table = state.own_l2(&self.disk, format, number / entries)?;
-        let first = format.place(table.entry(index))?;
+        let first = format.place(format.entry(table, index), 0)?;
         let run = |is_more: &dyn Fn(u64, Place) -> bool| {
             let more = (1..=last - number).take_while(|step| {
-                let next = format.place(table.entry(index + step));
+                let next = format.place(format.entry(table, index + step), 0);
                 next.is_ok_and(|next| is_more(*step, next))
             });
             1 + more.count() as u64
@@ -262,18 +269,69 @@ impl Tables {
             }
         };
         let clusters = number..number + count;
-        let table = state.own_l2(&self.disk, format, number / entries)?;
-        let last = format.place(table.entry(index + count - 1))?;
         state.pending.push(clusters.clone());
         Ok(Prepared::New(New {
             tables: self,
             claim: Claim {
                 clusters,
+                units: None,
                 host,
                 is_counted: spare.is_none() && !format.has_data_file,
             },
-            first,
-            last,
+            is_over: false,
+        }))
+    }
+
+    /// The same in a cluster with subclusters: those that are not there get a place in the cluster's own, or in a new one.
+    fn prepare_units(&self, mut guard: MutexGuard<'_, State>, at: u64, len: u64) -> io::Result<Prepared<'_>> {
+        let format = self.format;
+        let (bits, unit_bits, entries) = (format.cluster_bits, format.unit_bits(), format.l2_entries());
+        let (number, inside) = (at >> bits, at % format.cluster());
+        let end = (inside + len).min(format.cluster());
+        let touched = inside >> unit_bits..((end - 1) >> unit_bits) + 1;
+        let state = &mut *guard;
+        let table = state.own_l2(&self.disk, format, number / entries)?;
+        let entry = format.entry(table, number % entries);
+        let is_data =
+            |unit: u64| Ok::<_, io::Error>(matches!(format.place(entry, unit)?, Place::Data { .. }));
+        let (host, units, is_counted) = if let Some(host) = format.own_host(entry) {
+            let is_there = is_data(touched.start)?;
+            let same = touched
+                .clone()
+                .take_while(|unit| is_data(*unit).is_ok_and(|is| is == is_there));
+            let units = touched.start..touched.start + same.count() as u64;
+            if is_there {
+                let len = (units.end << unit_bits).min(end) - inside;
+                let host = host + inside;
+                return Ok(Prepared::There { host, len });
+            }
+            (host, units, false)
+        } else {
+            // Checked before: what is refused has no consequences.
+            format.place(entry, touched.start)?;
+            let units = match format.used(entry).is_empty() {
+                true => touched,
+                // What it had is compressed, or another's, too: all of it moves.
+                false => 0..format.units(),
+            };
+            match format.has_data_file {
+                true => (number << bits, units, false),
+                false => {
+                    let found = state.counts.allocate(&self.disk, 1, &mut state.unlinked)?;
+                    (found.start << bits, units, true)
+                }
+            }
+        };
+        let clusters = number..number + 1;
+        state.pending.push(clusters.clone());
+        Ok(Prepared::New(New {
+            tables: self,
+            claim: Claim {
+                clusters,
+                units: Some(units),
+                host,
+                is_counted,
+            },
             is_over: false,
         }))
     }
@@ -300,18 +358,21 @@ impl Tables {
         let mut given = Vec::new();
         let table = state.own_l2(&self.disk, format, number / entries)?;
         for cluster in number..until {
-            let old = table.entry(cluster % entries);
-            let new = match (marked, format.place(old)?) {
-                (Marked::Below, _) => 0,
-                (Marked::ZeroInPlace, Place::Data { host, is_own: true }) => format.data_entry(host) | ZERO,
-                (Marked::ZeroInPlace, Place::Zero { .. }) => old,
-                _ => ZERO,
+            let old = format.entry(table, cluster % entries);
+            let new = match (marked, format.place(old, 0)?) {
+                (Marked::Below, _) => Entry::default(),
+                (Marked::ZeroInPlace, Place::Zero { .. }) if !format.has_subclusters => old,
+                (Marked::ZeroInPlace, _) => format.zero_entry(match format.own_host(old) {
+                    Some(host) => format.data_entry(host),
+                    None => 0,
+                }),
+                _ => format.zero_entry(0),
             };
             if new == old {
                 continue;
             }
-            table.set_entry(cluster % entries, new);
-            if new & L2_OFFSET == 0 && !format.used(old).is_empty() {
+            format.set_entry(table, cluster % entries, new);
+            if new.word & L2_OFFSET == 0 && !format.used(old).is_empty() {
                 given.push(format.used(old));
             }
         }
@@ -460,13 +521,24 @@ impl State {
 impl New<'_> {
     /// The bytes of the disk that they are for.
     pub(super) fn range(&self) -> Range<u64> {
-        let (bits, clusters) = (self.tables.format.cluster_bits, &self.claim.clusters);
-        clusters.start << bits..clusters.end << bits
+        let format = self.tables.format;
+        let clusters = &self.claim.clusters;
+        let (start, end) = (
+            clusters.start << format.cluster_bits,
+            clusters.end << format.cluster_bits,
+        );
+        match &self.claim.units {
+            Some(units) => {
+                start + (units.start << format.unit_bits())..start + (units.end << format.unit_bits())
+            }
+            None => start..end,
+        }
     }
 
-    /// The first byte of the first one in the file.
+    /// The first of these bytes in the file.
     pub(super) fn host(&self) -> u64 {
-        self.claim.host
+        let start = self.claim.clusters.start << self.tables.format.cluster_bits;
+        self.claim.host + (self.range().start - start)
     }
 
     /// Enters the clusters, whose content was written.

@@ -176,6 +176,8 @@ fn images_of_all_shapes_are_read_and_written_as_qemu_does() {
         ("full", "preallocation=full", "8M"),
         ("tables", "preallocation=metadata,cluster_size=16384", "8M"),
         ("ragged", "cluster_size=65536", "8389120"),
+        ("subclusters", "extended_l2=on,cluster_size=128k", "8M"),
+        ("finest", "extended_l2=on,cluster_size=16k", "4M"),
     ];
     for (seed, (name, options, size)) in (1..).zip(shapes) {
         let path = scratch.path(name);
@@ -215,6 +217,9 @@ fn images_on_bases_of_all_shapes_are_read_and_written_as_qemu_does() {
         "create -q -f qcow2 -b top5 -F qcow2 -o cluster_size=512 top6 4M",
         "create -q -f qcow2 -o data_file=data,data_file_raw=off top7 8M",
         "create -q -f qcow2 -b top7 -F qcow2 top8 8M",
+        "create -q -f qcow2 -b raw -F raw -o extended_l2=on,cluster_size=128k top9 8M",
+        "create -q -f qcow2 -b top9 -F qcow2 top10 8M",
+        "convert -c -f raw -O qcow2 -o extended_l2=on raw packed",
     ];
     for words in made {
         if qemu(&scratch, "qemu-img", words).is_none() {
@@ -231,6 +236,8 @@ fn images_on_bases_of_all_shapes_are_read_and_written_as_qemu_does() {
         ("top6", "top5"),
         ("top7", "raw"),
         ("top8", "top7"),
+        ("top9", "raw"),
+        ("top10", "top9"),
     ]) {
         if name == "compressed" {
             continue;
@@ -252,13 +259,21 @@ fn images_on_bases_of_all_shapes_are_read_and_written_as_qemu_does() {
     }
     // Compressed clusters of the image itself are replaced.
     exercise(&scratch, &config(&scratch.path("compressed")), 200, 30);
+    exercise(&scratch, &config(&scratch.path("packed")), 201, 30);
 }
 
 #[test]
 fn snapshots_inside_an_image_are_kept() {
     let scratch = Scratch::new("inside");
+    for options in ["extended_l2=off", "extended_l2=on"] {
+        keeps_snapshots_inside(&scratch, options);
+    }
+}
+
+fn keeps_snapshots_inside(scratch: &Scratch, options: &str) {
     let path = scratch.path("image");
-    if qemu(&scratch, "qemu-img", "create -q -f qcow2 image 8M").is_none() {
+    let words = format!("create -q -f qcow2 -o {options} image 8M");
+    if qemu(scratch, "qemu-img", &words).is_none() {
         return;
     }
     let mut rig = Rig::at(&path);
@@ -267,11 +282,11 @@ fn snapshots_inside_an_image_are_kept() {
     }
     rig.flush();
     drop(rig);
-    qemu(&scratch, "qemu-img", "snapshot -c before image");
-    exercise(&scratch, &config(&path), 300, 30);
-    qemu(&scratch, "qemu-img", "snapshot -a before image");
-    check(&scratch, &path);
-    assert!(raw_content(&scratch, &path).iter().all(|byte| *byte == 7));
+    qemu(scratch, "qemu-img", "snapshot -c before image");
+    exercise(scratch, &config(&path), 300, 30);
+    qemu(scratch, "qemu-img", "snapshot -a before image");
+    check(scratch, &path);
+    assert!(raw_content(scratch, &path).iter().all(|byte| *byte == 7));
 }
 
 #[test]

@@ -14,7 +14,7 @@ impl Image {
         let range = offset..offset + data.len() as u64;
         if !self.files[usize::from(self.data_file())].is_odd(offset, data.len() as u64) {
             let _gate = self.enter()?;
-            if !replaces(tables, range.clone())? {
+            if !replaces(tables, &self.whole_clusters(&range))? {
                 return self.write_data(tables, offset, data);
             }
         }
@@ -29,24 +29,23 @@ impl Image {
         while done < data.len() {
             let at = offset + done as u64;
             let left = &data[done..];
-            let (host, now) = match tables.prepare(at, left.len() as u64)? {
+            let (known, host, now) = match tables.prepare(at, left.len() as u64)? {
                 Prepared::There { host, len } => {
                     transfer::write(tables.data_file(), host, &left[..len as usize])?;
-                    (host, len)
+                    (at..at + len, host, len)
                 }
                 Prepared::New(new) => {
-                    let range = new.range();
+                    let (range, host) = (new.range(), new.host());
                     let now = (range.end - at).min(left.len() as u64);
                     self.fill(tables, &new, at, &left[..now as usize])?;
-                    let host = new.host() + (at - range.start);
                     // Who looks up meanwhile finds the old place, where the same is, until this request ends.
                     new.commit()?;
-                    (host, now)
+                    (range, host, now)
                 }
             };
             let mut writer = self.map.writer();
             writer.version += 1;
-            self.enter_in_map(&mut writer, at..at + now, host);
+            self.enter_in_map(&mut writer, known, host);
             drop(writer);
             done += now as usize;
         }
@@ -67,28 +66,21 @@ impl Image {
     /// Writes the content of new clusters: the data, and around it what was there before.
     fn fill(&self, tables: &Tables, new: &New<'_>, at: u64, data: &[u8]) -> io::Result<()> {
         let (range, file) = (new.range(), tables.data_file());
-        let cluster = tables.cluster();
         let end = at + data.len() as u64;
         let host = |byte: u64| new.host() + (byte - range.start);
         let mut is_zero = false;
         if !self.has_beside {
-            tables.space.reach(host(range.end))?;
+            tables
+                .space
+                .reach(host(range.end).next_multiple_of(tables.cluster()))?;
             is_zero = tables.space.is_fresh(host(range.start)..host(range.end));
         }
-        let first = Old {
-            place: new.first,
-            start: range.start,
-        };
-        let last = Old {
-            place: new.last,
-            start: range.end - cluster,
-        };
         let (mut from, mut to) = (at, end);
-        for (part, old) in [(range.start..at, &first), (end..range.end, &last)] {
+        for part in [range.start..at, end..range.end] {
             if part.is_empty() {
                 continue;
             }
-            if !self.was_zero(old, &part)? {
+            if !self.was_zero(tables, &part)? {
                 (from, to) = (from.min(part.start), to.max(part.end));
             } else if !is_zero {
                 transfer::zero(file, host(part.start), part.end - part.start)?;
@@ -103,48 +95,33 @@ impl Image {
         let mut content = Buffer::new((to - from) as usize)?;
         let (head, rest) = content.split_at_mut((at - from) as usize);
         let (middle, tail) = rest.split_at_mut(data.len());
-        self.read_old(tables, &first, from, head)?;
+        self.read_old(tables, from, head)?;
         middle.copy_from_slice(data);
-        self.read_old(tables, &last, end, tail)?;
+        self.read_old(tables, end, tail)?;
         transfer::write(file, host(from), &content)
     }
 
-    fn was_zero(&self, old: &Old, part: &Range<u64>) -> io::Result<bool> {
-        match old.place {
-            Place::Zero { .. } => Ok(true),
-            Place::Below => layers::is_zero_below(self.base.as_ref(), part.start, part.end - part.start),
-            Place::Data { .. } | Place::Packed(_) => Ok(false),
-        }
-    }
-
-    /// Reads a part of a cluster as it was.
-    fn read_old(&self, tables: &Tables, old: &Old, at: u64, into: &mut [u8]) -> io::Result<()> {
-        if into.is_empty() {
-            return Ok(());
-        }
-        let inside = at - old.start;
-        match old.place {
-            Place::Zero { .. } => into.fill(0),
-            Place::Below => layers::read_below(self.base.as_ref(), at, into)?,
-            Place::Data { host, .. } => transfer::read(tables.data_file(), host + inside, into)?,
-            Place::Packed(packed) => {
-                let content = layers::unpack(tables.data_file(), packed, tables.cluster())?;
-                into.copy_from_slice(&content[inside as usize..][..into.len()]);
+    /// Returns whether a part of new clusters was zeroes before, as far as tables say.
+    fn was_zero(&self, tables: &Tables, part: &Range<u64>) -> io::Result<bool> {
+        let mut at = part.start;
+        while at < part.end {
+            match self.reads_as_zeroes(tables, at, part.end - at)? {
+                (true, known) => at += known.max(1),
+                _ => return Ok(false),
             }
         }
-        Ok(())
+        Ok(true)
     }
-}
 
-/// A cluster of the disk, from byte `start` on, before it is replaced.
-struct Old {
-    place: Place,
-    start: u64,
+    /// Reads a part of new clusters as it was: the tables know them where they were until they are entered.
+    fn read_old(&self, tables: &Tables, at: u64, into: &mut [u8]) -> io::Result<()> {
+        layers::read_by(at, into, |at, len| self.mapping(tables, at, len))
+    }
 }
 
 /// Returns whether a write would give up clusters of the image that others may be reading: those that a snapshot
 /// inside the image shares.
-fn replaces(tables: &Tables, range: Range<u64>) -> io::Result<bool> {
+fn replaces(tables: &Tables, range: &Range<u64>) -> io::Result<bool> {
     let mut at = range.start;
     while at < range.end {
         match tables.look_up(at, range.end - at)? {

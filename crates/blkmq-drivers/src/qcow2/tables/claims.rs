@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
-use super::format::{COPIED, Format};
+use super::format::{COPIED, Entry, Format};
 use super::table::Table;
 use super::{L1_OFFSET, Place, State, Tables};
 
@@ -20,6 +20,8 @@ use super::{L1_OFFSET, Place, State, Tables};
 pub(in crate::qcow2) struct Claim {
     /// The clusters of the disk.
     pub(super) clusters: Range<u64>,
+    /// Those subclusters of it that are new, if there are any.
+    pub(super) units: Option<Range<u64>>,
     /// The first byte of the first one in the file.
     pub(in crate::qcow2) host: u64,
     /// They were counted just now, and nothing has their content.
@@ -39,13 +41,24 @@ impl Claim {
         self.clusters.start < clusters.end && clusters.start < self.clusters.end
     }
 
+    /// What the entry of its cluster says of subclusters: the new ones are there, and others as they were.
+    fn subclusters(&self, old: Entry) -> u64 {
+        let Some(units) = &self.units else { return 0 };
+        let new = units.clone().fold(0, |new, unit| new | 1 << unit);
+        (old.subclusters | new) & !(new << 32)
+    }
+
     /// Enters the clusters into their table. Appends what nothing there points to any more.
     pub(super) fn enter(&self, format: Format, table: &mut Table, unlinked: &mut Vec<Range<u64>>) {
         let entries = format.l2_entries();
         for (step, cluster) in (0..).zip(self.clusters.clone()) {
-            let old = table.entry(cluster % entries);
+            let old = format.entry(table, cluster % entries);
             let host = self.host + (step << format.cluster_bits);
-            table.set_entry(cluster % entries, format.data_entry(host));
+            let new = Entry {
+                word: format.data_entry(host),
+                subclusters: self.subclusters(old),
+            };
+            format.set_entry(table, cluster % entries, new);
             if self.is_counted && !format.used(old).is_empty() {
                 unlinked.push(format.used(old));
             }
@@ -64,7 +77,11 @@ impl Tables {
         let mut guard = self.try_state()?;
         let state = &mut *guard;
         let is_busy = |other: &Range<u64>| other.start < clusters.end && clusters.start < other.end;
-        if index + count > entries || state.is_full_of_changes() || state.pending.iter().any(is_busy) {
+        if format.has_subclusters
+            || index + count > entries
+            || state.is_full_of_changes()
+            || state.pending.iter().any(is_busy)
+        {
             return None;
         }
         let l1 = state.l1.entry(number);
@@ -74,7 +91,7 @@ impl Tables {
         let table = state.l2.get(number)?;
         let mut spare = None;
         for step in 0..count {
-            match format.place(table.entry(index + step)).ok()? {
+            match format.place(format.entry(table, index + step), 0).ok()? {
                 Place::Below | Place::Zero { spare: None } => {}
                 Place::Zero { spare: Some(host) } if count == 1 => spare = Some(host),
                 _ => return None,
@@ -93,6 +110,7 @@ impl Tables {
         state.pending.push(clusters.clone());
         Some(Claim {
             clusters,
+            units: None,
             host,
             is_counted,
         })

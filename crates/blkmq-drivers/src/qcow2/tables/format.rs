@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 
 use super::super::header::Header;
+use super::table::Table;
 
 /// What the meaning of an entry depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,10 +13,19 @@ pub(in crate::qcow2) struct Format {
     pub(in crate::qcow2) cluster_bits: u32,
     refcount_order: u32,
     has_zeroes: bool,
+    pub(super) has_subclusters: bool,
     pub(super) has_data_file: bool,
 }
 
-/// Where a cluster is, as its entry says.
+/// An entry of an L2 table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) word: u64,
+    /// Of each subcluster, whether it is there (the lower half), and whether it reads as zeroes.
+    pub(super) subclusters: u64,
+}
+
+/// Where a cluster or a subcluster is, as its entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::qcow2) enum Place {
     /// Not in this image: what is below shows.
@@ -41,6 +51,7 @@ impl Format {
             cluster_bits: header.cluster_bits,
             refcount_order: header.refcount_order,
             has_zeroes: header.version >= 3,
+            has_subclusters: header.has_subclusters,
             has_data_file: header.has_data_file,
         }
     }
@@ -50,9 +61,66 @@ impl Format {
         1 << self.cluster_bits
     }
 
+    /// The logarithm of the bytes that have a place of their own.
+    pub(super) fn unit_bits(self) -> u32 {
+        self.cluster_bits - if self.has_subclusters { 5 } else { 0 }
+    }
+
+    /// Those in a cluster.
+    pub(super) fn units(self) -> u64 {
+        1 << (self.cluster_bits - self.unit_bits())
+    }
+
     /// Entries of an L2 table.
     pub(super) fn l2_entries(self) -> u64 {
-        self.cluster() / 8
+        self.cluster() / if self.has_subclusters { 16 } else { 8 }
+    }
+
+    /// An entry of an L2 table.
+    pub(super) fn entry(self, table: &Table, index: u64) -> Entry {
+        match self.has_subclusters {
+            true => Entry {
+                word: table.entry(2 * index),
+                subclusters: table.entry(2 * index + 1),
+            },
+            false => Entry {
+                word: table.entry(index),
+                subclusters: 0,
+            },
+        }
+    }
+
+    /// Sets an entry of an L2 table.
+    pub(super) fn set_entry(self, table: &mut Table, index: u64, entry: Entry) {
+        match self.has_subclusters {
+            true => {
+                table.set_entry(2 * index, entry.word);
+                table.set_entry(2 * index + 1, entry.subclusters);
+            }
+            false => table.set_entry(index, entry.word),
+        }
+    }
+
+    /// The entry of a cluster that reads as zeroes and has no space, or keeps that of `word`.
+    pub(super) fn zero_entry(self, word: u64) -> Entry {
+        match self.has_subclusters {
+            true => Entry {
+                word,
+                subclusters: ALL << 32,
+            },
+            false => Entry {
+                word: word | ZERO,
+                subclusters: 0,
+            },
+        }
+    }
+
+    /// The byte of the cluster that an entry has for itself, if there is one, whatever it is used for.
+    pub(super) fn own_host(self, entry: Entry) -> Option<u64> {
+        let word = entry.word;
+        let is_own = word & COPIED != 0 && (word & PACKED == 0 || self.has_data_file);
+        let host = word & L2_OFFSET;
+        (is_own && (host != 0 || self.has_data_file)).then_some(host)
     }
 
     /// Refcounts in a block.
@@ -60,11 +128,12 @@ impl Format {
         (self.cluster() * 8) >> self.refcount_order
     }
 
-    /// What an entry of an L2 table says.
+    /// What an entry of an L2 table says of a unit of its cluster: 0 if that has no subclusters.
     ///
     /// # Errors
     /// It points into a cluster.
-    pub(super) fn place(self, entry: u64) -> io::Result<Place> {
+    pub(super) fn place(self, of: Entry, unit: u64) -> io::Result<Place> {
+        let entry = of.word;
         if entry & PACKED != 0 && !self.has_data_file {
             let shift = 62 - (self.cluster_bits - 8);
             let host = entry & ((1 << shift) - 1);
@@ -78,6 +147,17 @@ impl Format {
         }
         let is_own = entry & COPIED != 0;
         let is_there = host != 0 || self.has_data_file && is_own;
+        if self.has_subclusters {
+            let host = host + (unit << self.unit_bits());
+            return match ((of.subclusters >> unit) & 1, (of.subclusters >> 32 >> unit) & 1) {
+                (1, 0) if is_there => Ok(Place::Data { host, is_own }),
+                (0, 1) => Ok(Place::Zero {
+                    spare: (is_there && is_own).then_some(host),
+                }),
+                (0, _) => Ok(Place::Below),
+                _ => Err(corrupt(format!("an entry {of:x?} contradicts itself"))),
+            };
+        }
         Ok(match is_there {
             _ if self.has_zeroes && entry & ZERO != 0 => Place::Zero {
                 spare: (is_there && is_own).then_some(host),
@@ -93,12 +173,16 @@ impl Format {
     }
 
     /// The clusters of the image's file that an entry uses.
-    pub(super) fn used(self, entry: u64) -> Range<u64> {
-        let bits = self.cluster_bits;
+    pub(super) fn used(self, entry: Entry) -> Range<u64> {
+        let (bits, entry) = (self.cluster_bits, entry.word);
         if self.has_data_file {
             return 0..0;
         }
-        match self.place(entry) {
+        let of_cluster = Entry {
+            word: entry,
+            subclusters: 0,
+        };
+        match self.place(of_cluster, 0) {
             Ok(Place::Packed(packed)) => packed.host >> bits..((packed.host + packed.len - 1) >> bits) + 1,
             Ok(_) if entry & L2_OFFSET != 0 => {
                 let first = (entry & L2_OFFSET) >> bits;
@@ -144,6 +228,9 @@ impl Format {
     }
 }
 
+/// All subclusters of a cluster.
+pub(super) const ALL: u64 = 0xffff_ffff;
+
 pub(super) fn corrupt(what: String) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,
@@ -169,6 +256,7 @@ mod tests {
             cluster_bits: 16,
             refcount_order,
             has_zeroes: true,
+            has_subclusters: false,
             has_data_file: false,
         }
     }
@@ -196,26 +284,63 @@ mod tests {
     #[test]
     fn entries_say_where_a_cluster_is() {
         let format = format(4);
-        assert_eq!(format.place(0).unwrap(), Place::Below);
-        assert_eq!(format.place(ZERO).unwrap(), Place::Zero { spare: None });
+        let entry = |word| Entry { word, subclusters: 0 };
+        let place = |word| format.place(entry(word), 0);
+        assert_eq!(place(0).unwrap(), Place::Below);
+        assert_eq!(place(ZERO).unwrap(), Place::Zero { spare: None });
         let data = |is_own| Place::Data {
             host: 0x50000,
             is_own,
         };
-        assert_eq!(format.place(0x50000).unwrap(), data(false));
-        assert_eq!(format.place(format.data_entry(0x50000)).unwrap(), data(true));
+        assert_eq!(place(0x50000).unwrap(), data(false));
+        assert_eq!(place(format.data_entry(0x50000)).unwrap(), data(true));
         assert_eq!(
-            format.place(0x50000 | COPIED | ZERO).unwrap(),
+            place(0x50000 | COPIED | ZERO).unwrap(),
             Place::Zero { spare: Some(0x50000) }
         );
-        assert!(format.place(0x50200).is_err());
+        assert!(place(0x50200).is_err());
         // Three sectors from byte 0x5ff00 on.
         let packed = PACKED | 2 << 54 | 0x5ff00;
-        let place = Packed {
+        let found = Packed {
             host: 0x5ff00,
             len: 1280,
         };
-        assert_eq!(format.place(packed).unwrap(), Place::Packed(place));
-        assert_eq!((format.used(packed), format.used(0x50001)), (5..7, 5..6));
+        assert_eq!(place(packed).unwrap(), Place::Packed(found));
+        assert_eq!(
+            (format.used(entry(packed)), format.used(entry(0x50001))),
+            (5..7, 5..6)
+        );
+    }
+
+    #[test]
+    fn entries_with_subclusters_say_where_each_is() {
+        let format = Format {
+            has_subclusters: true,
+            ..format(4)
+        };
+        let entry = Entry {
+            word: 0x50000 | COPIED,
+            subclusters: 0b10 | 0b100 << 32,
+        };
+        let [below, data, zero] = [0, 1, 2].map(|unit| format.place(entry, unit).unwrap());
+        assert_eq!(below, Place::Below);
+        assert_eq!(
+            data,
+            Place::Data {
+                host: 0x50800,
+                is_own: true
+            }
+        );
+        assert_eq!(zero, Place::Zero { spare: Some(0x51000) });
+        let both = Entry {
+            subclusters: 1 | 1 << 32,
+            ..entry
+        };
+        let missing = Entry {
+            word: 0,
+            subclusters: 1,
+        };
+        assert!(format.place(both, 0).is_err() && format.place(missing, 0).is_err());
+        assert_eq!((format.used(both), format.own_host(entry)), (5..6, Some(0x50000)));
     }
 }
