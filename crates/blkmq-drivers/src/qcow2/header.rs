@@ -37,6 +37,8 @@ pub struct Header {
     pub backing: Option<String>,
     /// The format of the backing file.
     pub backing_format: Option<String>,
+    /// How compressed clusters are compressed.
+    pub compression: Compression,
     /// Clusters have subclusters, each with a place of its own (`extended_l2`).
     pub has_subclusters: bool,
     /// The data are in a file of their own.
@@ -45,6 +47,16 @@ pub struct Header {
     pub data_file: Option<String>,
     /// Where the extensions and names end: what follows in the first cluster is not used. In bytes.
     pub names_end: u64,
+}
+
+/// How the clusters of an image are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// Deflate, without a header.
+    #[default]
+    Deflate,
+    /// Zstandard.
+    Zstd,
 }
 
 /// Why an image is refused.
@@ -141,6 +153,7 @@ impl Header {
             autoclear,
             backing: None,
             backing_format: None,
+            compression: compression(&bytes, incompatible, end)?,
             has_subclusters: incompatible & SUBCLUSTERS != 0,
             has_data_file: incompatible & DATA_FILE != 0,
             data_file: None,
@@ -172,6 +185,7 @@ impl Header {
             autoclear: 0,
             backing: None,
             backing_format: None,
+            compression: Compression::Deflate,
             has_subclusters: false,
             has_data_file: false,
             data_file: None,
@@ -337,7 +351,7 @@ impl Header {
 }
 
 fn check_features(incompatible: u64) -> Result<(), HeaderError> {
-    let (what, advice) = match incompatible & !(DATA_FILE | SUBCLUSTERS) {
+    let (what, advice) = match incompatible & !(DATA_FILE | COMPRESSION | SUBCLUSTERS) {
         0 => return Ok(()),
         bits if bits & 1 != 0 => (
             "its refcounts are out of date, since a writer with lazy refcounts was killed",
@@ -347,16 +361,26 @@ fn check_features(incompatible: u64) -> Result<(), HeaderError> {
             "it is marked as corrupt",
             "repair it with `qemu-img check -r all`",
         ),
-        bits if bits & 8 != 0 => (
-            "its compression is not deflate",
-            "convert it with `qemu-img convert -O qcow2`, without compression or with -o compression_type=zlib",
-        ),
         _ => (
             "it has a feature that is not known",
             "convert it with `qemu-img convert -O qcow2`",
         ),
     };
     unsupported(what, advice)
+}
+
+/// How clusters are compressed: a feature says that it is not deflate, and a field behind the oldest header how.
+fn compression(bytes: &Bytes<'_>, incompatible: u64, header_len: u32) -> Result<Compression, HeaderError> {
+    if incompatible & COMPRESSION == 0 {
+        return Ok(Compression::Deflate);
+    }
+    match bytes.slice(V3_BYTES, 1) {
+        Some([1]) if header_len as usize > V3_BYTES => Ok(Compression::Zstd),
+        _ => unsupported(
+            "its compression is neither deflate nor zstd",
+            "convert it with `qemu-img convert -O qcow2`",
+        ),
+    }
 }
 
 fn unsupported<T>(what: &'static str, advice: &'static str) -> Result<T, HeaderError> {
@@ -414,6 +438,8 @@ const V2_BYTES: usize = 72;
 const V3_BYTES: usize = 104;
 /// The bit of incompatible features that says that the data are in another file.
 const DATA_FILE: u64 = 4;
+/// The one that says that clusters are not compressed by deflate.
+const COMPRESSION: u64 = 8;
 /// The one that says that entries of L2 tables are longer, and have a place for each 32nd of a cluster.
 const SUBCLUSTERS: u64 = 16;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
@@ -492,6 +518,7 @@ mod tests {
         assert_eq!(with_subclusters(14), Ok((16 << 20, 9)));
         let refused = with_subclusters(13).unwrap_err().to_string();
         assert!(refused.contains("2^14"), "{refused}");
+        assert!(with(72, &8u64.to_be_bytes()).contains("neither deflate nor zstd"));
         assert!(with(72, &(1u64 << 40).to_be_bytes()).contains("not known"));
         assert!(with(96, &7u32.to_be_bytes()).contains("refcount order"));
         assert!(with(100, &u32::MAX.to_be_bytes()).contains("header length"));

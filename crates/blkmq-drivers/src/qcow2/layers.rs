@@ -1,14 +1,16 @@
 //! Reads through a chain of images: where a range of a disk is, and its bytes. `tables` knows it of one image; `chain`
 //! has what is below.
 
-use std::io;
+use std::io::{self, Read};
 use std::sync::Arc;
 
 use miniz_oxide::inflate::TINFLStatus;
 use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
 use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
+use ruzstd::decoding::StreamingDecoder;
 
 use super::chain::Base;
+use super::header::Compression;
 use super::tables::{Packed, Place, Tables};
 use super::transfer::{self, Buffer};
 use crate::file::FileDisk;
@@ -147,12 +149,11 @@ pub(super) fn unpack(file: &FileDisk, packed: Packed, cluster: u64) -> io::Resul
     let mut raw = Buffer::new(packed.len as usize)?;
     transfer::read(file, packed.host, &mut raw)?;
     let mut content = Buffer::new(cluster as usize)?;
-    let mut state = Box::<DecompressorOxide>::default();
-    let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
-    let (status, _, written) = decompress(&mut state, &raw, &mut content, 0, flags);
-    // What follows in its last sector is another's.
-    let is_whole = matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput);
-    match is_whole && written as u64 == cluster {
+    let is_whole = match packed.compression {
+        Compression::Deflate => inflate(&raw, &mut content),
+        Compression::Zstd => decompress_zstd(&raw, &mut content),
+    };
+    match is_whole {
         true => Ok(content),
         false => {
             let what = format!("the compressed cluster at byte {} is corrupt", packed.host);
@@ -160,3 +161,20 @@ pub(super) fn unpack(file: &FileDisk, packed: Packed, cluster: u64) -> io::Resul
         }
     }
 }
+
+/// Returns whether all of `content` was there. What follows in the last sector is another's.
+fn inflate(raw: &[u8], content: &mut [u8]) -> bool {
+    let mut state = Box::<DecompressorOxide>::default();
+    let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
+    let (status, _, written) = decompress(&mut state, raw, content, 0, flags);
+    matches!(status, TINFLStatus::Done | TINFLStatus::HasMoreOutput) && written == content.len()
+}
+
+/// The same of a frame of zstd (RFC 8878).
+fn decompress_zstd(raw: &[u8], content: &mut [u8]) -> bool {
+    let decoder = StreamingDecoder::new_with_max_window_size(raw, ZSTD_WINDOW_MAX);
+    decoder.is_ok_and(|mut decoder| decoder.read_exact(content).is_ok())
+}
+
+/// Most memory that a hostile frame has a decoder take, in bytes: RFC 8878 has all decoders support as much.
+const ZSTD_WINDOW_MAX: u64 = 8 << 20;

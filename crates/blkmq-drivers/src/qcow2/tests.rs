@@ -220,6 +220,8 @@ fn images_on_bases_of_all_shapes_are_read_and_written_as_qemu_does() {
         "create -q -f qcow2 -b raw -F raw -o extended_l2=on,cluster_size=128k top9 8M",
         "create -q -f qcow2 -b top9 -F qcow2 top10 8M",
         "convert -c -f raw -O qcow2 -o extended_l2=on raw packed",
+        "convert -c -f raw -O qcow2 -o compression_type=zstd raw zstd",
+        "create -q -f qcow2 -b zstd -F qcow2 top11 8M",
     ];
     for words in made {
         if qemu(&scratch, "qemu-img", words).is_none() {
@@ -238,6 +240,7 @@ fn images_on_bases_of_all_shapes_are_read_and_written_as_qemu_does() {
         ("top8", "top7"),
         ("top9", "raw"),
         ("top10", "top9"),
+        ("top11", "zstd"),
     ]) {
         if name == "compressed" {
             continue;
@@ -260,6 +263,7 @@ fn images_on_bases_of_all_shapes_are_read_and_written_as_qemu_does() {
     // Compressed clusters of the image itself are replaced.
     exercise(&scratch, &config(&scratch.path("compressed")), 200, 30);
     exercise(&scratch, &config(&scratch.path("packed")), 201, 30);
+    exercise(&scratch, &config(&scratch.path("zstd")), 202, 30);
 }
 
 #[test]
@@ -347,6 +351,8 @@ fn hostile_images_are_refused_or_cost_their_own_requests_an_error() {
         "create -q -f qcow2 -o cluster_size=512 tiny 256K",
         "create -q -f qcow2 -b base -F raw -o cluster_size=4096 small 1M",
         "convert -c -f raw -O qcow2 base packed",
+        "convert -c -f raw -O qcow2 -o compression_type=zstd base zstd",
+        "create -q -f qcow2 -b base -F raw -o extended_l2=on,cluster_size=16k subclusters 1M",
     ];
     for words in made {
         if qemu(&scratch, "qemu-img", words).is_none() {
@@ -355,7 +361,11 @@ fn hostile_images_are_refused_or_cost_their_own_requests_an_error() {
     }
     let steps = std::env::var("BLKMQ_STEPS").map_or(1, |steps| steps.parse().expect("a number"));
     let mut accepted = 0;
-    for (seed, name) in (0..200 * steps).zip(["tiny", "small", "packed"].into_iter().cycle()) {
+    for (seed, name) in (0..200 * steps).zip(
+        ["tiny", "small", "packed", "zstd", "subclusters"]
+            .into_iter()
+            .cycle(),
+    ) {
         let mut chance = Chance::new(seed, 1);
         let mut bytes = std::fs::read(scratch.path(name)).unwrap();
         let changes = chance.bits() % 6 + 1;

@@ -4,7 +4,7 @@
 use std::io;
 use std::ops::Range;
 
-use super::super::header::Header;
+use super::super::header::{Compression, Header};
 use super::table::Table;
 
 /// What the meaning of an entry depends on.
@@ -13,6 +13,7 @@ pub(in crate::qcow2) struct Format {
     pub(in crate::qcow2) cluster_bits: u32,
     refcount_order: u32,
     has_zeroes: bool,
+    compression: Compression,
     pub(super) has_subclusters: bool,
     pub(super) has_data_file: bool,
 }
@@ -43,6 +44,7 @@ pub(in crate::qcow2) enum Place {
 pub(in crate::qcow2) struct Packed {
     pub(in crate::qcow2) host: u64,
     pub(in crate::qcow2) len: u64,
+    pub(in crate::qcow2) compression: Compression,
 }
 
 impl Format {
@@ -51,6 +53,7 @@ impl Format {
             cluster_bits: header.cluster_bits,
             refcount_order: header.refcount_order,
             has_zeroes: header.version >= 3,
+            compression: header.compression,
             has_subclusters: header.has_subclusters,
             has_data_file: header.has_data_file,
         }
@@ -139,7 +142,11 @@ impl Format {
             let host = entry & ((1 << shift) - 1);
             let sectors = ((entry & (PACKED - 1)) >> shift) + 1;
             let len = sectors * 512 - host % 512;
-            return Ok(Place::Packed(Packed { host, len }));
+            return Ok(Place::Packed(Packed {
+                host,
+                len,
+                compression: self.compression,
+            }));
         }
         let host = entry & L2_OFFSET;
         if !host.is_multiple_of(self.cluster()) {
@@ -256,6 +263,7 @@ mod tests {
             cluster_bits: 16,
             refcount_order,
             has_zeroes: true,
+            compression: Compression::Deflate,
             has_subclusters: false,
             has_data_file: false,
         }
@@ -304,6 +312,7 @@ mod tests {
         let found = Packed {
             host: 0x5ff00,
             len: 1280,
+            compression: Compression::Deflate,
         };
         assert_eq!(place(packed).unwrap(), Place::Packed(found));
         assert_eq!(
