@@ -129,7 +129,7 @@ impl FileHctx {
         if let Some(status) = slot.start(disk) {
             return Err(Issued::Done(status));
         }
-        if slot.step == Step::Transfer {
+        if slot.op.has_data() {
             slot.memory = self.memory_of(rq, &mut slot, number)?;
         }
         let disk = self.disks.of(slot.disk);
@@ -142,11 +142,50 @@ impl FileHctx {
         slot.is_polled = polled.is_some_and(|polled| polled.takes(&slot, disk));
         self.slots[number] = slot;
         self.in_flight += 1;
+        self.lend_zeroes(number);
         match self.may_go(number) {
             true => self.push(number, now),
             false => self.wait(number),
         }
         Ok(())
+    }
+
+    /// Gives a part of a zeroing that is written its memory.
+    #[inline]
+    fn lend_zeroes(&mut self, number: usize) {
+        let slot = &mut self.slots[number];
+        if slot.op.has_data() || slot.step != Step::Transfer {
+            return;
+        }
+        let disk = self.disks.of(slot.disk);
+        let zeroes = self.device.zeroes.lend(0..slot.len as usize);
+        if !disk.is_odd(slot.offset, slot.len) {
+            slot.memory = Memory::Flat(zeroes);
+            return;
+        }
+        let first = number * SEGMENTS_MAX;
+        ring_memory(&mut self.ring_memory).vectors.set(first, zeroes);
+        slot.memory = Memory::List(first..first + 1);
+        slot.widen(disk.range());
+    }
+
+    /// Begins with the next part of a zeroing.
+    #[cold]
+    fn begin_part(&mut self, number: usize, now: Instant) -> Option<Done> {
+        self.release(number);
+        let slot = &mut self.slots[number];
+        if let Memory::Bounced(area, _) = std::mem::take(&mut slot.memory) {
+            ring_memory(&mut self.ring_memory).bounces.put(area);
+        }
+        if slot.is_cancelled {
+            return Some(self.end(number, Status::Timeout, now));
+        }
+        self.lend_zeroes(number);
+        match self.may_go(number) {
+            true => self.push(number, now),
+            false => self.wait(number),
+        }
+        None
     }
 
     /// Pushes the entry for a slot's step to the ring of the slot.
@@ -249,6 +288,7 @@ impl FileHctx {
                 self.widen(number);
                 None
             }
+            Next::Part => self.begin_part(number, now),
             Next::Pad(from) => {
                 if let Memory::Bounced(area, _) = slot.memory {
                     let bounces = &ring_memory(&mut self.ring_memory).bounces;

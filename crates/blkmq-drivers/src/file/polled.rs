@@ -61,6 +61,7 @@ impl Polled {
     pub(super) fn takes(&self, slot: &Slot, disk: &FileDisk) -> bool {
         let is_durable = slot.op == Op::Write && slot.flags.has(Flags::FUA);
         slot.step == Step::Transfer
+            && slot.op.has_data()
             && !is_durable
             && !self.is_closing
             && self.targets.get(slot.disk as usize).is_some_and(Option::is_some)

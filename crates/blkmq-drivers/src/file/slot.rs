@@ -14,6 +14,9 @@
 //!                   ▼       │
 //!                WriteOut ──┘                     (all ways of zeroing with FUA: Sync behind, once)
 //! ```
+//!
+//! Zeroing that takes whole blocks alone (of a block device, or of direct I/O) has up to three parts, one after the other: what
+//! lies before the whole blocks and what lies behind them are written as a small write is.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -85,6 +88,8 @@ pub(super) struct Slot {
     pub(super) disk: u32,
     pub(super) offset: u64,
     pub(super) len: u64,
+    /// What is zeroed after this range.
+    rest: Range<u64>,
     /// Bytes that are done.
     pub(super) moved: u64,
     /// The blocks of direct I/O to which offset and length were widened; 0 if they were not.
@@ -119,6 +124,8 @@ pub(super) enum Next {
     Submit(u64),
     /// Direct I/O needs larger blocks than it did: begin again with whole ones.
     Widen,
+    /// Begin with the next part of a zeroing, which may need memory and has to wait for others.
+    Part,
     /// The file has ended inside its last block: what follows in the memory of the read, from here on, is zeroes, and the
     /// request has ended.
     Pad(u64),
@@ -140,6 +147,7 @@ impl Slot {
         disk: 0,
         offset: 0,
         len: 0,
+        rest: 0..0,
         moved: 0,
         block: 0,
         data: 0..0,
@@ -154,6 +162,7 @@ impl Slot {
     /// they are where they belong, and nothing more was promised for them.
     pub(super) fn keeps_what_moved(&self) -> bool {
         self.step == Step::Transfer
+            && self.op.has_data()
             && !self.flags.has(Flags::FUA)
             && !matches!(self.memory, Memory::Bounced(..))
     }
@@ -196,7 +205,7 @@ impl Slot {
         self.data = own.start - self.offset..own.end - self.offset;
         self.block = block;
         self.moved = 0;
-        if self.op == Op::Write {
+        if self.op.is_write() {
             self.step = Step::Fetch;
             self.moved = if self.data.start > 0 { 0 } else { self.len - block };
         }
@@ -256,7 +265,7 @@ impl Slot {
             Op::Flush if disk.flush_failed.load(Ordering::Relaxed) => Err(Status::Io),
             Op::Flush if disk.read_only => Err(Status::Ok),
             Op::Flush => Ok(Step::Sync),
-            Op::Discard | Op::WriteZeroes => self.way_to_zero(disk),
+            Op::Discard | Op::WriteZeroes => self.begin_part(self.range(), disk),
         };
         match first {
             Ok(step) => {
@@ -267,14 +276,43 @@ impl Slot {
         }
     }
 
+    /// Cuts the first part of a range to be zeroed: what lies before its first whole block, or its whole blocks, or what lies
+    /// behind them. Returns how it is zeroed.
+    fn begin_part(&mut self, range: Range<u64>, disk: &FileDisk) -> Result<Step, Status> {
+        let step = self.way_to_zero(disk)?;
+        let block = match step {
+            Step::WriteOut => u64::from(disk.range()),
+            _ if disk.is_block_device() => whole_block(disk),
+            _ => 1,
+        };
+        let (first, last) = (range.start.next_multiple_of(block), range.end - range.end % block);
+        let is_whole = range.start == first && first < last;
+        let end = match is_whole {
+            true => last,
+            false if range.start < first => first.min(range.end),
+            false => range.end,
+        };
+        (self.offset, self.len) = (range.start, end - range.start);
+        (self.moved, self.block, self.data) = (0, 0, 0..self.len);
+        self.rest = end..range.end;
+        Ok(if is_whole { step } else { Step::Transfer })
+    }
+
+    /// Begins with what is not zeroed yet, from here on.
+    fn next_part(&mut self, from: u64, disk: &FileDisk) -> Next {
+        match self.begin_part(from..self.rest.end, disk) {
+            Ok(step) => {
+                self.step = step;
+                Next::Part
+            }
+            Err(status) => Next::End(status),
+        }
+    }
+
     /// Narrows a discard to the whole blocks in its range: a device frees no others, and refuses the rest. Returns whether
     /// there are any.
     fn keep_whole_blocks(&mut self, disk: &FileDisk) -> bool {
-        // At least the device's sector.
-        let block = u64::from(match disk.is_direct() {
-            true => disk.range(),
-            false => disk.block_size,
-        });
+        let block = whole_block(disk);
         let (start, end) = (self.offset.next_multiple_of(block), self.offset + self.len);
         let end = end - end % block;
         if start < end {
@@ -494,13 +532,7 @@ impl Slot {
                     _ => &disk.lacks.zeroing,
                 };
                 lack.store(true, Ordering::Relaxed);
-                match self.way_to_zero(disk) {
-                    Ok(step) => {
-                        self.step = step;
-                        Next::Submit(0)
-                    }
-                    Err(status) => Next::End(status),
-                }
+                self.next_part(self.offset + self.moved, disk)
             }
             errno => self.fail(errno, disk, now),
         }
@@ -508,6 +540,9 @@ impl Slot {
 
     /// Ends a request, or first makes durable what has to be and is not yet.
     fn end_of_change(&mut self, disk: &FileDisk) -> Next {
+        if !self.rest.is_empty() {
+            return self.next_part(self.rest.start, disk);
+        }
         let is_durable = self.step == Step::Transfer && self.is_forced(disk);
         if self.op.is_write() && self.flags.has(Flags::FUA) && !is_durable {
             self.step = Step::Sync;
@@ -549,6 +584,14 @@ const AT_ONCE_MAX: u64 = 16 << 10;
 const RETRIES_MAX: u8 = 32;
 /// Lengths of pauses: 1 ms, and twice as long each time.
 pub(super) const PAUSES_MAX: usize = 8;
+
+/// The blocks that a block device zeroes and discards, in bytes: its sectors, or larger ones.
+fn whole_block(disk: &FileDisk) -> u64 {
+    u64::from(match disk.is_direct() {
+        true => disk.range(),
+        false => disk.block_size,
+    })
+}
 
 /// Returns whether an error of a write means that the write itself had no room, while earlier
 /// writes are safe.

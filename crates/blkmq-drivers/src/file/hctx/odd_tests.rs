@@ -1,6 +1,7 @@
 //! What a hardware context must do with requests that direct I/O cannot take: too short, or at an offset inside a block.
 
 use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
@@ -12,7 +13,9 @@ use super::*;
 use crate::chance::Chance;
 use crate::file::{Direct, FileConfig, FileDevice};
 use crate::mapping::Mapping;
-use crate::testing::{Mounted, Scratch, cookie, lend, request, request_with, scratch_file, scratch_file_in};
+use crate::testing::{
+    Mounted, Scratch, cookie, flagged, lend, request, request_with, scratch_file, scratch_file_in,
+};
 
 /// A file whose direct I/O needs 4096 bytes, and a hardware context onto it; none, aloud, without direct I/O.
 fn coarse(name: &str, len: u64) -> Option<(Scratch, Rig)> {
@@ -268,55 +271,122 @@ fn request_that_waits_for_blocks_ends_when_its_time_is_over() {
     assert_eq!(rig.write(Flags::NONE, 0, &mut memory), Status::Ok);
 }
 
-/// An ext4 on a loop device with sectors of 4096 bytes.
+/// Zeroes odd ranges, by all ways of zeroing that the disk has, and discards some; `content` is what the disk has.
+fn zero_odd_ranges(rig: &mut Rig, content: &mut [u8], what: &str) {
+    let bytes = content.len() as u64;
+    let mut chance = Chance::new(29, 0);
+    for step in 0..200u64 {
+        let unit = [512, 512, 1, 4096][step as usize % 4];
+        let len = (chance.bits() % (40_000 / unit) + 1) * unit;
+        let offset = chance.bits() % ((bytes - len) / unit + 1) * unit;
+        let own = offset as usize..(offset + len) as usize;
+        let flags = [Flags::NONE, Flags::FUA, Flags::NO_UNMAP][step as usize % 3];
+        let what = format!("{what}, step {step}: {len} bytes at {offset}, {flags:?}");
+        let rq = flagged(Op::WriteZeroes, flags, offset, len);
+        assert_eq!(rig.run(&rq), Status::Ok, "{what}");
+        content[own.clone()].fill(0);
+        let (start, end) = (
+            own.start.saturating_sub(5000),
+            (own.end + 5000).min(content.len()),
+        );
+        let mut memory = vec![9; end - start];
+        assert_eq!(rig.read(start as u64, &mut memory), Status::Ok, "{what}");
+        assert!(memory == content[start..end], "{what}");
+        // For the next ones to have something to zero.
+        memory = pattern(step as u8, own.len());
+        assert_eq!(rig.write(Flags::NONE, offset, &mut memory), Status::Ok, "{what}");
+        content[own].copy_from_slice(&memory);
+    }
+    assert_eq!(rig.device.disks()[0].errors(), 0, "{what}");
+}
+
+#[test]
+fn zeroing_of_a_block_device_at_any_offset_leaves_what_is_around_it() {
+    let Some(sectors) = Sectors::new("zeroed-device", 1 << 20) else {
+        return;
+    };
+    for direct in [Direct::On, Direct::Off] {
+        let mut rig = rig(Path::new(&sectors.device), direct);
+        assert_eq!(rig.device.disks()[0].block_size(), 4096);
+        let mut content = pattern(7, 1 << 20);
+        assert_eq!(rig.write(Flags::NONE, 0, &mut content), Status::Ok);
+        zero_odd_ranges(&mut rig, &mut content, &format!("{direct:?}"));
+        // Whole blocks are given back, and nothing else is changed.
+        for (offset, len) in [(512, 8192), (4096, 100), (1, 4095)] {
+            assert_eq!(rig.run(&request(Op::Discard, offset, len)), Status::Ok);
+        }
+        content[4096..8192].fill(0);
+        let mut memory = vec![9; 16384];
+        assert_eq!(rig.read(0, &mut memory), Status::Ok);
+        assert!(memory == content[..16384], "{direct:?}");
+    }
+}
+
+#[test]
+fn zeroes_that_have_to_be_written_leave_what_is_around_them() {
+    let Some((path, mut rig)) = coarse("zeroes-written", 1 << 20) else {
+        return;
+    };
+    let mut content = pattern(7, 1 << 20);
+    std::fs::write(&*path, &content).unwrap();
+    let disk = rig.device.disks().remove(0);
+    disk.lacks.punching.store(true, Ordering::Relaxed);
+    disk.lacks.zeroing.store(true, Ordering::Relaxed);
+    zero_odd_ranges(&mut rig, &mut content, "written");
+    assert!(std::fs::read(&*path).unwrap() == content);
+}
+
+/// A loop device with sectors of 4096 bytes.
 struct Sectors {
-    mounted: Option<Mounted>,
     device: String,
     _image: Scratch,
 }
 
 impl Sectors {
-    fn new(name: &str) -> Option<Self> {
-        let image = scratch_file(&format!("{name}-image"), 64 << 20);
-        let run = |program: &str, words: &[&str]| {
-            let output = Command::new(program).args(words).output().ok()?;
-            output
-                .status
-                .success()
-                .then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-        };
+    fn new(name: &str, bytes: u64) -> Option<Self> {
+        let image = scratch_file(&format!("{name}-image"), bytes);
         let Some(device) = run("losetup", &["-b", "4096", "--show", "-f", image.to_str()?]) else {
             blkmq_testkit::skip("there is no loop device with sectors of 4096 bytes (it needs root)");
             return None;
         };
-        let mut this = Self {
-            mounted: None,
+        Some(Self {
             device,
             _image: image,
-        };
-        if run("mkfs.ext4", &["-q", "-b", "4096", &this.device]).is_none() {
+        })
+    }
+
+    /// Makes an ext4 on it.
+    fn ext4(&self, name: &str) -> Option<Mounted> {
+        if run("mkfs.ext4", &["-q", "-b", "4096", &self.device]).is_none() {
             blkmq_testkit::skip("no ext4 can be made (it needs mkfs.ext4)");
             return None;
         }
-        this.mounted = Some(Mounted::device(name, &this.device)?);
-        Some(this)
+        Mounted::device(name, &self.device)
     }
+}
+
+/// Runs a program. Returns what it prints, if it succeeds.
+fn run(program: &str, words: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(words).output().ok()?;
+    let printed = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    output.status.success().then_some(printed)
 }
 
 impl Drop for Sectors {
     fn drop(&mut self) {
-        drop(self.mounted.take());
         let _ = Command::new("losetup").args(["-d", &self.device]).output();
     }
 }
 
 #[test]
 fn requests_that_the_kernel_refuses_by_now_begin_again_with_whole_blocks() {
-    let Some(sectors) = Sectors::new("grows") else {
+    let Some(sectors) = Sectors::new("grows", 64 << 20) else {
         return;
     };
-    let directory = &sectors.mounted.as_ref().unwrap().0;
-    let path = scratch_file_in(directory, "disk", 1 << 20);
+    let Some(mounted) = sectors.ext4("grows") else {
+        return;
+    };
+    let path = scratch_file_in(&mounted.0, "disk", 1 << 20);
     let mut content = pattern(5, 1 << 20);
     std::fs::write(&*path, &content).unwrap();
     let mut rig = rig(&path, Direct::On);

@@ -234,8 +234,8 @@ fn way_of_zeroing_that_is_refused_in_between_goes_on_with_the_next_from_there() 
     slot.pushed(disk, Instant(1));
     let next = slot.take_result(-libc::EOPNOTSUPP, disk, Instant(1));
     assert_eq!(
-        (slot.step, next, slot.moved),
-        (Step::ZeroRange, Next::Submit(0), 1 << 20)
+        (slot.step, next, slot.offset, slot.len),
+        (Step::ZeroRange, Next::Part, 1 << 20, BYTES - (1 << 20))
     );
 }
 

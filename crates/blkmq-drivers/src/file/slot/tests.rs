@@ -162,7 +162,7 @@ fn zeroing_takes_the_next_way_when_one_is_not_supported() {
     let mut first = slot(Op::WriteZeroes, Flags::FUA);
     assert_eq!(first.start(&disk), None);
     let mut steps = vec![first.step];
-    while let Next::Submit(_) = first.take_result(
+    while let Next::Submit(_) | Next::Part = first.take_result(
         match first.step {
             Step::WriteOut => 65536,
             Step::Sync => 0,
