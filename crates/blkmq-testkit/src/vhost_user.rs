@@ -1,4 +1,4 @@
-//! A vhost-user front end and the driver of its guest, for tests, which can violate the protocol: one ring of 16 descriptors in a
+//! A vhost-user front end and the driver of its guest, for tests, which can violate the protocol: one ring, of 16 descriptors unless a test says otherwise, in a
 //! file of shared memory, which is read and written through the file.
 
 use std::io::{self, IoSlice, Read};
@@ -86,7 +86,12 @@ impl FrontEnd {
 
     /// Has the ring served from an index of the available ring on.
     pub fn start_at(&self, base: u64) {
-        self.send(8, &words(&[16 << 32]), &[]);
+        self.start_with(16, base);
+    }
+
+    /// The same with another number of descriptors, up to 256.
+    pub fn start_with(&self, size: u64, base: u64) {
+        self.send(8, &words(&[size << 32]), &[]);
         self.send(10, &words(&[base << 32]), &[]);
         let addresses = [0, USER, USER + USED, USER + AVAIL, 0];
         self.send(9, &words(&addresses), &[]);
@@ -113,6 +118,15 @@ impl FrontEnd {
     pub fn ask(&mut self, request: u32, body: &[u8]) -> u64 {
         self.send(request, body, &[]);
         u64::from_ne_bytes(self.reply().try_into().expect("a number"))
+    }
+
+    /// Most pieces of data in a request, as the configuration space has it.
+    pub fn segments_max(&mut self) -> u32 {
+        let mut range: Vec<u8> = words32(&[0, 60, 0]);
+        range.extend([0; 60]);
+        self.send(24, &range, &[]);
+        let space = &self.reply()[12..];
+        u32::from_le_bytes(space[12..16].try_into().expect("4 of 60 bytes"))
     }
 
     /// Says whether the other side closes the connection.
@@ -153,6 +167,33 @@ impl FrontEnd {
         self.write(base, &words(&[u64::from(kind), sector]));
         self.write(base + 1024, &[0xff]);
         base
+    }
+
+    /// Writes these pages, each a piece of its own, from sector 0 on: as Linux does without indirect descriptors, in requests of
+    /// at most `segments_max` pieces, each when the ring has room for it.
+    ///
+    /// # Errors
+    /// How many descriptors a request needs that a ring of `size` never has room for: Linux waits for ever.
+    pub fn write_pages(&self, pages: &[u64], segments_max: u32, size: u16) -> Result<(), usize> {
+        let (mut heads, mut sector) = (Vec::new(), 0);
+        for pieces in pages.chunks(segments_max as usize) {
+            let needed = pieces.len() + 2;
+            if needed > size.into() {
+                return Err(needed);
+            }
+            let base = self.fill(0, 1, sector);
+            self.descriptor(0, base, 16, NEXT, 1);
+            for (index, page) in (1..).zip(pieces) {
+                self.descriptor(index.into(), *page, 4096, NEXT, index + 1);
+            }
+            self.descriptor(needed as u64 - 1, base + 1024, 1, WRITE, 0);
+            heads.push(0);
+            self.offer(&heads);
+            self.used_up_to(heads.len() as u16);
+            assert_eq!(self.status(0), 0, "pieces {} from sector {sector}", pieces.len());
+            sector += 8 * pieces.len() as u64;
+        }
+        Ok(())
     }
 
     /// Makes heads available, from the first entry of the ring on.

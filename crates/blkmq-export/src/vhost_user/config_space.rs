@@ -83,8 +83,6 @@ pub(super) const RING_PACKED: u64 = 1 << 34;
 pub(super) const WRITEBACK: usize = 32;
 /// Virtqueues of a disk.
 pub(super) const QUEUES_MAX: u16 = 64;
-/// Most data descriptors of a request, as reported to a driver whose rings have room for them.
-pub(super) const SEGMENTS_MAX: u32 = 126;
 /// Bytes of one of them.
 const SEGMENT_BYTES_MAX: u32 = 4 << 20;
 const RANGE_BYTES_MAX: u64 = 1 << 30;

@@ -67,6 +67,8 @@ pub(super) struct Shared {
     pub(super) sessions: Arc<DiskSessions>,
     pub(super) log: Arc<Log>,
     pub(super) handshake_deadline: Nanos,
+    /// Most data descriptors of a request, as drivers are told.
+    pub(super) segments_max: u32,
     /// The address at which they connect.
     pub(super) address: Arc<str>,
     /// Where this daemon connects: the dialer that connects again when the connection has ended.
@@ -89,7 +91,7 @@ pub(super) fn client(admitted: Admitted, disk: Disk, shared: Shared) -> FrontEnd
         peer: peer(&admitted.socket, admitted.is_tcp),
         socket: Arc::new(admitted.socket),
         readiness: Readiness::new(),
-        device: Device::new(disk),
+        device: Device::new(disk, shared.segments_max),
         received: Vec::with_capacity(HEADER_BYTES + BODY_BYTES_MAX),
         fds: Descriptors::default(),
         unwanted: Vec::new(),
@@ -278,8 +280,9 @@ impl FrontEnd {
         {
             let what = format_args!(
                 "a ring has {size} descriptors, and its driver does without indirect ones: it waits for ever for room for a \
-                 request of more than {} pieces; set queue-size=128 or more, or indirect_desc=on",
-                size - 2
+                 request of more than {fits} pieces; set seg_max={fits} at this export and start the monitor again, or \
+                 give it a larger queue-size or indirect_desc=on",
+                fits = size - 2
             );
             self.report(cx, what);
         }

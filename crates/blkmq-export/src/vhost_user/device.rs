@@ -13,8 +13,7 @@ use rustix::net::{SendFlags, send};
 
 use super::codec::{Header, InflightSpec, Message, RegionSpec, RingAddresses};
 use super::config_space::{
-    self, CONFIG_WCE, EVENT_INDEX, FLUSH, INDIRECT, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, SEGMENTS_MAX,
-    WRITEBACK,
+    self, CONFIG_WCE, EVENT_INDEX, FLUSH, INDIRECT, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
 };
 use super::descriptors::{Descriptors, is_event};
 use super::inflight;
@@ -29,6 +28,8 @@ use super::virtqueue::{Layout, Virtqueue};
 /// A disk as one front end has set it up.
 pub(super) struct Device {
     disk: Disk,
+    /// Most data descriptors of a request, as the address has it (`seg_max`).
+    segments_max: u32,
     features: u64,
     protocol: u64,
     memory: Arc<Memory>,
@@ -99,9 +100,10 @@ pub(super) enum Touched {
 }
 
 impl Device {
-    pub(super) fn new(disk: Disk) -> Self {
+    pub(super) fn new(disk: Disk, segments_max: u32) -> Self {
         Self {
             disk,
+            segments_max,
             features: 0,
             protocol: 0,
             memory: Arc::default(),
@@ -454,8 +456,8 @@ impl Device {
         let sizes = self.rings.iter().map(|ring| u32::from(ring.size));
         let least = sizes.filter(|size| *size > 0).min();
         match least {
-            Some(size) if self.features & INDIRECT == 0 => size.saturating_sub(2).clamp(1, SEGMENTS_MAX),
-            _ => SEGMENTS_MAX,
+            Some(size) if self.features & INDIRECT == 0 => size.saturating_sub(2).clamp(1, self.segments_max),
+            _ => self.segments_max,
         }
     }
 

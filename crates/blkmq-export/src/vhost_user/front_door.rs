@@ -11,7 +11,7 @@ use blkmq_core::time::Nanos;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::service::ServiceFactory;
-use blkmq_host::value::ConfigError;
+use blkmq_host::value::{self, ConfigError};
 
 use super::connection::moving::{restore, restored};
 use super::connection::{self, Shared};
@@ -43,7 +43,7 @@ impl FrontDoor for VhostUser {
     }
 
     fn keys(&self) -> &'static [&'static [Key]] {
-        &[access::KEYS]
+        &[access::KEYS, &[SEG_MAX]]
     }
 
     fn table_keys(&self) -> &'static [Key] {
@@ -69,6 +69,7 @@ impl FrontDoor for VhostUser {
                 place: place.to_owned(),
                 connects,
                 handshake_deadline,
+                segments_max: segments_max(given.keys)?,
             })),
             _ => Err(AddressError(format!(
                 "address {text:?} rejected: vhost-user needs a unix socket, as in unix:/run/blkmq/{DISK}.sock"
@@ -85,6 +86,7 @@ struct PerDisk {
     /// The front ends listen there, and this daemon connects.
     connects: bool,
     handshake_deadline: Duration,
+    segments_max: u32,
 }
 
 impl fmt::Display for PerDisk {
@@ -154,7 +156,7 @@ impl Address for PerDisk {
     fn open(&self, disks: &[DiskName<'_>], handover: &Handover) -> Result<Vec<Box<dyn Opened>>, OpenError> {
         self.check_disks(&names(disks))?;
         let mut opened: Vec<Box<dyn Opened>> = Vec::new();
-        let handshake_deadline = self.handshake_deadline;
+        let (handshake_deadline, segments_max) = (self.handshake_deadline, self.segments_max);
         for disk in disks {
             let address = self.address(*disk)?;
             let disk = disk.disk.to_owned();
@@ -163,6 +165,7 @@ impl Address for PerDisk {
                     disk,
                     place: Place::There(path),
                     handshake_deadline,
+                    segments_max,
                 })),
                 _ => opened.extend(self.open_one(&address, handover)?.into_iter().map(|socket| {
                     let disk = disk.clone();
@@ -171,6 +174,7 @@ impl Address for PerDisk {
                         disk,
                         place,
                         handshake_deadline,
+                        segments_max,
                     };
                     Box::new(of_disk) as Box<dyn Opened>
                 })),
@@ -202,6 +206,7 @@ struct OfDisk {
     disk: String,
     place: Place,
     handshake_deadline: Duration,
+    segments_max: u32,
 }
 
 /// Which side connects.
@@ -251,6 +256,7 @@ impl Opened for OfDisk {
             log: Arc::clone(&log),
             address: name.clone().into(),
             handshake_deadline: Nanos(self.handshake_deadline.as_nanos().try_into().unwrap_or(u64::MAX)),
+            segments_max: self.segments_max,
             dialed: dialed.clone(),
         };
         let restore = restorer(&disk, &shared, common, number);
@@ -310,6 +316,19 @@ impl Served for ServedDisk {
     }
 }
 
+/// Parses `seg_max`, if the address has it.
+fn segments_max(keys: &Keys) -> Result<u32, ConfigError> {
+    let given = keys.text(SEG_MAX.name)?;
+    given.map_or(Ok(SEGMENTS_MAX), |text| {
+        value::whole(
+            SEG_MAX.name,
+            text,
+            1..=1022,
+            "a number from 1 to 1022, the descriptors of a ring less two",
+        )
+    })
+}
+
 /// What makes a connection of the state that another daemon saved.
 fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) -> Restore {
     let (disk, shared) = (disk.clone(), shared.clone());
@@ -336,7 +355,7 @@ fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) ->
             }));
         }
         let saved = SavedFrontEnd::parse(body)?;
-        let (device, fds) = restore(&disk, &saved, fds)?;
+        let (device, fds) = restore(&disk, shared.segments_max, &saved, fds)?;
         Ok(Box::new(move || {
             Box::new(restored(client, device, shared, saved, fds))
         }))
@@ -382,6 +401,17 @@ fn settings(client: Client, disk: &str, path: &str, connects: bool) -> Option<St
     Some(settings)
 }
 
+/// The key of an address for the smallest ring of its monitors. A monitor reads the limit before it tells the sizes of
+/// rings, so the device cannot find it.
+const SEG_MAX: Key = Key {
+    name: "seg_max",
+    range: "1 to 1022",
+    default: "126",
+    help: "Most pieces of a request; two less than the ring of a driver without indirect descriptors",
+    flag: None,
+};
+/// The default: what a ring of 128 descriptors has room for, as QEMU's are unless it is told otherwise.
+const SEGMENTS_MAX: u32 = 126;
 /// Descriptors that are kept for a front end: a socket that listens and its own, a channel, a record of requests in flight,
 /// and 8 regions of memory. Monitors have 2 regions up to 3 GiB, and one more for each module of memory.
 const FOR_A_FRONT_END: usize = 4 + 8;

@@ -53,14 +53,7 @@ fn requests_of_a_small_ring_without_tables_of_descriptors_have_room_in_it() {
     ] {
         let mut client = FrontEnd::connect_with(&server.path, features);
         client.send(SET_VRING_NUM, &words(&[size << 32]), &[]);
-        let mut range: Vec<u8> = [0_u32, 60, 0]
-            .iter()
-            .flat_map(|word| word.to_ne_bytes())
-            .collect();
-        range.extend([0; 60]);
-        client.send(GET_CONFIG, &range, &[]);
-        let space = &client.reply()[12..];
-        let segments = u32::from_le_bytes(space[12..16].try_into().unwrap());
+        let segments = client.segments_max();
         assert_eq!(segments, wanted, "ring of {size}, features {features:#x}");
     }
     server.end();
@@ -225,4 +218,3 @@ const NEEDS_RESET: u64 = 0x40;
 
 const INDIRECT: u64 = 1 << 28;
 const SET_VRING_NUM: u32 = 8;
-const GET_CONFIG: u32 = 24;

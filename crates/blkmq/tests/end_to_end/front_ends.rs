@@ -1,6 +1,7 @@
 //! Tests what a monitor can rely on if it stops a ring, connects again, or truncates the memory that it has
 //! shared.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -173,6 +174,58 @@ fn ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_th
     daemon.stop();
 }
 
+#[test]
+fn small_ring_without_indirect_descriptors_writes_512_kib_where_seg_max_fits_it() {
+    let scratch = Scratch::new();
+    let file = scratch.word("vm.raw");
+    let socket = scratch.word("vm.sock");
+    let config = format!(
+        "[disk.vm]\nfile = {file:?}\nsize = \"1M\"\ncreate = true\n[[export]]\nvhost-user = \"unix:{socket}\"\nseg_max = 62\n"
+    );
+    std::fs::write(scratch.path("blkmq.toml"), config).unwrap();
+    let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
+    let (mut client, segments_max) = small_ring(&scratch.path("vm.sock"));
+    assert_eq!(segments_max, 62);
+    // In another order, so that no two pieces are one.
+    let pages: Vec<u64> = (0..128).rev().map(|page| PAGES + 4096 * page).collect();
+    for (number, page) in (0..).zip(&pages) {
+        client.write(*page, &[number; 4096]);
+    }
+    assert_eq!(client.write_pages(&pages, segments_max, 64), Ok(()));
+    assert_eq!(client.ask(GET_STATUS, &[]), 0);
+    let image = std::fs::read(&file).unwrap();
+    for (number, page) in (0..).zip(image.chunks(4096).take(128)) {
+        assert!(page.iter().all(|byte| *byte == number), "page {number}");
+    }
+    assert!(!daemon.said().contains("seg_max"), "{}", daemon.said());
+    daemon.stop();
+}
+
+#[test]
+fn ring_too_small_for_what_its_driver_was_told_is_named_with_the_key_that_helps() {
+    let scratch = Scratch::new();
+    let address = format!("unix:{}", scratch.word("{disk}.sock"));
+    let mut daemon = Daemon::start(&["--disk", "name=vm,ram=1M", "--vhost-user", &address]);
+    let (client, segments_max) = small_ring(&scratch.path("vm.sock"));
+    let pages: Vec<u64> = (0..128).map(|page| PAGES + 4096 * page).collect();
+    assert_eq!(client.write_pages(&pages, segments_max, 64), Err(128));
+    let is_told = |line: &str| line.contains("a ring has 64 descriptors") && line.contains("set seg_max=62");
+    assert!(daemon.wait_for(Duration::from_secs(10), is_told));
+    daemon.stop();
+}
+
+/// A front end like QEMU's with `queue-size=64,indirect_desc=off`: it asks how many pieces a request may have, and then sets
+/// up its ring. Returns the answer beside it.
+fn small_ring(socket: &Path) -> (FrontEnd, u32) {
+    let mut client = FrontEnd::connect_with(socket, vhost_user::FEATURES & !INDIRECT);
+    let segments_max = client.segments_max();
+    client.start_with(64, 0);
+    (client, segments_max)
+}
+
+/// Where pages of data begin in the memory.
+const PAGES: u64 = 0x2_0000;
+const INDIRECT: u64 = 1 << 28;
 const GET_VRING_BASE: u32 = 11;
 const GET_STATUS: u32 = 40;
 const RESET_DEVICE: u32 = 34;

@@ -82,6 +82,7 @@ impl FrontEnd {
 /// remaining descriptors: those of a message that has not arrived whole.
 pub(in super::super) fn restore(
     disk: &Disk,
+    segments_max: u32,
     saved: &SavedFrontEnd,
     mut fds: Vec<OwnedFd>,
 ) -> Result<(Device, Descriptors), Refusal> {
@@ -98,7 +99,7 @@ pub(in super::super) fn restore(
         )
         .into());
     }
-    let mut device = Device::new(disk.clone());
+    let mut device = Device::new(disk.clone(), segments_max);
     for message in &saved.messages {
         if message.fds() > fds.len() {
             return Err("descriptors are missing".into());
