@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use blkmq_core::ids::GroupId;
 use blkmq_drivers::keys::Pairs;
 use blkmq_host::Control;
+use blkmq_host::device::FileId;
 use blkmq_host::disk::Disk;
 use blkmq_host::encrypted::{EncryptedData, EncryptedSpec, SectorCipher};
 use blkmq_host::value::{self, ConfigError};
@@ -59,6 +60,17 @@ pub struct Keyring {
     keys: Mutex<BTreeMap<String, VolumeKey>>,
     /// What the commands of disks have printed, until these are opened.
     printed: Mutex<BTreeMap<String, Result<Secret>>>,
+    /// What was found when disks were added.
+    found: Mutex<BTreeMap<String, Found>>,
+}
+
+/// What was found when an encrypted disk was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The file that has its header, if the disk below does not, as it was opened.
+    pub header: Option<FileId>,
+    /// The key that another daemon had handed over does not fit its header.
+    pub has_other_key: bool,
 }
 
 impl LuksSource {
@@ -190,6 +202,11 @@ impl Keyring {
         printed.insert(disk, passphrase);
     }
 
+    /// What was found when a disk was added; nothing of a disk that is not encrypted, or whose header cannot be opened.
+    pub fn found(&self, disk: &str) -> Found {
+        self.lock_found().get(disk).copied().unwrap_or_default()
+    }
+
     /// Adds the encrypted disks of a plan to an engine, in order. One that cannot be opened is added locked; the
     /// others serve. Keys that were handed over for disks that are not among them are wiped. Blocks for as long as
     /// the drives and the key slots take.
@@ -214,7 +231,7 @@ impl Keyring {
     fn open(&self, control: &Control, planned: PlannedLuks, given: Given) -> Result<()> {
         let PlannedLuks { spec, source, group } = planned;
         let (name, was_open) = (spec.name.clone(), given.key.is_some());
-        let (data, mut opened) = open_source(control, &name, &source, given);
+        let (data, mut opened) = self.open_source(control, &name, &source, given);
         let mut is_usable = data.is_some();
         let cipher = opened.as_ref().ok().and_then(Option::as_ref);
         let added = EncryptedSpec {
@@ -256,15 +273,59 @@ impl Keyring {
     /// Opens a disk of a running engine with what [`Opened::find`] has found.
     ///
     /// # Errors
-    /// It is not locked, or its header could not be used when it was added.
+    /// It is not locked, its header could not be used when it was added, or is another file by now.
     pub fn unlock(&self, control: &Control, opened: Opened) -> Result<()> {
+        if self.found(&opened.disk).header != opened.header {
+            bail!(
+                "disk {}: its header= is another file than when this daemon started, which has where its data begin: put that \
+                 one back, or start the daemon again",
+                opened.disk
+            );
+        }
         control.unlock(&opened.disk, opened.cipher)?;
         self.insert(opened.disk, opened.key);
         Ok(())
     }
 
+    /// Where the data of a disk are, if its header can be used; and its key, if it has one.
+    fn open_source(
+        &self,
+        control: &Control,
+        name: &str,
+        source: &LuksSource,
+        given: Given,
+    ) -> (Option<EncryptedData>, Result<Option<Opened>>) {
+        let (header, mut place) = match open_header(control, source) {
+            Ok(read) => read,
+            Err(error) => return (None, Err(error)),
+        };
+        if let Some(warning) = &header.warning {
+            tracing::warn!("disk {name}: {warning}");
+        }
+        let data = EncryptedData {
+            start: header.payload.offset,
+            size: header.payload.size,
+            sector: header.payload.sector,
+        };
+        let found = Found {
+            header: place.file_id(),
+            has_other_key: given
+                .key
+                .as_ref()
+                .is_some_and(|key| header.check_key(key).is_err()),
+        };
+        self.lock_found().insert(name.to_owned(), found);
+        let key = find_key(given, source, &header, &mut place);
+        let opened = key.and_then(|key| key.map(|key| Opened::new(name, &header, &place, key)).transpose());
+        (Some(data), opened)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, VolumeKey>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_found(&self) -> MutexGuard<'_, BTreeMap<String, Found>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -279,6 +340,8 @@ struct Given {
 /// The key of a disk that was found, and its cipher.
 pub struct Opened {
     disk: String,
+    /// The file that has the header, if the disk below does not.
+    header: Option<FileId>,
     key: VolumeKey,
     cipher: Arc<dyn SectorCipher>,
 }
@@ -296,46 +359,23 @@ impl Opened {
         let found = || -> Result<Self> {
             let (header, mut place) = open_header(control, source)?;
             let key = header.unlock(passphrase, &mut place)?;
-            Self::new(name, &header, key)
+            Self::new(name, &header, &place, key)
         };
         found().with_context(|| format!("disk {name}"))
     }
 
-    fn new(disk: &str, header: &Header, key: VolumeKey) -> Result<Self> {
+    fn new(disk: &str, header: &Header, place: &HeaderPlace<'_>, key: VolumeKey) -> Result<Self> {
         let cipher = LuksCipher {
             xts: Xts::new(key.bytes(), header.payload.sector)?,
             first_sector: header.payload.first_sector,
         };
         Ok(Self {
             disk: disk.to_owned(),
+            header: place.file_id(),
             key,
             cipher: Arc::new(cipher),
         })
     }
-}
-
-/// Where the data of a disk are, if its header can be used; and its key, if it has one.
-fn open_source(
-    control: &Control,
-    name: &str,
-    source: &LuksSource,
-    given: Given,
-) -> (Option<EncryptedData>, Result<Option<Opened>>) {
-    let (header, mut place) = match open_header(control, source) {
-        Ok(read) => read,
-        Err(error) => return (None, Err(error)),
-    };
-    if let Some(warning) = &header.warning {
-        tracing::warn!("disk {name}: {warning}");
-    }
-    let data = EncryptedData {
-        start: header.payload.offset,
-        size: header.payload.size,
-        sector: header.payload.sector,
-    };
-    let found = find_key(given, source, &header, &mut place);
-    let opened = found.and_then(|key| key.map(|key| Opened::new(name, &header, key)).transpose());
-    (Some(data), opened)
 }
 
 /// Reads the header of a disk. Returns where it is, too.
@@ -378,6 +418,16 @@ impl<'a> HeaderPlace<'a> {
         let below = disks.iter().find(|disk| disk.name == source.below);
         let below = below.with_context(|| format!("there is no disk {} for it to lie on", source.below))?;
         Ok(Self::Disk(control, Box::new(below.clone())))
+    }
+}
+
+impl HeaderPlace<'_> {
+    /// The file, if it is one of its own.
+    fn file_id(&self) -> Option<FileId> {
+        match self {
+            Self::File(file) => file.metadata().ok().as_ref().map(FileId::of),
+            Self::Disk(..) => None,
+        }
     }
 }
 

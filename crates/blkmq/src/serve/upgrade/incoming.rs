@@ -53,7 +53,8 @@ pub(crate) fn take_over(
             return Err(error);
         }
     };
-    let differences = predecessor.differences(&ours, &daemon.engine().control());
+    let (control, keyring) = (daemon.engine().control(), daemon.running.keyring());
+    let differences = predecessor.differences(&ours, &control, keyring);
     match take_clients(&mut channel, &daemon, &handover, differences) {
         Ok(earlier) => {
             daemon.earlier = Arc::new(earlier);

@@ -251,7 +251,8 @@ impl Conductor {
         if version >= VERSION_OF_SOURCES {
             let (document, config) = self.running.description();
             let described = (&document, &*config);
-            for source in sources::of_running(described, &self.control, &handover.disks())? {
+            let disks = (&self.control, self.running.keyring());
+            for source in sources::of_running(described, disks, &handover.disks())? {
                 channel.send(&Message::Source(source), &[], ANSWER_MAX)?;
                 count += 1;
             }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
+use blkmq_config::luks::Keyring;
 use blkmq_config::same::{Data, Differ, check_data};
 use blkmq_config::{Config, DiskSpec, Document, Kind, differing_keys};
 use blkmq_export::handover::codec::{Difference, SOURCE_BYTES_MAX, Source};
@@ -18,7 +19,7 @@ use blkmq_host::disk::MAPPED;
 /// A disk has more keys than a message can have.
 pub(super) fn of_running(
     (document, config): (&Document, &Config),
-    control: &Control,
+    (control, keyring): (&Control, &Keyring),
     connected: &BTreeSet<String>,
 ) -> Result<Vec<Source>> {
     let (disks, below) = (control.disks(), config.below_mapped());
@@ -36,7 +37,7 @@ pub(super) fn of_running(
             size: served
                 .map(|disk| disk.size)
                 .filter(|_| !below.contains_key(&*name)),
-            files: files_of(control, &name).unwrap_or_default(),
+            files: files_of(control, keyring, &name).unwrap_or_default(),
             has_clients: connected.contains(&name),
             disk: name,
         })
@@ -44,8 +45,11 @@ pub(super) fn of_running(
     config.disks.iter().map(source).collect()
 }
 
-/// The files that contain a disk of this daemon; `None` if it lies on other disks, or is a path.
-fn files_of(control: &Control, name: &str) -> Option<Vec<FileId>> {
+/// The files that contain a disk of this daemon, or its header; `None` if it lies on other disks, or is a path.
+fn files_of(control: &Control, keyring: &Keyring, name: &str) -> Option<Vec<FileId>> {
+    if let Some(header) = keyring.found(name).header {
+        return Some(vec![header]);
+    }
     let disks = control.disks();
     let disk = disks
         .iter()
@@ -84,9 +88,11 @@ impl Predecessor {
     /// The first disk with other data.
     pub(super) fn check(&self, ours: &Ours<'_>) -> Result<()> {
         let at_path = |spec: &DiskSpec| {
-            let file = spec.source.driver()?.file()?;
-            let found = std::fs::metadata(file.path);
-            Some(found.iter().map(FileId::of).collect())
+            let path = match &spec.source {
+                blkmq_config::Source::Luks(luks) => luks.header.as_deref()?,
+                source => source.driver()?.file()?.path,
+            };
+            Some(std::fs::metadata(path).iter().map(FileId::of).collect())
         };
         // An image has its own file first; those below it are known when it is open.
         let at_path = FilesOf {
@@ -107,13 +113,22 @@ impl Predecessor {
     }
 
     /// The disks that have other data here, by the files that are open.
-    pub(super) fn differences(&self, ours: &Ours<'_>, control: &Control) -> Vec<Difference> {
+    pub(super) fn differences(
+        &self,
+        ours: &Ours<'_>,
+        control: &Control,
+        keyring: &Keyring,
+    ) -> Vec<Difference> {
         let opened = FilesOf {
-            find: &|spec| files_of(control, &spec.name),
+            find: &|spec| files_of(control, keyring, &spec.name),
             most: usize::MAX,
         };
+        let other_key = |disk: &String| {
+            let is_other = keyring.found(disk).has_other_key && !ours.same.contains(disk);
+            is_other.then(|| "another key: its LUKS header is another one".to_owned())
+        };
         let difference = |disk: &String| {
-            let how = self.difference(disk, ours, &opened)?;
+            let how = self.difference(disk, ours, &opened).or_else(|| other_key(disk))?;
             Some(Difference {
                 disk: disk.clone(),
                 how,
@@ -139,7 +154,8 @@ impl Predecessor {
         let served = Data {
             spec: &was,
             size: theirs.size,
-            files: Some(&theirs.files[..theirs.files.len().min(files.most)]),
+            files: Some(&theirs.files[..theirs.files.len().min(files.most)])
+                .filter(|files| !is_unknown(&was, files)),
         };
         let later = Data {
             spec: is,
@@ -161,6 +177,12 @@ impl Predecessor {
             Some(format!("disk {disk} below it has {how}"))
         })
     }
+}
+
+/// Returns whether a daemon has not said which file a header is in: its header could not be opened, or it is of a version that
+/// does not say it.
+fn is_unknown(spec: &DiskSpec, files: &[FileId]) -> bool {
+    matches!(spec.source, blkmq_config::Source::Luks(_)) && files.is_empty()
 }
 
 /// The refusal of a disk with clients.

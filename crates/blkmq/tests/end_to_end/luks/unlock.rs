@@ -122,6 +122,76 @@ fn daemon_that_cannot_open_a_disk_that_is_open_does_not_take_over() {
     daemon.stop();
 }
 
+#[test]
+fn another_header_with_the_same_passphrase_is_refused_at_a_take_over_with_clients() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    // Another volume's, which its passphrase opens.
+    let another = scratch.path("another");
+    std::fs::rename(crypt.detached(), &another).expect("a header");
+    let header = crypt.detached();
+    let all = [
+        format!("name=vm1,luks=below,header={header},key={}", crypt.key_file()),
+        format!("name=below,file={}", scratch.image("below", 32 * MIB)),
+    ];
+    let upgrade = format!("unix:{}", scratch.word("up.sock"));
+    let daemon = start(&scratch, &all, &["--upgrade-socket", &upgrade]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it serves");
+    client.write(0, &block(1, 1)).expect("a write");
+    let kept = scratch.path("kept");
+    std::fs::rename(&header, &kept).expect("it is kept");
+    let mut is_refused = |wanted: &str| {
+        let said = refused_take_over(&scratch, &all, &upgrade);
+        assert!(
+            said.contains("disk vm1: it has clients") && said.contains(wanted),
+            "{said}"
+        );
+        assert!(client.read(0, BLOCK).expect("it goes on") == block(1, 1));
+    };
+    std::fs::copy(&another, &header).expect("another file");
+    is_refused("another file at the same path");
+    // The same file, with the other header.
+    std::fs::rename(&kept, &header).expect("it is put back");
+    std::fs::write(&header, std::fs::read(&another).expect("a header")).expect("it is written");
+    is_refused("another key: its LUKS header is another one");
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn disk_is_not_unlocked_by_a_header_that_was_put_in_the_place_of_its_own() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let header = crypt.detached();
+    let all = [
+        format!("name=vm1,luks=below,header={header}"),
+        format!("name=below,file={}", scratch.image("below", 32 * MIB)),
+    ];
+    let daemon = start(&scratch, &all, &["--sandbox", "off"]);
+    let unlock = || ctl(&scratch, &["unlock", "vm1", "--key-file", &crypt.key_file()]);
+    let kept = scratch.path("kept");
+    std::fs::rename(&header, &kept).expect("it is kept");
+    std::fs::copy(&kept, &header).expect("a copy");
+    let refused = unlock();
+    assert!(
+        !refused.success && refused.stderr.contains("its header= is another file"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(state(&scratch, "vm1"), "locked");
+    std::fs::rename(&kept, &header).expect("it is put back");
+    let done = unlock();
+    assert!(done.success, "{}", done.stderr);
+    assert_eq!(state(&scratch, "vm1"), "ok");
+    daemon.stop();
+}
+
 /// Runs a daemon that must not take over. Returns what it says.
 fn refused_take_over(scratch: &Scratch, disks: &[String], upgrade: &str) -> String {
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
