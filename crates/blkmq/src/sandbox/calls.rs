@@ -402,6 +402,9 @@ const OF_LIBRARIES: &[c_long] = &[
     libc::SYS_timer_create,
     libc::SYS_timer_settime,
     libc::SYS_timer_delete,
+    // Where it is refused, the library ends the process.
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_create,
 ];
 
 /// Newer than the table of the C library's crate on some processors.
