@@ -47,6 +47,15 @@ impl LoopDevice {
     }
 }
 
+impl Drop for LoopDevice {
+    /// The kernel keeps the scheduler for the next file on the same device: `bfq` would share what others measure there.
+    fn drop(&mut self) {
+        if let Err(error) = self.block.choose("none") {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
 /// Runs a program and returns what it printed.
 ///
 /// # Errors
