@@ -19,10 +19,10 @@
 //! requests take no less time at a lower limit, the drive itself has become slower, and that time is the least
 //! one from now on; if they take less than the least time, it has become faster.
 //! *Low* is one window at half of the limit, to measure the least times again.
-//! *Trial* compares the throughput with that of twice the limit, in short windows, of those whose I/O depends on the
-//! limit: what tenants send who pause arrives by itself, and its chance would hide the gain of the others. On a drive whose throughput still grows where
-//! requests already wait, such as one behind a busy processor, a trial finds a gain, and the slack grows; it
-//! shrinks again where there is none.
+//! *Trial* compares the throughput with that of twice the limit, in short windows, of those whose I/O depends on
+//! the limit: what tenants send who pause arrives by itself, and its chance would hide the gain of the others. On a
+//! drive whose throughput still grows where requests already wait, such as one behind a busy processor, a trial finds
+//! a gain, and the slack grows; it shrinks again where there is none.
 //!
 //! The work is the idea of delay-based congestion control (Brakmo and Peterson, "TCP Vegas", 1995; Cardwell and
 //! others, "BBR", 2016); there, a minimum over some seconds is the least time. Here a drive's least time differs
