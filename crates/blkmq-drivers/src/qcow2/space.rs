@@ -45,9 +45,8 @@ impl Space {
         })
     }
 
-    /// Notes that a range is written, before it is.
+    /// Notes that a range, which the file has by [`Space::reach`], is written, before it is.
     pub(super) fn note_written(&self, range: Range<u64>) {
-        self.end.fetch_max(range.end, Ordering::Relaxed);
         let clusters = self.fresh_clusters(&range);
         if clusters.is_empty() {
             return;

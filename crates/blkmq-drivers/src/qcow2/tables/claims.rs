@@ -11,7 +11,7 @@
 use std::ops::Range;
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
-use super::format::{COPIED, Entry, Format};
+use super::format::{ALL, COPIED, Entry, Format};
 use super::table::Table;
 use super::{L1_OFFSET, Place, State, Tables};
 
@@ -41,11 +41,16 @@ impl Claim {
         self.clusters.start < clusters.end && clusters.start < self.clusters.end
     }
 
-    /// What the entry of its cluster says of subclusters: the new ones are there, and others as they were.
-    fn subclusters(&self, old: Entry) -> u64 {
+    /// What the entry of its cluster, at `host` now, says of subclusters: the new ones are there, and others as they were.
+    /// A cluster that is new has no others there: the entry of a damaged image may say so.
+    fn subclusters(&self, format: Format, old: Entry, host: u64) -> u64 {
         let Some(units) = &self.units else { return 0 };
         let new = units.clone().fold(0, |new, unit| new | 1 << unit);
-        (old.subclusters | new) & !(new << 32)
+        let kept = match format.own_host(old) == Some(host) {
+            true => old.subclusters,
+            false => old.subclusters & (ALL << 32),
+        };
+        (kept | new) & !(new << 32)
     }
 
     /// Enters the clusters into their table. Appends what nothing there points to any more.
@@ -56,7 +61,7 @@ impl Claim {
             let host = self.host + (step << format.cluster_bits);
             let new = Entry {
                 word: format.data_entry(host),
-                subclusters: self.subclusters(old),
+                subclusters: self.subclusters(format, old, host),
             };
             format.set_entry(table, cluster % entries, new);
             if self.is_counted && !format.used(old).is_empty() {

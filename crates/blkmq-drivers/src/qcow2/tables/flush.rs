@@ -138,8 +138,9 @@ impl Tables {
 
     fn write_parts(&self, parts: &[Part]) -> io::Result<()> {
         parts.iter().try_for_each(|part| {
-            self.space
-                .note_written(part.offset..part.offset + part.bytes.len() as u64);
+            let end = part.offset + part.bytes.len() as u64;
+            self.space.reach(end.next_multiple_of(self.cluster()))?;
+            self.space.note_written(part.offset..end);
             transfer::write(&self.disk, part.offset, &part.bytes)
         })
     }

@@ -42,7 +42,7 @@ impl Refcounts {
             blocks: Cache::new(blocks_max as usize),
             spans,
             first_free: 0,
-            end: end >> header.cluster_bits,
+            end: end.min(OFFSET_MAX) >> header.cluster_bits,
         })
     }
 
@@ -152,7 +152,7 @@ impl Refcounts {
         if end > self.end {
             return Err(no_room());
         }
-        if table << bits > REFCOUNTS_MAX.max(format.cluster()) || end > OFFSET_MAX >> bits {
+        if table << bits > REFCOUNTS_MAX.max(format.cluster()) {
             return Err(io::Error::other("the format has no room for more clusters"));
         }
         for number in 0..blocks {
