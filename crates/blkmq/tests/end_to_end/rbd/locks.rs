@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::check;
 use super::cluster::Ceph;
 use super::failures::wait_for_no_watchers;
+use super::refused_start;
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
@@ -18,7 +18,7 @@ fn second_daemon_is_refused_and_a_reader_is_not() {
     let (scratch, other) = (Scratch::new(), Scratch::new());
     let image = ceph.image("shared", "8M");
     let daemon = Daemon::serve(&scratch, &[&ceph.disk("x", image.name, "")]);
-    let said = check(&ceph.disk("x", image.name, ",lock_wait=1"));
+    let said = refused_start(&ceph.disk("x", image.name, ",lock_wait=1"));
     assert!(
         said.contains("rbd rbd/shared: in use by the client at 127.0.0.1"),
         "{said}"
