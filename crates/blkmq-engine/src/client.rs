@@ -13,7 +13,11 @@ use crate::io::Promise;
 use crate::loans::Loans;
 
 /// The callers' end. A drop lets the service end when its bios have.
-pub(crate) struct Client(Arc<Inbox>);
+pub(crate) struct Client {
+    inbox: Arc<Inbox>,
+    /// The process that the engine belongs to.
+    process: u32,
+}
 
 /// The engine's end, on its reactor.
 pub(crate) struct ClientService {
@@ -55,12 +59,13 @@ impl Client {
             loans: Loans::new(),
             is_leaving: false,
         };
-        (Self(inbox), service)
+        let process = std::process::id();
+        (Self { inbox, process }, service)
     }
 
     /// Sends a bio, which ends with [`Status::Shutdown`] if the engine takes no more.
     pub(crate) fn send(&self, bio: Bio, promise: Promise) {
-        let mut inside = self.0.lock();
+        let mut inside = self.inbox.lock();
         if inside.is_closed {
             drop(inside);
             return promise.end(Status::Shutdown, bio.into_buffer());
@@ -74,8 +79,12 @@ impl Client {
 }
 
 impl Drop for Client {
+    /// In a fork nothing: the parent's thread may have had the lock, and nobody returns it there.
     fn drop(&mut self) {
-        let mut inside = self.0.lock();
+        if std::process::id() != self.process {
+            return;
+        }
+        let mut inside = self.inbox.lock();
         inside.is_closed = true;
         let waker = inside.waker.clone();
         drop(inside);
