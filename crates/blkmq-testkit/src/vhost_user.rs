@@ -1,5 +1,5 @@
-//! A vhost-user front end and the driver of its guest, for tests, which can violate the protocol: one ring, of 16 descriptors unless a test says otherwise, in a
-//! file of shared memory, which is read and written through the file.
+//! A vhost-user front end and the driver of its guest, for tests, which can violate the protocol: one ring, of
+//! 16 descriptors unless a test says otherwise, in a file of shared memory, which is read and written through the file.
 
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
