@@ -11,12 +11,13 @@ use blkmq_host::service::{Cx, Service, Waker};
 use crate::bio::Bio;
 use crate::io::Promise;
 use crate::loans::Loans;
+use crate::sys::forks;
 
 /// The callers' end. A drop lets the service end when its bios have.
 pub(crate) struct Client {
     inbox: Arc<Inbox>,
-    /// The process that the engine belongs to.
-    process: u32,
+    /// How many forks there were when it was made.
+    forks: u32,
 }
 
 /// The engine's end, on its reactor.
@@ -59,8 +60,8 @@ impl Client {
             loans: Loans::new(),
             is_leaving: false,
         };
-        let process = std::process::id();
-        (Self { inbox, process }, service)
+        let forks = forks();
+        (Self { inbox, forks }, service)
     }
 
     /// Sends a bio, which ends with [`Status::Shutdown`] if the engine takes no more.
@@ -81,7 +82,7 @@ impl Client {
 impl Drop for Client {
     /// In a fork nothing: the parent's thread may have had the lock, and nobody returns it there.
     fn drop(&mut self) {
-        if std::process::id() != self.process {
+        if self.forks != forks() {
             return;
         }
         let mut inside = self.inbox.lock();
