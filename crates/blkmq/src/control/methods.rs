@@ -281,6 +281,8 @@ pub(super) static METHODS: &[Method] = &[
                 return Err(Failure::new(BAD_PARAMS, what));
             };
             let secret = Secret::take(&mut bytes).map_err(anyhow::Error::from)?;
+            // Before the disk is opened, which may take seconds: a core has no other copy meanwhile.
+            drop(key);
             daemon.running.unlock(&disk, &secret)?;
             tracing::info!("disk {disk}: unlocked");
             Ok(json!({}))

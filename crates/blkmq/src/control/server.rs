@@ -305,11 +305,11 @@ impl Client {
 
     fn take_lines(&mut self, daemon: &Daemon, session: &mut Session) -> io::Result<()> {
         let mut input = std::mem::take(&mut self.input);
-        let mut rest = &input[..];
+        let mut rest = &mut input[..];
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let line = rest[..end].trim_ascii();
-            rest = &rest[end + 1..];
-            if !line.is_empty()
+            let line;
+            (line, rest) = rest.split_at_mut(end + 1);
+            if !line.trim_ascii().is_empty()
                 && let Some(answer) = answer(line, daemon, session)
             {
                 self.send_with(answer.as_bytes(), session.take_descriptor())?;
@@ -330,9 +330,12 @@ impl Client {
     }
 }
 
-/// Does what a line asks for. Returns the answer, if one is wanted.
-fn answer(line: &[u8], daemon: &Daemon, session: &mut Session) -> Option<String> {
-    let request = match protocol::parse(line) {
+/// Does what a line asks for, and wipes it before that, since what it asks for may take long. Returns the answer,
+/// if one is wanted.
+fn answer(line: &mut [u8], daemon: &Daemon, session: &mut Session) -> Option<String> {
+    let request = protocol::parse(line.trim_ascii());
+    line.zeroize();
+    let request = match request {
         Ok(request) => request,
         Err((failure, id)) => return Some(protocol::answer(&id, Err(failure))),
     };
