@@ -94,9 +94,31 @@ impl Daemon {
             .to_owned()
     }
 
-    /// Returns everything that the daemon has printed so far.
+    /// Returns everything that the daemon has printed. Its log is written by a thread of its own and read by another:
+    /// what it has just done may be said a moment later, so this waits until nothing more comes.
     pub fn said(&self) -> String {
+        let until = Instant::now() + SETTLE_TIME_MAX;
+        let mut count = self.lines().len();
+        while Instant::now() < until {
+            std::thread::sleep(SETTLE_TIME);
+            let now = self.lines().len();
+            if std::mem::replace(&mut count, now) == now {
+                break;
+            }
+        }
         self.lines().join("\n")
+    }
+
+    /// Says whether the daemon has printed a text, or does so within some seconds.
+    pub fn says(&self, text: &str) -> bool {
+        let until = Instant::now() + SAY_TIME;
+        loop {
+            let is_said = self.lines().join("\n").contains(text);
+            if is_said || Instant::now() > until {
+                return is_said;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Returns the last lines of it.
@@ -169,6 +191,13 @@ impl Daemon {
         self.signal(Signal::KILL);
         // Without taking its status, which nobody could take again.
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(self.pid()), options).expect("our own child can be waited for");
+    }
+
+    /// Stops it, until SIGCONT, and returns when all its threads have stopped.
+    pub fn pause(&self) {
+        self.signal(Signal::STOP);
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(self.pid()), options).expect("our own child can be waited for");
     }
 
@@ -271,5 +300,8 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 /// Long, because the machine may be busy with other tests, or be an emulated guest.
 const READY_TIME: Duration = Duration::from_secs(60);
 const STOP_TIME: Duration = Duration::from_secs(20);
+const SAY_TIME: Duration = Duration::from_secs(20);
+const SETTLE_TIME: Duration = Duration::from_millis(50);
+const SETTLE_TIME_MAX: Duration = Duration::from_secs(2);
 /// How many lines last words have at most.
 const LINES_MAX: usize = 60;

@@ -317,7 +317,7 @@ fn crowd(socket: &Path, clients: usize, is_negotiating: bool) -> Vec<UnixStream>
 /// the daemon may accept some before it is stopped.
 fn burst(daemon: &Daemon, socket: &Path) -> (Vec<UnixStream>, Instant) {
     let since = Instant::now();
-    daemon.signal(Signal::STOP);
+    daemon.pause();
     let connect = |_| {
         let client = UnixStream::connect(socket).expect("the kernel keeps those who come");
         client

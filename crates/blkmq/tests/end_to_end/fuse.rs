@@ -70,9 +70,9 @@ impl Stage {
         self.daemon.as_mut().expect("it serves")
     }
 
-    /// Sends a signal to the daemon.
-    pub(crate) fn signal(&self, signal: Signal) {
-        self.daemon.as_ref().expect("it serves").signal(signal);
+    /// Stops the daemon, so that its file answers no more.
+    pub(crate) fn pause(&self) {
+        self.daemon.as_ref().expect("it serves").pause();
     }
 
     fn stop(mut self) {
@@ -325,7 +325,7 @@ fn drive_that_does_not_answer_at_a_hangup_holds_up_neither_changes_nor_the_end()
         command.args(["ctl", "--socket", &control]).args(words);
         output_within(&mut command, Duration::from_secs(10))
     };
-    far.daemon().signal(Signal::STOP);
+    far.daemon().pause();
     // The kernel uses the cached size for a while without a request.
     let start = Instant::now();
     while !asks(&daemon) {

@@ -223,11 +223,9 @@ fn disk_that_cannot_be_opened_stays_locked_alone_and_says_why() {
         all[0] += header;
         all.push("name=other,ram=4M".to_owned());
         let daemon = keys::start(&scratch, &all, &[]);
+        let is_said = daemon.says("disk vm1: stays locked while this daemon runs: ") && daemon.says(wanted);
         let said = daemon.said();
-        assert!(
-            said.contains("disk vm1: stays locked while this daemon runs: ") && said.contains(wanted),
-            "{wanted}\n{said}"
-        );
+        assert!(is_said, "{wanted}\n{said}");
         assert_eq!(keys::state(&scratch, "vm1"), "locked");
         for disk in ["vm1", "vm1-raw"] {
             let client = Client::connect(&scratch.path("nbd.sock"), disk);
@@ -262,9 +260,7 @@ fn data_beyond_the_end_of_the_disk_below_leave_a_disk_locked() {
     file.set_len(16 * MIB).expect("it is cut off");
     let daemon = keys::start(&scratch, &disks("vm1", &image, &crypt), &[]);
     assert!(
-        daemon.said().contains(
-            "while this daemon runs: its data, 0 bytes from byte 16777216 on, must be whole blocks"
-        ),
+        daemon.says("while this daemon runs: its data, 0 bytes from byte 16777216 on, must be whole blocks"),
         "{}",
         daemon.said()
     );

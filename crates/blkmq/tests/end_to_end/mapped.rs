@@ -43,9 +43,7 @@ fn data_behind_a_file_that_has_grown_stays_where_it_is() {
         grown.expect("the file").set_len(10 * MIB).expect("it grows");
         let daemon = Daemon::serve(&scratch, &disks);
         assert!(
-            daemon
-                .said()
-                .contains("disk a: only the 8388608 bytes of its size= are used"),
+            daemon.says("disk a: only the 8388608 bytes of its size= are used"),
             "{}",
             daemon.said()
         );

@@ -339,7 +339,7 @@ fn server_that_dies_under_load_is_waited_for_and_nothing_is_lost() {
         output.status.success() && kills >= 3,
         "{kills} kills; fio said:\n{said}"
     );
-    assert!(daemon.said().contains("connected again"), "{}", daemon.said());
+    assert!(daemon.says("connected again"), "{}", daemon.said());
     daemon.stop();
 }
 

@@ -195,7 +195,7 @@ fn sandbox_is_refused_where_fuse_mounts_and_is_left_out_or_reported_on_request()
         ("on", "sandbox on: files of "),
     ] {
         let daemon = Daemon::start(&["--disk", &disk, "--nbd", &nbd, "--sandbox", how]);
-        assert!(daemon.said().contains(line), "{}", daemon.said());
+        assert!(daemon.says(line), "{}", daemon.said());
         daemon.stop();
     }
 }

@@ -499,7 +499,7 @@ fn tls_client_comes_again_over_a_take_over_and_is_never_served_in_the_clear() {
         String::from_utf8_lossy(&output.stderr),
         near.said()
     );
-    assert!(near.said().contains("connection lost"), "{}", near.said());
+    assert!(near.says("connection lost"), "{}", near.said());
     near.stop();
     second.stop();
 }

@@ -125,7 +125,7 @@ impl Drop for Started {
 #[test]
 fn daemon_that_is_stopped_keeps_its_path_and_nobody_who_asks_for_it_hangs() {
     let Some(mut stage) = Stage::new("") else { return };
-    stage.daemon().signal(Signal::STOP);
+    stage.daemon().pause();
     let mut second = Started::at(&stage.word());
     let status = wait_within(&mut second.0, Duration::from_secs(30));
     let mut said = String::new();
@@ -150,7 +150,7 @@ fn sigterm_unmounts_though_the_disk_is_open_and_what_was_begun_is_finished() {
     let status = stage.daemon().ended_within(Duration::from_secs(10));
     assert!(status.success(), "{status}");
     assert!(
-        stage.daemon().said().contains("unmounted while open"),
+        stage.daemon().says("unmounted while open"),
         "{}",
         stage.daemon().said()
     );

@@ -30,7 +30,7 @@ fn words(scratch: &Scratch, image: &str, key: &str) -> Vec<String> {
 /// Asserts that a disk is open and that its daemon is confined.
 fn is_open(scratch: &Scratch, daemon: Daemon) {
     assert_eq!(state(scratch, "vm1"), "ok", "{}", daemon.said());
-    assert!(daemon.said().contains("sandbox on: "), "{}", daemon.said());
+    assert!(daemon.says("sandbox on: "), "{}", daemon.said());
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it serves");
     client.write(0, &block(1, 1)).expect("a write");
     assert!(client.read(0, BLOCK).expect("a read") == block(1, 1));
@@ -41,7 +41,7 @@ fn is_open(scratch: &Scratch, daemon: Daemon) {
 /// Asserts that a disk is locked, and why.
 fn is_locked(scratch: &Scratch, daemon: Daemon, why: &str) {
     assert_eq!(state(scratch, "vm1"), "locked");
-    assert!(daemon.said().contains(why), "{}", daemon.said());
+    assert!(daemon.says(why), "{}", daemon.said());
     assert!(!daemon.said().contains(KEY.trim_end()), "{}", daemon.said());
     daemon.stop();
 }
@@ -137,9 +137,7 @@ fn key_is_what_a_command_prints_before_the_daemon_is_confined() {
     is_locked(&scratch, failed, "key cmd:false: what it prints: it is empty");
     let daemon = with("/no/such/program");
     assert!(
-        daemon
-            .said()
-            .contains("key cmd:/no/such/program: it cannot be run"),
+        daemon.says("key cmd:/no/such/program: it cannot be run"),
         "{}",
         daemon.said()
     );

@@ -65,7 +65,7 @@ fn daemon_that_seemed_dead_writes_nothing_after_its_lock_was_taken() {
     let mut old = Daemon::serve(&scratch, &[&disk]);
     let mut late = Client::connect(&scratch.path("nbd.sock"), "x").expect("it is served");
     late.write(0, &block(0, 1)).expect("a write");
-    old.signal(Signal::STOP);
+    old.pause();
     let new = Daemon::serve(&other, &[&disk]);
     let mut client = Client::connect(&other.path("nbd.sock"), "x").expect("it is served");
     client.write(0, &block(0, 2)).expect("a write of the new one");

@@ -15,7 +15,7 @@ fn libnbds_tools_copy_faithfully_by_tls() {
     let stage = Secured::new(&["name=a,ram=32M"]);
     let image = stage.scratch.noisy_image("there.raw", 32 << 20, 7);
     let daemon = stage.start(&[]);
-    assert!(daemon.said().contains("nbds+unix:///a?"), "{}", daemon.said());
+    assert!(daemon.says("nbds+unix:///a?"), "{}", daemon.said());
     let uri = stage.own_uri("a");
     let info = run("nbdinfo", &[&uri]);
     assert!(info.stdout.contains("newstyle-fixed with TLS"), "{}", info.stdout);
