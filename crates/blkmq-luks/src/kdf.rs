@@ -131,7 +131,9 @@ impl Kdf {
         }
     }
 
-    /// Fills `key` from a passphrase. Blocks for as long as the parameters ask, up to minutes.
+    /// Fills `key` from a passphrase. Blocks for as long as the parameters ask, up to minutes. What it leaves on the
+    /// stack, in a frame of its own, is the caller's to wipe.
+    #[inline(never)]
     pub(crate) fn derive(&self, passphrase: &[u8], key: &mut [u8]) -> Result<(), LuksError> {
         match self {
             Self::Pbkdf2 {

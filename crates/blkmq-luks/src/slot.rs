@@ -133,6 +133,18 @@ impl Slot {
     /// # Errors
     /// If the area cannot be read, or there is no locked memory.
     pub(crate) fn open(&self, passphrase: &Secret, header: &mut dyn ReadAt) -> Result<VolumeKey, LuksError> {
+        let opened = self.open_in_own_frame(passphrase, header);
+        secret::wipe_stack();
+        opened
+    }
+
+    /// The same, and leaves parts of keys on the stack: not in the caller's frame, which nobody wipes.
+    #[inline(never)]
+    fn open_in_own_frame(
+        &self,
+        passphrase: &Secret,
+        header: &mut dyn ReadAt,
+    ) -> Result<VolumeKey, LuksError> {
         let len = Self::area_bytes(self.key_bytes, self.stripes);
         let mut area = vec![0; len];
         header.read_at(self.offset, &mut area).map_err(LuksError::Read)?;
@@ -147,7 +159,6 @@ impl Slot {
             Ok(VolumeKey(key))
         });
         area.zeroize();
-        secret::wipe_stack();
         opened
     }
 }
@@ -156,9 +167,9 @@ impl KeyDigest {
     /// Says whether this is the volume key.
     pub(crate) fn accepts(&self, key: &VolumeKey) -> Result<bool, LuksError> {
         let mut digest = vec![0; self.digest.len()];
-        self.kdf.derive(key.bytes(), &mut digest)?;
+        let derived = self.kdf.derive(key.bytes(), &mut digest);
         secret::wipe_stack();
-        Ok(digest.ct_eq(&self.digest).into())
+        derived.map(|()| digest.ct_eq(&self.digest).into())
     }
 
     /// A digest by PBKDF2.

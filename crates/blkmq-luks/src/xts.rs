@@ -42,19 +42,7 @@ impl Xts {
             sector.is_power_of_two() && (512..=4096).contains(&sector),
             "{sector}"
         );
-        let (data, tweak) = key.split_at(key.len() / 2);
-        let of_length = || LuksError::Unsupported {
-            what: format!("a key of {} bytes for aes-xts-plain64", key.len()),
-            allowed: "supported are 32 and 64 bytes",
-        };
-        let keys = match key.len() {
-            32 => Aes128::new_from_slice(data)
-                .and_then(|data| Ok(Keys::Aes128(data, Aes128::new_from_slice(tweak)?))),
-            _ => Aes256::new_from_slice(data)
-                .and_then(|data| Ok(Keys::Aes256(data, Aes256::new_from_slice(tweak)?))),
-        };
-        let keys = keys.map_err(|_| of_length())?;
-        let keys = Locked::new(keys).map_err(LuksError::Memory);
+        let keys = Keys::locked(key);
         secret::wipe_stack();
         Ok(Self {
             keys: keys?,
@@ -129,6 +117,26 @@ impl Xts {
                 blocks_of_sector,
             });
         }
+    }
+}
+
+impl Keys {
+    /// Computes the key schedules and moves them to locked memory. Its own frame has them as well, so it is one that
+    /// the caller can wipe.
+    #[inline(never)]
+    fn locked(key: &[u8]) -> Result<Locked<Self>, LuksError> {
+        let (data, tweak) = key.split_at(key.len() / 2);
+        let keys = match key.len() {
+            32 => Aes128::new_from_slice(data)
+                .and_then(|data| Ok(Self::Aes128(data, Aes128::new_from_slice(tweak)?))),
+            _ => Aes256::new_from_slice(data)
+                .and_then(|data| Ok(Self::Aes256(data, Aes256::new_from_slice(tweak)?))),
+        };
+        let keys = keys.map_err(|_| LuksError::Unsupported {
+            what: format!("a key of {} bytes for aes-xts-plain64", key.len()),
+            allowed: "supported are 32 and 64 bytes",
+        })?;
+        Locked::new(keys).map_err(LuksError::Memory)
     }
 }
 
