@@ -8,6 +8,8 @@ use std::io::{self, Read};
 
 pub use sys::Locked;
 use sys::Pages;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use sys::clear_registers;
 use zeroize::Zeroize;
 
 /// Secret bytes. They are never shown.

@@ -1,6 +1,10 @@
 //! AES in XTS mode, as IEEE 1619 has it and `dm-crypt` calls it `aes-xts-plain64`: each sector by itself,
-//! its number as the tweak. The `aes` crate has the block cipher, for each processor the fastest form it
-//! has; the mode is here, since none of the crates for it encrypts more than one block at a time.
+//! its number as the tweak. The mode is here, since none of the crates for it encrypts more than one block at
+//! a time. The block cipher is that of the `aes` crate, or of `sys` where the processor does several blocks at
+//! once.
+
+#[cfg(target_arch = "x86_64")]
+mod sys;
 
 use aes::cipher::consts::U16;
 use aes::cipher::inout::InOut;
@@ -29,6 +33,54 @@ pub struct Xts {
 enum Keys {
     Aes128(Aes128, Aes128),
     Aes256(Aes256, Aes256),
+    #[cfg(target_arch = "x86_64")]
+    Wide128(sys::Wide<11>),
+    #[cfg(target_arch = "x86_64")]
+    Wide256(sys::Wide<15>),
+}
+
+impl Keys {
+    /// Computes the key schedules and moves them to locked memory. Its own frame has them as well, so it is one that
+    /// the caller can wipe.
+    #[inline(never)]
+    fn locked(key: &[u8]) -> Result<Locked<Self>, LuksError> {
+        let (data, tweak) = key.split_at(key.len() / 2);
+        let keys = Self::new(data, tweak).ok_or_else(|| LuksError::Unsupported {
+            what: format!("a key of {} bytes for aes-xts-plain64", key.len()),
+            allowed: "supported are 32 and 64 bytes",
+        })?;
+        Locked::new(keys).map_err(LuksError::Memory)
+    }
+
+    /// Chooses the fastest form that the processor has.
+    fn new(data: &[u8], tweak: &[u8]) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let wide = match data.len() {
+                16 => sys::Wide::new(data, tweak).map(Self::Wide128),
+                32 => sys::Wide::new(data, tweak).map(Self::Wide256),
+                _ => None,
+            };
+            if wide.is_some() {
+                return wide;
+            }
+        }
+        Self::for_all(data, tweak)
+    }
+
+    /// The form that every processor has. None for keys of another length.
+    fn for_all(data: &[u8], tweak: &[u8]) -> Option<Self> {
+        match data.len() {
+            16 => {
+                let data = Aes128::new_from_slice(data).ok()?;
+                Some(Self::Aes128(data, Aes128::new_from_slice(tweak).ok()?))
+            }
+            _ => {
+                let data = Aes256::new_from_slice(data).ok()?;
+                Some(Self::Aes256(data, Aes256::new_from_slice(tweak).ok()?))
+            }
+        }
+    }
 }
 
 impl Xts {
@@ -67,6 +119,10 @@ impl Xts {
             Keys::Aes256(data, tweak) => {
                 self.for_each_batch(tweak, number, bytes, |batch| data.encrypt_with_backend(batch));
             }
+            #[cfg(target_arch = "x86_64")]
+            Keys::Wide128(wide) => wide.encrypt(self.sector, number, bytes),
+            #[cfg(target_arch = "x86_64")]
+            Keys::Wide256(wide) => wide.encrypt(self.sector, number, bytes),
         }
     }
 
@@ -82,6 +138,10 @@ impl Xts {
             Keys::Aes256(data, tweak) => {
                 self.for_each_batch(tweak, number, bytes, |batch| data.decrypt_with_backend(batch));
             }
+            #[cfg(target_arch = "x86_64")]
+            Keys::Wide128(wide) => wide.decrypt(self.sector, number, bytes),
+            #[cfg(target_arch = "x86_64")]
+            Keys::Wide256(wide) => wide.decrypt(self.sector, number, bytes),
         }
     }
 
@@ -117,26 +177,6 @@ impl Xts {
                 blocks_of_sector,
             });
         }
-    }
-}
-
-impl Keys {
-    /// Computes the key schedules and moves them to locked memory. Its own frame has them as well, so it is one that
-    /// the caller can wipe.
-    #[inline(never)]
-    fn locked(key: &[u8]) -> Result<Locked<Self>, LuksError> {
-        let (data, tweak) = key.split_at(key.len() / 2);
-        let keys = match key.len() {
-            32 => Aes128::new_from_slice(data)
-                .and_then(|data| Ok(Self::Aes128(data, Aes128::new_from_slice(tweak)?))),
-            _ => Aes256::new_from_slice(data)
-                .and_then(|data| Ok(Self::Aes256(data, Aes256::new_from_slice(tweak)?))),
-        };
-        let keys = keys.map_err(|_| LuksError::Unsupported {
-            what: format!("a key of {} bytes for aes-xts-plain64", key.len()),
-            allowed: "supported are 32 and 64 bytes",
-        })?;
-        Locked::new(keys).map_err(LuksError::Memory)
     }
 }
 
@@ -276,6 +316,34 @@ mod tests {
                 assert_eq!(together, alone, "{count} sectors of {sector}");
                 xts.decrypt(40, &mut together);
                 assert_eq!(together, plain);
+            }
+        }
+    }
+
+    /// The cipher in the form for all processors.
+    fn for_all(key: &str, sector: usize) -> Xts {
+        let key = bytes(key);
+        let (data, tweak) = key.split_at(key.len() / 2);
+        let keys = Locked::new(Keys::for_all(data, tweak).unwrap()).unwrap();
+        Xts { keys, sector }
+    }
+
+    #[test]
+    fn sectors_are_the_same_with_the_instructions_of_every_processor() {
+        for (key, sector) in [(KEY_4, 512), (KEY_10, 512), (KEY_10, 2048), (KEY_10, 4096)] {
+            let (fastest, for_all) = (
+                Xts::new(&bytes(key), sector as u32).unwrap(),
+                for_all(key, sector),
+            );
+            for (count, number) in [(1, 0), (3, u64::MAX), (17, 1 << 40)] {
+                let plain = counting(sector * count);
+                let (mut one, mut other) = (plain.clone(), plain.clone());
+                fastest.encrypt(number, &mut one);
+                for_all.encrypt(number, &mut other);
+                assert_eq!(one, other, "{count} sectors of {sector}");
+                for_all.decrypt(number, &mut one);
+                fastest.decrypt(number, &mut other);
+                assert_eq!((&one, &other), (&plain, &plain));
             }
         }
     }

@@ -61,7 +61,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 /// Clears the vector registers of this thread, in which AES leaves parts of keys: a core has them, too.
-pub(super) fn clear_registers() {
+pub(crate) fn clear_registers() {
     #[cfg(target_arch = "x86_64")]
     {
         if is_x86_feature_detected!("avx512f") {
