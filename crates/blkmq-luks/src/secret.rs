@@ -96,7 +96,8 @@ impl fmt::Debug for Secret {
 }
 
 /// Overwrites what computations with keys have left on this thread's stack and in its registers. Call it when they
-/// have returned.
+/// have returned. It does not reach the caller's own frame: compute in a function that is not inlined
+/// (`#[inline(never)]`).
 #[inline(never)]
 pub fn wipe_stack() {
     let mut below = [0_u64; STACK_BYTES / size_of::<u64>()];
