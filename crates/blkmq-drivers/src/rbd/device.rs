@@ -152,6 +152,16 @@ impl Device for RbdDevice {
         true
     }
 
+    /// Waits for its images to be closed, so that the next user of their locks need not wait.
+    fn close(&self) {
+        *self.shared.images.write().unwrap_or_else(PoisonError::into_inner) = Images::default();
+        if !self.shared.closings.wait_for_none(CLOSE_MAX) {
+            tracing::warn!(
+                "rbd: images are not closed after {CLOSE_MAX:?}: does the cluster answer? Their locks are held on"
+            );
+        }
+    }
+
     /// The lock belongs to this process's connection: another process could only break it, and with
     /// it the requests under way.
     fn handover_state(&self, disk: DiskId) -> io::Result<HandoverState> {
@@ -196,14 +206,8 @@ impl Allocation for RbdDevice {
 }
 
 impl Drop for RbdDevice {
-    /// Waits for its images to be closed, so that the next user of their locks need not wait.
     fn drop(&mut self) {
-        *self.shared.images.write().unwrap_or_else(PoisonError::into_inner) = Images::default();
-        if !self.shared.closings.wait_for_none(CLOSE_MAX) {
-            tracing::warn!(
-                "rbd: images are not closed after {CLOSE_MAX:?}: does the cluster answer? Their locks are held on"
-            );
-        }
+        self.close();
     }
 }
 

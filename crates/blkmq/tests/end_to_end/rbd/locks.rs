@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use blkmq::control::client::Client as Control;
 use rustix::process::Signal;
 
 use super::cluster::Ceph;
@@ -17,7 +18,7 @@ fn second_daemon_is_refused_and_a_reader_is_not() {
     let Some(ceph) = Ceph::find() else { return };
     let (scratch, other) = (Scratch::new(), Scratch::new());
     let image = ceph.image("shared", "8M");
-    let daemon = Daemon::serve(&scratch, &[&ceph.disk("x", image.name, "")]);
+    let (daemon, _control) = serve(&scratch, &[ceph.disk("x", image.name, "")]);
     let said = refused_start(&ceph.disk("x", image.name, ",lock_wait=1"));
     assert!(
         said.contains("rbd rbd/shared: in use by the client at 127.0.0.1"),
@@ -32,7 +33,7 @@ fn second_daemon_is_refused_and_a_reader_is_not() {
         .write(0, &block(0, 1))
         .expect("the first one has its lock as before");
     daemon.stop();
-    // An orderly end releases the lock at once.
+    // An orderly end releases the lock at once, although a client of the control socket is still there.
     Daemon::serve(&scratch, &[&ceph.disk("x", image.name, ",lock_wait=0")]).stop();
 }
 
@@ -77,4 +78,15 @@ fn daemon_that_seemed_dead_writes_nothing_after_its_lock_was_taken() {
     old.signal(Signal::TERM);
     old.ended_within(Duration::from_secs(30));
     wait_for_no_watchers(&ceph, image.name);
+}
+
+/// A daemon with these disks, and a connection to its control socket.
+fn serve(scratch: &Scratch, disks: &[String]) -> (Daemon, Control) {
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let mut words = vec!["--nbd", &nbd, "--control", &control];
+    disks.iter().for_each(|disk| words.extend(["--disk", disk]));
+    let daemon = Daemon::start(&words);
+    let control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    (daemon, control)
 }
