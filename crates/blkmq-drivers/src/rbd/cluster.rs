@@ -32,6 +32,12 @@ pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> R
     })
 }
 
+/// Has the next disk with these settings make a connection of its own, because the cluster has barred this one. Its
+/// images keep it until they are closed.
+pub(super) fn leave(config: &ClusterConfig, barred: &Arc<Rados>) {
+    CONNECTIONS.leave(config, barred);
+}
+
 /// Connections by their settings.
 struct Connections<T>(Mutex<Vec<(ClusterConfig, Entry<T>)>>);
 
@@ -51,6 +57,15 @@ impl<T> Connections<T> {
         let made = Arc::new(connect()?);
         *known = Arc::downgrade(&made);
         Ok(made)
+    }
+
+    /// Forgets a connection, unless another one has taken its place.
+    fn leave(&self, config: &ClusterConfig, connection: &Arc<T>) {
+        let entry = self.entry(config);
+        let mut known = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.as_ptr() == Arc::as_ptr(connection) {
+            *known = Weak::new();
+        }
     }
 
     /// The entry for these settings, and no more of those that nobody uses.
@@ -179,5 +194,18 @@ mod tests {
         drop((first, second));
         assert_eq!(all.get(&cluster("a"), || Ok::<_, ()>(3)).as_deref(), Ok(&3));
         assert_eq!(all.0.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn connection_that_is_left_is_kept_by_those_who_have_it_and_taken_by_nobody_else() {
+        let all = Connections(Mutex::new(Vec::new()));
+        let get = |number| all.get(&cluster("a"), || Ok::<_, ()>(number)).unwrap();
+        let (first, second) = (get(1), get(1));
+        all.leave(&cluster("a"), &first);
+        let third = get(2);
+        assert_eq!((*first, *third), (1, 2));
+        // Who finds later that the first one is barred leaves the others theirs.
+        all.leave(&cluster("a"), &second);
+        assert!(Arc::ptr_eq(&get(3), &third));
     }
 }

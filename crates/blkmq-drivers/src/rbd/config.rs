@@ -107,6 +107,18 @@ impl RbdConfig {
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only || self.image.snapshot.is_some()
     }
+
+    /// Returns whether the image's exclusive lock is taken.
+    pub(super) fn is_locked(&self) -> bool {
+        self.lock && !self.is_read_only()
+    }
+
+    /// Returns whether a write that was answered may be only in librbd's memory until a flush.
+    pub(super) fn caches_writes(&self) -> bool {
+        let options = &self.cluster.options;
+        let set = options.iter().rev().find(|(key, _)| key == "rbd_cache");
+        set.is_some_and(|(_, value)| !["false", "no", "0"].contains(&value.as_str()))
+    }
 }
 
 /// Parses `[POOL/[NAMESPACE/]]IMAGE[@SNAPSHOT]`, as the rbd command does.
@@ -233,6 +245,7 @@ mod tests {
             (30, 5)
         );
         assert!(!config.lock && config.lock_wait.is_zero());
+        assert!(config.caches_writes() && !RbdConfig::new("vm1").unwrap().caches_writes());
         let error = |key, value| config.clone().set(key, value).unwrap_err().to_string();
         assert!(error("id", "client.admin").contains("without `client.`"));
         assert!(error("timeout", "1.5s").contains("whole seconds"));

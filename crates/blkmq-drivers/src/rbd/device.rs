@@ -9,7 +9,7 @@ use std::time::Duration;
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
-use blkmq_host::device::{Allocation, Device, Extent, HandoverState, Polling, State};
+use blkmq_host::device::{Allocation, Device, Extent, HandoverState, Losses, Polling, State};
 use blkmq_host::ring::RingHandle;
 use blkmq_host::runner::Runner;
 
@@ -143,6 +143,11 @@ impl Device for RbdDevice {
         self.shared.image(disk)?.resize(wanted)
     }
 
+    fn reopen(&self, disk: DiskId) -> io::Result<Option<Box<dyn Any + Send>>> {
+        let new = self.shared.image(disk)?.reopen()?;
+        Ok(new.map(|new| Box::new(new) as _))
+    }
+
     fn is_silent(&self) -> bool {
         let images = self.shared.images();
         images.0.iter().flatten().any(|image| image.is_silent())
@@ -172,8 +177,8 @@ impl Device for RbdDevice {
         );
         Ok(HandoverState {
             must_flush: true,
-            obstacle: image.is_locked.then_some(obstacle),
-            is_exclusive: image.is_locked,
+            obstacle: image.is_locked().then_some(obstacle),
+            is_exclusive: image.is_locked(),
             ..HandoverState::default()
         })
     }
@@ -198,6 +203,18 @@ impl Allocation for RbdDevice {
     ) -> io::Result<()> {
         // Not under the lock: the query may take long.
         self.shared.image(disk)?.extents(offset, len, max, out)
+    }
+
+    fn losses(&self, disk: DiskId) -> Losses {
+        self.shared
+            .image(disk)
+            .map_or(Losses::default(), |image| image.losses())
+    }
+
+    fn mark_losses_seen(&self, disk: DiskId) {
+        if let Ok(image) = self.shared.image(disk) {
+            image.mark_losses_seen();
+        }
     }
 
     fn state(&self, disk: DiskId) -> State {

@@ -9,8 +9,8 @@ use blkmq_host::value::ConfigError;
 
 use super::{RbdConfig, RbdDevice, RbdDisk};
 use crate::driver::{
-    Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, Needs, OpenDisk, OpenError, Purpose,
-    Shape, into_disk,
+    Attributes, BLOCK_MIN, DiskRequest, Driver, DriverConfig, Key, Needs, OpenDisk, OpenError, Shape,
+    into_disk,
 };
 use crate::keys::Pairs;
 
@@ -88,11 +88,9 @@ impl DriverConfig for RbdConfig {
     fn open(&self, attributes: &Attributes) -> Result<Box<dyn OpenDisk>, OpenError> {
         let config = Self {
             read_only: self.read_only || attributes.read_only,
-            // A check neither waits for the client that has the lock, nor bars one that has died.
-            lock: self.lock && attributes.purpose == Purpose::Serve,
             ..self.clone()
         };
-        Ok(Box::new(RbdDisk::open(&config)?))
+        Ok(Box::new(RbdDisk::open(&config, attributes.purpose)?))
     }
 
     /// To monitors and OSDs; all disks of a cluster share them.
@@ -132,7 +130,7 @@ impl OpenDisk for RbdDisk {
         Shape {
             size: self.image.size(),
             block_size: BLOCK_MIN,
-            read_only: self.image.read_only,
+            read_only: self.image.is_read_only(),
         }
     }
 

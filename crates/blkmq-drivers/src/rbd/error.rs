@@ -67,3 +67,10 @@ pub enum RbdError {
         image: String,
     },
 }
+
+impl RbdError {
+    /// Returns whether the cluster has barred the connection over which it was tried.
+    pub(super) fn is_barred(&self) -> bool {
+        matches!(self, Self::Call { error, .. } if error.raw_os_error() == Some(libc::ESHUTDOWN))
+    }
+}

@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
-use blkmq_host::device::{Extent, State};
+use blkmq_host::device::{Extent, Losses, State};
 use blkmq_host::runner::Runner;
 
 use super::calls::{self, Calls};
 use super::config::RbdConfig;
 use super::error::RbdError;
-use super::sys::RawImage;
+use super::sys::{Rados, RawImage};
 use super::{cluster, lock};
+use crate::driver::Purpose;
 
 /// An open image, which waits for the others of its queue.
 pub struct RbdDisk {
@@ -27,15 +28,15 @@ pub struct RbdDisk {
 
 /// An image that is served.
 pub(super) struct Image {
-    name: String,
+    /// As it was opened. `open_timeout` also limits how long the cluster may take to answer a control
+    /// command or a lookup.
+    config: RbdConfig,
     /// Always there, until this is dropped. Shared: a lookup may continue after the disk is gone.
     raw: Option<Arc<RawImage>>,
+    /// Its identity in the cluster: another image that gets its name has another one.
+    objects: String,
     size: AtomicU64,
     pub(super) object_size: u32,
-    pub(super) read_only: bool,
-    pub(super) is_locked: bool,
-    /// How long the cluster may take to answer a control command or a lookup.
-    limit: Duration,
     changes: Arc<Changes>,
     /// Queries that the cluster has not answered, including those for which nobody waits any more.
     asked: Arc<Calls>,
@@ -46,6 +47,9 @@ pub(super) struct Image {
     is_failing: AtomicBool,
     /// The error of the latest request, 0 if it succeeded.
     latest_errno: AtomicI32,
+    /// How often it was opened again without what librbd had cached, and how many of these times were reported.
+    losses: AtomicU64,
+    seen: AtomicU64,
     log: LogBudget,
     errors: AtomicU64,
 }
@@ -73,15 +77,15 @@ impl RbdDisk {
     ///
     /// # Errors
     /// Why the image cannot be served.
-    pub fn open(config: &RbdConfig) -> Result<Self, RbdError> {
-        let waits = if config.lock {
+    pub fn open(config: &RbdConfig, purpose: Purpose) -> Result<Self, RbdError> {
+        let waits = if config.lock && purpose == Purpose::Serve {
             config.lock_wait
         } else {
             Duration::ZERO
         };
         let limit = config.open_timeout + waits;
         let wanted = config.clone();
-        let opened = calls::within(limit, move || open_image(&wanted));
+        let opened = calls::within(limit, move || open_image(&wanted, purpose));
         opened.unwrap_or_else(|| {
             Err(RbdError::Late {
                 image: config.image.text.clone(),
@@ -91,8 +95,21 @@ impl RbdDisk {
     }
 }
 
-/// Opens an image without a limit of time.
-fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
+/// Opens an image without a limit of time. If the cluster has barred the connection that other images with its settings
+/// have, it gets a new one.
+fn open_image(config: &RbdConfig, purpose: Purpose) -> Result<RbdDisk, RbdError> {
+    let connect = || cluster::connect(&config.image.text, &config.cluster, config.open_timeout);
+    let rados = connect()?;
+    match open_over(&rados, config, purpose) {
+        Err(error) if error.is_barred() => {
+            cluster::leave(&config.cluster, &rados);
+            open_over(&connect()?, config, purpose)
+        }
+        other => other,
+    }
+}
+
+fn open_over(rados: &Arc<Rados>, config: &RbdConfig, purpose: Purpose) -> Result<RbdDisk, RbdError> {
     let name = &config.image.text;
     let failed = |action: &'static str, error: io::Error| RbdError::Call {
         image: name.clone(),
@@ -100,12 +117,14 @@ fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
         advice: advice(&error, config),
         error,
     };
-    let rados = cluster::connect(name, &config.cluster, config.open_timeout)?;
-    let read_only = config.is_read_only();
-    let opened = rados.open(&config.image, read_only);
+    let opened = rados.open(&config.image, config.is_read_only());
     let mut raw = opened.map_err(|(action, error)| failed(action, error))?;
-    if config.lock && !read_only {
-        lock::take(&raw, name, config.lock_wait)?;
+    if config.is_locked() {
+        match purpose {
+            Purpose::Serve => lock::take(&raw, name, config.lock_wait)?,
+            // A check neither waits for the client that has the lock, nor bars one that has died.
+            Purpose::Check => lock::check(&raw, name)?,
+        }
     }
     let changes = Arc::<Changes>::default();
     let watched = raw.watch(Arc::clone(&changes));
@@ -116,18 +135,18 @@ fn open_image(config: &RbdConfig) -> Result<RbdDisk, RbdError> {
     }
     let queue = format!("rbd-{}-{}", rados.fsid(), config.image.pool);
     let image = Image {
-        name: name.clone(),
+        config: config.clone(),
         raw: Some(Arc::new(raw)),
+        objects: info.objects_prefix(),
         size: AtomicU64::new(info.size),
         object_size: u32::try_from(info.object_size).unwrap_or(OBJECT_SIZE),
-        read_only,
-        is_locked: config.lock && !read_only,
-        limit: config.open_timeout,
         changes,
         asked: Arc::default(),
         closings: OnceLock::new(),
         is_failing: AtomicBool::new(false),
         latest_errno: AtomicI32::new(0),
+        losses: AtomicU64::new(0),
+        seen: AtomicU64::new(0),
         log: LogBudget::new("it"),
         errors: AtomicU64::new(0),
     };
@@ -162,7 +181,16 @@ fn advice(error: &io::Error, config: &RbdConfig) -> Cow<'static, str> {
 impl Image {
     /// Returns its name as it was given.
     pub(super) fn name(&self) -> &str {
-        &self.name
+        &self.config.image.text
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.config.is_read_only()
+    }
+
+    /// Returns whether it has the exclusive lock, as long as nobody takes that.
+    pub(super) fn is_locked(&self) -> bool {
+        self.config.is_locked()
     }
 
     /// Returns the size in bytes.
@@ -227,6 +255,68 @@ impl Image {
         Ok(())
     }
 
+    /// Opens the image over a new connection, if the cluster has barred the one that it has, or the lock is
+    /// lost. Returns what has to take its place. Blocks for at most twice `open_timeout`, and `lock_wait`.
+    ///
+    /// # Errors
+    /// Ceph did not answer, the image cannot be opened, or what has its name now is not what was served.
+    pub(super) fn reopen(&self) -> io::Result<Option<RbdDisk>> {
+        let is_locked = self.is_locked();
+        let is_usable = self.ask(move |raw| match is_locked {
+            true => raw.has_lock(),
+            // Any answer will do.
+            false => raw.lock_owner().map(|_| true),
+        });
+        match is_usable {
+            Ok(true) => return Ok(None),
+            Err(error) if error.raw_os_error() != Some(libc::ESHUTDOWN) => return Err(error),
+            _ => {}
+        }
+        let new = RbdDisk::open(&self.config, Purpose::Serve).map_err(io::Error::other)?;
+        self.check_successor(&new.image)?;
+        let cached = u64::from(self.config.caches_writes());
+        for (new, old, more) in [
+            (&new.image.losses, &self.losses, cached),
+            (&new.image.seen, &self.seen, 0),
+            (&new.image.errors, &self.errors, 0),
+        ] {
+            new.store(old.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        }
+        tracing::info!("rbd {}: opened again, over a new connection", self.name());
+        Ok(Some(new))
+    }
+
+    fn check_successor(&self, new: &Self) -> io::Result<()> {
+        if new.objects != self.objects {
+            return Err(io::Error::other(format!(
+                "another image has the name {} now: remove the disk and add it, or restart the daemon",
+                self.name()
+            )));
+        }
+        let (old, found) = (self.size(), new.size());
+        if found < old {
+            return Err(io::Error::other(format!(
+                "the image has {found} bytes now, and the disk {old}: make it as large as before"
+            )));
+        }
+        // Growth is noticed by those who ask for it.
+        new.size.store(old, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// How often writes may have been lost that were only in librbd's cache.
+    pub(super) fn losses(&self) -> Losses {
+        Losses {
+            count: self.losses.load(Ordering::Relaxed),
+            seen: self.seen.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(super) fn mark_losses_seen(&self) {
+        self.seen
+            .fetch_max(self.losses.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// Queries the cluster once it has answered the previous query: a cluster that hangs blocks one
     /// thread for each image, however often it is queried.
     fn ask<T: Send + 'static>(
@@ -234,11 +324,12 @@ impl Image {
         question: impl FnOnce(&RawImage) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "the cluster does not answer");
-        let Some(call) = self.asked.begin_alone(self.limit) else {
+        let limit = self.config.open_timeout;
+        let Some(call) = self.asked.begin_alone(limit) else {
             return Err(late());
         };
         let (raw, closings) = (Arc::clone(self.raw()), self.closings());
-        let answer = calls::within(self.limit, move || {
+        let answer = calls::within(limit, move || {
             let answer = question(&raw);
             close(raw, &closings);
             drop(call);
@@ -249,7 +340,7 @@ impl Image {
 
     /// Returns whether the cluster has not answered a query in time, nor since.
     pub(super) fn is_silent(&self) -> bool {
-        self.asked.are_late(self.limit)
+        self.asked.are_late(self.config.open_timeout)
     }
 
     /// How its latest requests have ended.
@@ -279,13 +370,13 @@ impl Image {
         let error = match errno {
             0 => io::Error::other("the image ends before the disk does: was it made smaller?"),
             libc::ESHUTDOWN => io::Error::other(
-                "the cluster has barred this client: another one has taken the image's lock; remove the disk and add it again",
+                "the cluster has barred this client: another one has taken the image's lock; see what that one has written, then run blkmq ctl reopen",
             ),
             _ => io::Error::from_raw_os_error(errno),
         };
         tracing::error!(
             "rbd {}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only{withheld}",
-            self.name
+            self.name()
         );
     }
 
@@ -302,7 +393,7 @@ impl Image {
         self.is_failing.store(false, Ordering::Relaxed);
         self.latest_errno.store(0, Ordering::Relaxed);
         if let Some(withheld) = self.log.take(now) {
-            tracing::info!("rbd {}: requests succeed again{withheld}", self.name);
+            tracing::info!("rbd {}: requests succeed again{withheld}", self.name());
         }
     }
 }

@@ -39,6 +39,24 @@ pub(super) fn take(raw: &RawImage, image: &str, wait: Duration) -> Result<(), Rb
     }
 }
 
+/// Checks that the image has a lock to take.
+///
+/// # Errors
+/// It has none, or the cluster refuses.
+pub(super) fn check(raw: &RawImage, image: &str) -> Result<(), RbdError> {
+    let image = || image.to_owned();
+    match raw.has_lock_feature() {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(RbdError::NoLock { image: image() }),
+        Err(error) => Err(RbdError::Call {
+            image: image(),
+            action: "ask for its features".into(),
+            error,
+            advice: "".into(),
+        }),
+    }
+}
+
 /// Takes the lock unless a client that is alive has it; returns that client.
 fn try_to_take(raw: &RawImage, image: &str) -> Result<Option<String>, RbdError> {
     let failed = |action: &'static str, error: io::Error| match error.raw_os_error() {

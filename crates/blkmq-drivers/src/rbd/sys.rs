@@ -69,6 +69,8 @@ functions! {
     rbd rbd_stat(Handle, *mut ImageInfo, usize) -> c_int;
     rbd rbd_get_size(Handle, *mut u64) -> c_int;
     rbd rbd_resize(Handle, u64) -> c_int;
+    rbd rbd_get_features(Handle, *mut u64) -> c_int;
+    rbd rbd_is_exclusive_lock_owner(Handle, *mut c_int) -> c_int;
     rbd rbd_lock_acquire(Handle, c_int) -> c_int;
     rbd rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
     rbd rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
@@ -114,6 +116,15 @@ struct Watcher {
     address: *mut c_char,
     id: i64,
     cookie: u64,
+}
+
+impl ImageInfo {
+    /// What the names of its objects begin with.
+    pub(super) fn objects_prefix(&self) -> String {
+        let bytes = self.block_name_prefix.map(|char| char as u8);
+        let prefix = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(prefix).into_owned()
+    }
 }
 
 impl Library {
@@ -317,6 +328,22 @@ impl RawImage {
     pub(super) fn lock(&self) -> io::Result<()> {
         // SAFETY: the image is open.
         check(unsafe { (self.library().rbd_lock_acquire)(self.handle, LOCK_EXCLUSIVE) }).map(drop)
+    }
+
+    /// Whether it has the feature without which there is no exclusive lock. May block.
+    pub(super) fn has_lock_feature(&self) -> io::Result<bool> {
+        let mut features = 0;
+        // SAFETY: the image is open, and there is a place for the number.
+        check(unsafe { (self.library().rbd_get_features)(self.handle, &raw mut features) })?;
+        Ok(features & FEATURE_EXCLUSIVE_LOCK != 0)
+    }
+
+    /// Asks the cluster whether the exclusive lock is still this client's. May block.
+    pub(super) fn has_lock(&self) -> io::Result<bool> {
+        let mut owns = 0;
+        // SAFETY: the image is open, and there is a place for the answer.
+        check(unsafe { (self.library().rbd_is_exclusive_lock_owner)(self.handle, &raw mut owns) })?;
+        Ok(owns != 0)
     }
 
     /// The address of the client that has the lock, alive or not. May block.
@@ -532,6 +559,8 @@ fn string(text: *const c_char) -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
+/// `RBD_FEATURE_EXCLUSIVE_LOCK`.
+const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
 const LOCK_EXCLUSIVE: c_int = 0;
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.

@@ -184,11 +184,10 @@ fn fault_is_reported_with_the_image_and_what_to_do() {
         &ceph.disk("x", "missing", ""),
         "rbd rbd/missing: cannot open the image: No such file",
     );
+    let enable = "rbd feature enable rbd/unlockable exclusive-lock";
     let said = refused_start(&ceph.disk("x", "unlockable", ""));
-    assert!(
-        said.contains("rbd feature enable rbd/unlockable exclusive-lock"),
-        "{said}"
-    );
+    assert!(said.contains(enable), "{said}");
+    refused(&ceph.disk("x", "unlockable", ""), enable);
     refused(
         &ceph.disk("x", "unlockable", ",option.rbd_no_such=1"),
         "cannot set Ceph's option rbd_no_such to 1",
@@ -200,6 +199,14 @@ fn fault_is_reported_with_the_image_and_what_to_do() {
     if ceph.has_keys() {
         let stranger = format!("name=x,rbd=rbd/x,conf={},id=stranger", ceph.conf());
         refused(&stranger, "keyring=");
+    }
+    for keys in [",lock=off", ",read_only=on"] {
+        let disk = ceph.disk("x", "unlockable", keys);
+        let checked = output_within(
+            serve_command(&["--check", "--nbd", "unix:x"]).args(["--disk", &disk]),
+            LONG,
+        );
+        assert!(checked.status.success(), "{keys}: {checked:?}");
     }
     let daemon_of = Scratch::new();
     Daemon::serve(&daemon_of, &[&ceph.disk("x", "unlockable", ",lock=off")]).stop();

@@ -60,6 +60,18 @@ impl Ceph {
         run("rbd", &[&["-c", &self.conf()], words].concat())
     }
 
+    /// Bars the clients that have an image open for writing, as another client does that takes its lock.
+    pub(super) fn bar_watchers_of(&self, image: &str) {
+        let status = self.rbd(&["status", "--format", "json", image]).stdout;
+        let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+        let watchers = status["watchers"].as_array().expect("a list");
+        assert!(!watchers.is_empty(), "nobody has {image} open");
+        for watcher in watchers {
+            let address = watcher["address"].as_str().expect("a text");
+            run("ceph", &["-c", &self.conf(), "osd", "blocklist", "add", address]);
+        }
+    }
+
     /// Says whether the OSD's store survives it.
     pub(super) fn outlives_its_osd(&self) -> bool {
         self.directory.join("osd/block").exists()
