@@ -9,7 +9,8 @@ use blkmq_host::device::Replacement;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::methods::{Session, of, values};
+use super::methods::Session;
+use super::methods::params::{of, values};
 use super::protocol::Failure;
 use super::server::Daemon;
 

@@ -1,6 +1,8 @@
 //! The methods of the control socket, by which a daemon is asked and changed: one entry of [`METHODS`] each.
 //! Every change goes through [`Running::change`], so it is checked whole, and done or not.
 
+pub(super) mod params;
+
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -9,15 +11,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use blkmq_config::diff::Change;
 use blkmq_config::{Document, Kind};
-use blkmq_drivers::multipath::MultipathDevice;
 use blkmq_export::client_settings::Client as ClientKind;
 use blkmq_luks::Secret;
 use blkmq_luks::secret::KEY_BYTES_MAX;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
+use self::params::{Edit, Message, OneDisk, none, of, values, yes};
 use super::API;
 use super::images;
 use super::names;
@@ -242,12 +243,7 @@ pub(super) static METHODS: &[Method] = &[
         "disk.reopen",
         "serve a disk as before whose drive was full or gone; its clients are told once that data may be lost: {disk}",
         |_, params, daemon| {
-            #[derive(Deserialize)]
-            #[serde(deny_unknown_fields)]
-            struct Params {
-                disk: String,
-            }
-            let Params { disk } = of(params)?;
+            let OneDisk { disk } = of(params)?;
             daemon.running.reopen(&disk)?;
             Ok(json!({}))
         },
@@ -259,11 +255,6 @@ pub(super) static METHODS: &[Method] = &[
         "disk.unlock",
         "give an encrypted disk its passphrase: {disk, key}; the key in base64",
         |_, params, daemon| {
-            #[derive(Deserialize)]
-            #[serde(deny_unknown_fields)]
-            struct Params {
-                disk: String,
-            }
             // Taken out first: what is refused is not wiped.
             let mut params = params;
             let key = params.as_object_mut().and_then(|params| params.remove("key"));
@@ -271,7 +262,7 @@ pub(super) static METHODS: &[Method] = &[
                 Some(Value::String(key)) => Zeroizing::new(key),
                 _ => return Err(Failure::new(BAD_PARAMS, "key: must be a text")),
             };
-            let Params { disk } = of(params)?;
+            let OneDisk { disk } = of(params)?;
             let decoded = STANDARD.decode(&*key).map(Zeroizing::new);
             let decoded = decoded
                 .ok()
@@ -525,85 +516,8 @@ impl Session {
     }
 }
 
-/// A table of the configuration, and what is to become of it.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Edit {
-    kind: String,
-    #[serde(default)]
-    name: String,
-    #[serde(default)]
-    keys: Map<String, Value>,
-    #[serde(default)]
-    dry_run: bool,
-}
-
-/// Keys with their values as a configuration has them; null is none.
-pub(super) fn values(keys: Map<String, Value>) -> Result<Vec<(String, Option<toml::Value>)>> {
-    let value = |(key, value): (String, Value)| {
-        let value = match value {
-            Value::Null => None,
-            value => {
-                let converted = toml::Value::try_from(&value);
-                Some(converted.with_context(|| format!("{key} = {value} rejected"))?)
-            }
-        };
-        Ok((key, value))
-    };
-    keys.into_iter().map(value).collect()
-}
-
-/// A message to a multipath disk.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Message {
-    disk: String,
-    message: String,
-    path: Option<String>,
-    group: Option<u8>,
-}
-
-impl Message {
-    fn send(self, daemon: &Daemon) -> Result<()> {
-        let control = daemon.running.control();
-        let disks = control.disks();
-        let disk = disks.iter().find(|disk| disk.name == self.disk);
-        let disk = disk.with_context(|| format!("disk {}: there is no such disk", self.disk))?;
-        let device = MultipathDevice::of_queue(&control, disk.queue)?;
-        let path = || self.path.as_deref().context("path is missing");
-        match self.message.as_str() {
-            "fail_path" => device.fail_path(path()?)?,
-            "reinstate_path" => device.reinstate_path(path()?)?,
-            "switch_group" => device.switch_group(self.group.context("group is missing")?)?,
-            other => {
-                anyhow::bail!("message {other:?} rejected: must be fail_path, reinstate_path or switch_group")
-            }
-        }
-        Ok(())
-    }
-}
-
-fn yes() -> bool {
-    true
-}
-
 fn to_value(answer: &impl Serialize) -> Result<Value, Failure> {
     Ok(serde_json::to_value(answer).map_err(anyhow::Error::from)?)
-}
-
-fn none(params: Value) -> Result<(), Failure> {
-    #[derive(Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct None {}
-    of::<None>(params).map(drop)
-}
-
-pub(super) fn of<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
-    let params = if params.is_null() { json!({}) } else { params };
-    if !params.is_object() {
-        return Err(Failure::new(BAD_PARAMS, "params: must be an object, by names"));
-    }
-    serde_json::from_value(params).map_err(|error| Failure::new(BAD_PARAMS, format!("params: {error}")))
 }
 
 /// How often statistics can be told, in milliseconds.
