@@ -2,13 +2,14 @@
 //! served. `connection` receives the messages, stops the rings that a message touches, and starts those that
 //! are ready.
 
+mod record;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use blkmq_host::disk::Disk;
 use blkmq_host::service::Waker;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendFlags, send};
 
 use super::codec::{Header, InflightSpec, Message, RegionSpec, RingAddresses};
@@ -16,13 +17,12 @@ use super::config_space::{
     self, CONFIG_WCE, EVENT_INDEX, FLUSH, INDIRECT, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
 };
 use super::descriptors::{Descriptors, is_event};
-use super::inflight;
 use super::memory::{Memory, MemoryError, REGIONS_MAX};
 use super::queue::{Control, Ended, Report, Start};
 use super::ring::Broken;
 use super::saved::{SavedFrontEnd, SetUp};
 use super::signal::signal;
-use super::sys::{Mapping, Window};
+use super::sys::Mapping;
 use super::virtqueue::{Layout, Virtqueue};
 
 /// A disk as one front end has set it up.
@@ -273,17 +273,6 @@ impl Device {
         }
     }
 
-    /// The in-flight record of a ring, if the front end keeps one that has room for it.
-    fn record(&self, index: usize, layout: Layout) -> Option<Window> {
-        let (mapping, spec) = self.inflight.as_ref()?;
-        if index >= usize::from(spec.queues) || layout.size > spec.queue_size {
-            return None;
-        }
-        let size = spec.queue_size;
-        let bytes = Layout { size, ..layout }.record_bytes() as usize;
-        Window::new(mapping, index * bytes, bytes, 8)
-    }
-
     /// Executes a message. The rings that it touches have ended.
     ///
     /// # Errors
@@ -297,7 +286,7 @@ impl Device {
             Message::GetStatus => return Ok(Answer::Number(self.status)),
             Message::GetConfig { offset, bytes } => return self.get_config(offset, bytes),
             Message::GetVringBase { index } => return self.end_ring(index),
-            Message::GetInflightFd(spec) => return make_record(spec, self.layout(spec.queue_size)),
+            Message::GetInflightFd(spec) => return record::make(spec, self.layout(spec.queue_size)),
             Message::SetInflightFd(spec) => self.set_record(spec, &fds[0])?,
             Message::SetFeatures(features) => {
                 self.features = known("features", features, config_space::features(&self.disk))?
@@ -423,17 +412,6 @@ impl Device {
         self.forget_record();
     }
 
-    /// Nothing is in flight any more: a record that is given again starts empty.
-    fn forget_record(&mut self) {
-        let Some(queue_size) = self.inflight.as_ref().map(|(_, spec)| spec.queue_size) else {
-            return;
-        };
-        let layout = self.layout(queue_size);
-        let records = (0..usize::from(QUEUES_MAX)).map_while(|index| self.record(index, layout));
-        records.for_each(|record| inflight::forget(&record));
-        self.inflight = None;
-    }
-
     fn set_memory(&mut self, regions: &[RegionSpec], fds: &[OwnedFd]) -> Result<(), Refusal> {
         let mut memory = Memory::default();
         for (region, fd) in regions.iter().zip(fds) {
@@ -502,27 +480,6 @@ impl Device {
             }),
         }
     }
-
-    fn set_record(&mut self, spec: InflightSpec, fd: &OwnedFd) -> Result<(), Refusal> {
-        check_record(&spec)?;
-        let bytes = self.layout(spec.queue_size).record_bytes() * u64::from(spec.queues);
-        if spec.bytes < bytes {
-            return Err(Refusal::Value {
-                what: "bytes of the record of what is in flight",
-                value: spec.bytes,
-                allowed: "too few for its rings",
-            });
-        }
-        let packed = Layout {
-            is_packed: true,
-            ..self.layout(spec.queue_size)
-        };
-        // A ring of either kind fits; nobody needs more.
-        let most = packed.record_bytes() * u64::from(spec.queues);
-        let mapping = Mapping::of_file(fd, spec.offset, spec.bytes.min(most.max(bytes)))?;
-        self.inflight = Some((Arc::new(mapping), spec));
-        Ok(())
-    }
 }
 
 impl RingSetup {
@@ -550,39 +507,6 @@ impl RingSetup {
             all.push((Message::SetVringKick { index, has_fd }, vec![Arc::clone(kick)]));
         }
     }
-}
-
-/// Makes memory for in-flight records, which the front end keeps.
-fn make_record(asked: InflightSpec, layout: Layout) -> Result<Answer, Refusal> {
-    check_record(&asked)?;
-    let bytes = layout.record_bytes() * u64::from(asked.queues);
-    let fd = memfd_create("blkmq-inflight", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
-    ftruncate(&fd, bytes).map_err(io::Error::from)?;
-    let spec = InflightSpec {
-        bytes,
-        offset: 0,
-        ..asked
-    };
-    Ok(Answer::Inflight(spec, fd))
-}
-
-/// Checks that an in-flight region has room for possible rings only.
-fn check_record(spec: &InflightSpec) -> Result<(), Refusal> {
-    if !(1..=QUEUES_MAX).contains(&spec.queues) {
-        return Err(Refusal::Value {
-            what: "rings of the record of what is in flight",
-            value: spec.queues.into(),
-            allowed: "there are 1 to 64",
-        });
-    }
-    if u32::from(spec.queue_size) > RING_SIZE_MAX {
-        return Err(Refusal::Value {
-            what: "ring size of the record of what is in flight",
-            value: spec.queue_size.into(),
-            allowed: "1024 is the largest",
-        });
-    }
-    Ok(())
 }
 
 fn known(what: &'static str, value: u64, allowed: u64) -> Result<u64, Refusal> {
