@@ -20,6 +20,14 @@ impl Random {
         self.draw() % bound
     }
 
+    /// Draws an index of a list of `len`.
+    ///
+    /// # Panics
+    /// If the list is empty.
+    pub fn index(&mut self, len: usize) -> usize {
+        self.below(len as u64) as usize
+    }
+
     /// Draws 64 bits.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -33,7 +41,7 @@ impl Random {
     /// # Panics
     /// If there is none.
     pub fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len() as u64) as usize]
+        all[self.index(all.len())]
     }
 
     /// Draws `count` bytes.

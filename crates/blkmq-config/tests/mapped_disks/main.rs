@@ -10,6 +10,7 @@ use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
 use blkmq_host::disk::MAPPED;
 use blkmq_host::{Attached, Disk, Engine, EngineConfig, Error, QueueId};
+use blkmq_testkit::Random;
 
 fn disk(text: &str) -> DiskSpec {
     DiskSpec::parse(&format!("{text},group=/tenant")).unwrap()
@@ -50,16 +51,6 @@ fn start(disks: Vec<DiskSpec>, elevator: &'static ElevatorType) -> Engine {
     Engine::start(config).unwrap()
 }
 
-/// A generator of pseudo-random numbers, the same in each run.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % limit
-    }
-}
-
 /// Runs bios at the same time and returns them, in the order of their cookies, after their ends.
 fn run(attached: &mut Attached, queue: QueueId, bios: Vec<Bio>) -> Vec<Bio> {
     let count = bios.len();
@@ -88,17 +79,17 @@ fn run(attached: &mut Attached, queue: QueueId, bios: Vec<Bio>) -> Vec<Bio> {
 }
 
 /// One operation of a batch, on a range that no other operation of the batch has.
-fn cut(chance: &mut Chance, disk: &Disk, op: Op, offset: usize, memory: &mut [u8], cookie: u64) -> Bio {
+fn cut(chance: &mut Random, disk: &Disk, op: Op, offset: usize, memory: &mut [u8], cookie: u64) -> Bio {
     let len = memory.len();
-    let data = match (op, chance.below(2)) {
+    let data = match (op, chance.index(2)) {
         (Op::Read | Op::Write, 0) => Data::Flat(sys::lend(memory)),
         (Op::Read | Op::Write, _) => {
-            let (head, tail) = memory.split_at_mut(1 + chance.below(len - 1));
+            let (head, tail) = memory.split_at_mut(1 + chance.index(len - 1));
             Data::List([sys::lend(head), sys::lend(tail)].into())
         }
         _ => Data::None,
     };
-    let flags = [Flags::NONE, Flags::FUA, Flags::PREFLUSH][chance.below(3)];
+    let flags = [Flags::NONE, Flags::FUA, Flags::PREFLUSH][chance.index(3)];
     Bio {
         op,
         disk: disk.id,
@@ -132,16 +123,16 @@ fn disks_on_disks_on_several_queues_keep_their_data() {
         let size = (4 << 20) + (1000 << 10);
         assert_eq!(top.size, size as u64);
         let mut attached = engine.attach().unwrap();
-        let (mut plain, mut chance) = (vec![0u8; size], Chance(9));
+        let (mut plain, mut chance) = (vec![0u8; size], Random::new(9));
         for round in 0..60 {
             let op = [Op::Write, Op::Read, Op::WriteZeroes, Op::Write, Op::Read][round % 5];
-            let start = chance.below(size / 512) * 512;
+            let start = chance.index(size / 512) * 512;
             let len = (1 << 20).min(size - start);
             let mut memory: Vec<u8> = (0..len).map(|at| (at / 512 * 7 + round) as u8).collect();
             let (mut rest, mut at) = (&mut memory[..], start);
             let mut bios = Vec::new();
             while !rest.is_empty() && bios.len() < 40 {
-                let len = ((1 + chance.below(400)) * 512).min(rest.len());
+                let len = ((1 + chance.index(400)) * 512).min(rest.len());
                 let (part, more) = rest.split_at_mut(len);
                 bios.push(cut(&mut chance, &top, op, at, part, bios.len() as u64));
                 (rest, at) = (more, at + len);

@@ -7,6 +7,7 @@
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 
+use blkmq_testkit::Random;
 use serde_json::{Value, json};
 
 use super::{LONG, Stage, names};
@@ -17,13 +18,13 @@ fn daemon_answers_damaged_requests_and_goes_on() {
     let lines: u64 = std::env::var("BLKMQ_LINES").map_or(3000, |text| text.parse().expect("a number"));
     let stage = Stage::new(&[]);
     let load = Load::start(&stage.nbd(), "vm1", 1);
-    let mut chance = Chance(1);
+    let mut chance = Random::new(1);
     let requests = requests();
     let mut client = connect(&stage);
     let (mut refused, mut traces) = (0, 0);
     for number in 0..lines {
-        let mut line = requests[chance.draw(requests.len())].clone();
-        for _ in 0..=chance.draw(4) {
+        let mut line = requests[chance.index(requests.len())].clone();
+        for _ in 0..=chance.index(4) {
             damage(&mut line, &requests, &mut chance);
         }
         line.retain(|byte| *byte != b'\n');
@@ -120,33 +121,23 @@ fn requests() -> Vec<Vec<u8>> {
     ]
 }
 
-fn damage(line: &mut Vec<u8>, requests: &[Vec<u8>], chance: &mut Chance) {
-    let at = chance.draw(line.len().max(1)).min(line.len());
-    match chance.draw(6) {
+fn damage(line: &mut Vec<u8>, requests: &[Vec<u8>], chance: &mut Random) {
+    let at = chance.index(line.len().max(1)).min(line.len());
+    match chance.index(6) {
         0 => line.truncate(at),
-        1 => line.insert(at, chance.draw(256) as u8),
-        2 if at < line.len() => line[at] ^= 1 << chance.draw(8),
+        1 => line.insert(at, chance.index(256) as u8),
+        2 if at < line.len() => line[at] ^= 1 << chance.index(8),
         3 if at < line.len() => drop(line.remove(at)),
         4 => {
-            let word = WORDS[chance.draw(WORDS.len())];
+            let word = WORDS[chance.index(WORDS.len())];
             drop(line.splice(at..at, word.bytes()));
         }
         _ => {
-            let other = &requests[chance.draw(requests.len())];
-            let from = chance.draw(other.len());
+            let other = &requests[chance.index(requests.len())];
+            let from = chance.index(other.len());
             line.truncate(at);
             line.extend_from_slice(&other[from..]);
         }
-    }
-}
-
-/// Pseudo-random numbers, the same in each run.
-struct Chance(u64);
-
-impl Chance {
-    fn draw(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % limit
     }
 }
 
