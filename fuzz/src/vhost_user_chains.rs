@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blkmq_core::bio::Lent;
 use blkmq_export::vhost_user::chain::Chain;
 use blkmq_export::vhost_user::codec::{RegionSpec, RingAddresses};
-use blkmq_export::vhost_user::memory::{Loans, Memory};
+use blkmq_export::vhost_user::memory::{Loans, GuestMemory};
 use blkmq_export::vhost_user::virtqueue::{Layout, Virtqueue};
 
 /// Runs one input: the guest's memory from its beginning on. There are two regions, which meet; the record of what is in flight is
@@ -14,7 +14,7 @@ use blkmq_export::vhost_user::virtqueue::{Layout, Virtqueue};
 /// # Panics
 /// An invariant is broken.
 pub fn run(data: &[u8]) {
-    let memory = Memory::default().with_anonymous(region(0)).expect("memory");
+    let memory = GuestMemory::default().with_anonymous(region(0)).expect("memory");
     let memory = memory.with_anonymous(region(REGION)).expect("memory");
     let first = memory.guest_window(0, REGION as usize).expect("it is there");
     first.write(0, &data[..data.len().min(REGION as usize)]);

@@ -39,7 +39,7 @@ impl List {
     ///
     /// # Errors
     /// If the list or [`ALLOWED`] cannot be read; in a strict run, if a skip is not allowed.
-    pub(crate) fn judge(&self, steps: impl Iterator<Item = String>, mode: Mode) -> Result<()> {
+    pub(crate) fn check(&self, steps: impl Iterator<Item = String>, mode: Mode) -> Result<()> {
         let tests = std::fs::read_to_string(&self.file)
             .with_context(|| format!("reading {}", self.file.display()))?;
         let allowed =
@@ -48,10 +48,10 @@ impl List {
         skips.sort();
         skips.dedup();
         let allowed = read_allowed(&allowed)?;
-        let judged = judge(&skips, &allowed);
-        print!("{}", show(&judged));
+        let checked = check(&skips, &allowed);
+        print!("{}", show(&checked));
         ensure!(
-            mode == Mode::Listed || judged.iter().all(|(_, reason)| reason.is_some()),
+            mode == Mode::Listed || checked.iter().all(|(_, reason)| reason.is_some()),
             "skips that {ALLOWED} does not allow; install what they need, or add a line with the reason"
         );
         Ok(())
@@ -99,7 +99,7 @@ fn read_allowed(text: &str) -> Result<Vec<Allowed>> {
 }
 
 /// Each skip with the reason why it is allowed, if it is.
-fn judge<'a>(skips: &'a [String], allowed: &'a [Allowed]) -> Vec<(&'a str, Option<&'a str>)> {
+fn check<'a>(skips: &'a [String], allowed: &'a [Allowed]) -> Vec<(&'a str, Option<&'a str>)> {
     let reason = |skip: &str| {
         let entry = allowed.iter().find(|entry| skip.starts_with(&entry.pattern))?;
         Some(entry.reason.as_str())
@@ -107,16 +107,16 @@ fn judge<'a>(skips: &'a [String], allowed: &'a [Allowed]) -> Vec<(&'a str, Optio
     skips.iter().map(|skip| (skip.as_str(), reason(skip))).collect()
 }
 
-fn show(judged: &[(&str, Option<&str>)]) -> String {
+fn show(checked: &[(&str, Option<&str>)]) -> String {
     let mut text = String::new();
-    for (skip, reason) in judged {
+    for (skip, reason) in checked {
         match reason {
             Some(reason) => text += &format!("    allowed      {skip}\n                 ({reason})\n"),
             None => text += &format!("    NOT ALLOWED  {skip}\n"),
         }
     }
-    let strange = judged.iter().filter(|(_, reason)| reason.is_none()).count();
-    text + &format!("    {} skipped, {strange} of them not allowed\n", judged.len())
+    let strange = checked.iter().filter(|(_, reason)| reason.is_none()).count();
+    text + &format!("    {} skipped, {strange} of them not allowed\n", checked.len())
 }
 
 /// The skips that a strict run allows, each with its reason.
@@ -141,17 +141,17 @@ mod tests {
     #[test]
     fn skip_that_is_not_allowed_fails_a_strict_run_alone() {
         let list = list("strict", "end_to_end::qemu::reads: not installed: qemu-io\n");
-        assert!(list.judge(std::iter::empty(), Mode::Listed).is_ok());
-        let error = list.judge(std::iter::empty(), Mode::Strict).unwrap_err();
+        assert!(list.check(std::iter::empty(), Mode::Listed).is_ok());
+        let error = list.check(std::iter::empty(), Mode::Strict).unwrap_err();
         assert!(error.to_string().contains(ALLOWED), "{error:#}");
     }
 
     #[test]
     fn step_that_is_skipped_fails_a_strict_run_like_a_test() {
         let list = list("step", "");
-        assert!(list.judge(std::iter::empty(), Mode::Strict).is_ok());
+        assert!(list.check(std::iter::empty(), Mode::Strict).is_ok());
         let step = || std::iter::once("path loss: it needs root".to_owned());
-        assert!(list.judge(step(), Mode::Strict).is_err());
+        assert!(list.check(step(), Mode::Strict).is_err());
     }
 
     #[test]
@@ -161,13 +161,13 @@ mod tests {
             "host::polled::reads: no device".to_owned(),
             "x: host::polled".to_owned(),
         ];
-        let judged = judge(&skips, &allowed);
-        assert_eq!(judged[0].1, Some("the guest has such a device"));
-        assert_eq!(judged[1].1, None);
+        let checked = check(&skips, &allowed);
+        assert_eq!(checked[0].1, Some("the guest has such a device"));
+        assert_eq!(checked[1].1, None);
         assert!(
-            show(&judged).contains("2 skipped, 1 of them not allowed"),
+            show(&checked).contains("2 skipped, 1 of them not allowed"),
             "{}",
-            show(&judged)
+            show(&checked)
         );
     }
 

@@ -86,7 +86,7 @@ fn run_suite(steps: &mut Steps, skips: &skips::List, mode: skips::Mode) -> Resul
             .env(PROPERTY_SEED, "1"),
     );
     println!("\n==> skipped");
-    let skipped = skips.judge(steps.skipped(), mode);
+    let skipped = skips.check(steps.skipped(), mode);
     println!("\n==> tests in the documentation");
     let documentation = run_shown(&mut cargo("test --workspace --no-fail-fast --doc"));
     tests.and(documentation).and(skipped)

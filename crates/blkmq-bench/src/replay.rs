@@ -84,7 +84,7 @@ pub fn run(args: &ReplayArgs, engine: EngineConfig, names: &[String]) -> Result<
     let outcome = play(&recording, &disks, args.speed, args.depth, &mut attached);
     drop(attached);
     engine.shutdown(SHUTDOWN_LIMIT)?;
-    tell(args, &outcome, "s")
+    report(args, &outcome, "s")
 }
 
 /// Replays a recording in virtual time, if a modelled drive is requested. Returns whether it did.
@@ -103,12 +103,12 @@ pub fn simulate(args: &ReplayArgs, simulate: &SimulateArgs) -> Result<bool> {
         seed: simulate.seed,
     };
     let outcome = simulated::play(&recording, args.speed, args.depth, simulation)?;
-    tell(args, &outcome, "s of virtual time")?;
+    report(args, &outcome, "s of virtual time")?;
     Ok(true)
 }
 
 /// Prints the result.
-fn tell(args: &ReplayArgs, outcome: &Outcome, unit: &str) -> Result<()> {
+fn report(args: &ReplayArgs, outcome: &Outcome, unit: &str) -> Result<()> {
     let text = match args.json {
         true => format!("{:#}\n", as_json(outcome)),
         false => as_table(outcome, unit),

@@ -24,6 +24,7 @@
 
 mod config;
 mod control;
+mod describe;
 pub mod diff;
 pub mod disk;
 mod document;
@@ -42,10 +43,10 @@ pub mod plan;
 pub mod queue;
 mod registries;
 pub mod same;
-mod told;
 
 pub use config::{Config, Sandbox};
 pub use control::{Account, Control};
+pub use describe::{describe, differing_keys};
 pub use disk::{DiskSpec, Source};
 pub use document::{Document, Kind, read_text, typed};
 pub use export::ExportSpec;
@@ -54,4 +55,3 @@ pub use metrics::{Detail, Metrics};
 pub use plan::{Plan, plan, plan_for_check, plan_with_all_groups};
 pub use queue::{Polling, QueueSettings};
 pub use registries::Registries;
-pub use told::{differing_keys, tell};

@@ -16,13 +16,13 @@ use crate::config::Config;
 use crate::disk::DiskSpec;
 use crate::group::{self, GroupSpec};
 use crate::plan::settings::{self, Wish};
-use crate::plan::{self, Member, multipath};
+use crate::plan::{self, OpenedDisk, multipath};
 use crate::queue::QueueSettings;
 
 /// A disk that is open, to be added to an engine.
 pub struct Opened {
     queue: String,
-    member: Member,
+    member: OpenedDisk,
 }
 
 /// Adds a disk of `config` to an engine that has other disks of it already.
@@ -114,9 +114,9 @@ fn join(
     config: &Config,
     queue: QueueId,
     spec: &DiskSpec,
-    member: Member,
+    member: OpenedDisk,
 ) -> anyhow::Result<Disk> {
-    let Member { mut entry, opened } = member;
+    let OpenedDisk { mut entry, opened } = member;
     let core = control.core(queue)?;
     settings::agrees(spec, core.name(), core.elevator())?;
     // A disk's requests are cut at the blocks of its queue.
@@ -145,7 +145,7 @@ fn begin(
     config: &Config,
     queue: String,
     spec: &DiskSpec,
-    member: Member,
+    member: OpenedDisk,
 ) -> anyhow::Result<Disk> {
     let mut groups = vec!["/".to_owned()];
     let group = group::number_of(&mut groups, &spec.group);
@@ -154,7 +154,7 @@ fn begin(
         group,
         ..member.entry
     };
-    let member = Member { entry, ..member };
+    let member = OpenedDisk { entry, ..member };
     let requests = plan::requests_default(control.queues().len() + 1);
     let default = QueueSettings::default();
     let settings_of = config.queues.get(&queue).unwrap_or(&default);

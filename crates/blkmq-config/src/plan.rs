@@ -101,7 +101,7 @@ fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Er
     let mut disks = config.disks.clone();
     let mut groups = vec!["/".to_owned()];
     let mut paths = Paths::take_from(&mut disks);
-    let mut members: Vec<(String, Vec<Member>)> = Vec::new();
+    let mut members: Vec<(String, Vec<OpenedDisk>)> = Vec::new();
     let (mut mapped, mut luks) = (Vec::new(), Vec::new());
     let below = config.below_mapped();
     let mut ahead = ahead::open(&disks, purpose);
@@ -143,7 +143,7 @@ fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Er
     }
     let requests = requests_default(members.len().max(1));
     let default = QueueSettings::default();
-    let build = |(name, list): (String, Vec<Member>)| {
+    let build = |(name, list): (String, Vec<OpenedDisk>)| {
         let settings = config.queues.get(&name).unwrap_or(&default);
         join(name, list, settings, requests)
     };
@@ -219,7 +219,7 @@ pub(crate) fn set_groups_of(
 }
 
 /// A disk that has been opened and waits for the others of its queue.
-pub(crate) struct Member {
+pub(crate) struct OpenedDisk {
     pub(crate) entry: DiskEntry,
     pub(crate) opened: Box<dyn OpenDisk>,
 }
@@ -261,7 +261,7 @@ pub(crate) fn open(
     group: GroupId,
     paths: &mut Paths,
     purpose: Purpose,
-) -> Result<(String, Member), Error> {
+) -> Result<(String, OpenedDisk), Error> {
     open_as(spec, group, paths, purpose, None)
 }
 
@@ -272,7 +272,7 @@ fn open_as(
     paths: &mut Paths,
     purpose: Purpose,
     ahead: Option<Result<Box<dyn OpenDisk>, OpenError>>,
-) -> Result<(String, Member), Error> {
+) -> Result<(String, OpenedDisk), Error> {
     let attributes = attributes(&spec, purpose);
     let mut entry = DiskEntry {
         name: spec.name,
@@ -309,13 +309,13 @@ fn open_as(
     }
     let queue = spec.queue.or_else(|| opened.device());
     let queue = queue.unwrap_or_else(|| entry.name.clone());
-    Ok((queue, Member { entry, opened }))
+    Ok((queue, OpenedDisk { entry, opened }))
 }
 
 /// Makes the drive of one queue from its disks.
 pub(crate) fn join(
     name: String,
-    list: Vec<Member>,
+    list: Vec<OpenedDisk>,
     settings: &QueueSettings,
     requests: u32,
 ) -> Result<QueueSpec, Error> {
@@ -345,7 +345,7 @@ pub(crate) fn join(
 }
 
 /// One queue has disks of one driver, which decides whether they can share it.
-fn check_kinds(queue: &str, list: &[Member]) -> Result<(), Error> {
+fn check_kinds(queue: &str, list: &[OpenedDisk]) -> Result<(), Error> {
     let first = &list[0];
     for other in &list[1..] {
         let (one, two) = (&first.entry.name, &other.entry.name);

@@ -168,7 +168,7 @@ impl GateState {
                 match report {
                     Report::Ended(note, disk) => {
                         self.shares.ended(disk);
-                        tell_targets(&mut self.targets, &note, self.knows_groups);
+                        update_targets(&mut self.targets, &note, self.knows_groups);
                         count_end(stats, &note);
                         elevator.completed(&note);
                     }
@@ -242,7 +242,7 @@ impl GateState {
         self.in_flight -= 1;
         self.shares.ended(disk);
         if let Some(elevator) = &mut self.elevator {
-            tell_targets(&mut self.targets, note, self.knows_groups);
+            update_targets(&mut self.targets, note, self.knows_groups);
             elevator.completed(note);
         }
     }
@@ -334,7 +334,7 @@ fn insert(
 /// If the elevator shares by weight, the weight decides a request's wait in it, and holding others back
 /// does not shorten that wait: only the time at the drive counts.
 #[inline]
-fn tell_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
+fn update_targets(targets: &mut Targets, note: &Note, knows_groups: bool) {
     if note.is_targeted {
         let latency = match knows_groups {
             true => note.completed_at.since(note.issued_at),

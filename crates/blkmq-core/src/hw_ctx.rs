@@ -20,7 +20,7 @@ pub(crate) struct HwCtx {
     pub(crate) id: HctxId,
     pub(crate) driver: Box<dyn HctxDriver>,
     tags: Tags,
-    slots: Box<[Slot]>,
+    slots: Box<[TagSlot]>,
     pub(crate) in_flight: u32,
     /// How many requests the driver has taken since set-up.
     pub(crate) issued: u64,
@@ -48,7 +48,7 @@ pub(crate) struct HwCtx {
 
 /// The state of one tag.
 #[derive(Default)]
-struct Slot {
+struct TagSlot {
     rq: Option<Box<Request>>,
     /// Number of uses of the slot: part of the cookie, so that a late completion is recognised.
     generation: u32,
@@ -95,7 +95,7 @@ impl HwCtx {
             driver,
             tag_wait_list: TagWaitList::new(tags.disks(), requests),
             tags,
-            slots: (0..depth).map(|_| Slot::default()).collect(),
+            slots: (0..depth).map(|_| TagSlot::default()).collect(),
             in_flight: 0,
             issued: 0,
             dispatch: VecDeque::with_capacity(requests),

@@ -208,9 +208,9 @@ impl Tracer {
         for rq in list {
             let mut is_first = true;
             rq.for_each_part(|part| {
-                self.tell(Step::Queued, &part.bio, now);
+                self.record(Step::Queued, &part.bio, now);
                 if !std::mem::take(&mut is_first) {
-                    self.tell(Step::Merged, &part.bio, now);
+                    self.record(Step::Merged, &part.bio, now);
                 }
             });
             if inserted(rq) {
@@ -229,7 +229,7 @@ impl Tracer {
                 // Those that the plug has merged were never inserted themselves.
                 let was_inserted = part.inserted_at() != NOT_INSERTED;
                 if was_inserted && !std::mem::take(&mut is_first) {
-                    self.tell(Step::Merged, &part.bio, now);
+                    self.record(Step::Merged, &part.bio, now);
                 }
             });
         }
@@ -266,7 +266,7 @@ impl Tracer {
         });
     }
 
-    fn tell(&self, step: Step, bio: &Bio, now: Instant) {
+    fn record(&self, step: Step, bio: &Bio, now: Instant) {
         self.push(self.event(step, bio, now));
     }
 

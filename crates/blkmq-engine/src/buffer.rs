@@ -4,13 +4,13 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use crate::sys::Memory;
+use crate::sys::RawBuffer;
 
 /// Bytes that begin at a page, so that no driver copies them. Read and changed as a slice.
 ///
 /// Its length does not change. The length of a read or write is that of its buffer.
 #[derive(Default)]
-pub struct Buffer(Memory);
+pub struct Buffer(RawBuffer);
 
 impl Buffer {
     /// The most bytes of one buffer: 1 GiB.
@@ -23,10 +23,10 @@ impl Buffer {
     pub fn new(len: usize) -> Self {
         let max = Self::LEN_MAX;
         assert!(len <= max, "a buffer of {len} bytes: at most {max} are possible");
-        Self(Memory::zeroed(len as u32))
+        Self(RawBuffer::zeroed(len as u32))
     }
 
-    pub(crate) fn from_memory(memory: Memory) -> Self {
+    pub(crate) fn from_raw_buffer(memory: RawBuffer) -> Self {
         Self(memory)
     }
 

@@ -102,11 +102,11 @@ impl Promise {
     }
 
     pub(crate) fn end(mut self, status: Status, buffer: Buffer) {
-        self.tell(result_of(status, buffer));
+        self.complete(result_of(status, buffer));
     }
 
     /// Calls the user's code, on the engine's thread: its panic must not end everybody's I/O.
-    fn tell(&mut self, result: Result<Buffer, IoError>) {
+    fn complete(&mut self, result: Result<Buffer, IoError>) {
         let Some(receiver) = self.0.take() else {
             return;
         };
@@ -124,7 +124,7 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.tell(result_of(Status::Shutdown, Buffer::default()));
+        self.complete(result_of(Status::Shutdown, Buffer::default()));
     }
 }
 

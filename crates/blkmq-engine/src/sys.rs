@@ -14,7 +14,7 @@ use crate::buffer::Buffer;
 
 /// Bytes at one place: of its own, or lent by the caller of [`Buffer::from_raw_parts`]. 16 bytes, since each I/O
 /// moves it several times.
-pub(crate) struct Memory {
+pub(crate) struct RawBuffer {
     start: NonNull<u8>,
     len: u32,
     /// How far behind the start of its allocation it begins; [`NOT_OWN`] if it has none.
@@ -22,11 +22,11 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: it owns its bytes, or its maker has promised that nobody else accesses them; no thread is special.
-unsafe impl Send for Memory {}
+unsafe impl Send for RawBuffer {}
 // SAFETY: a shared reference to it reads bytes alone, which nobody changes while it exists.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for RawBuffer {}
 
-impl Memory {
+impl RawBuffer {
     /// Its own bytes, all 0, that begin at a page.
     pub(crate) fn zeroed(len: u32) -> Self {
         if len == 0 {
@@ -69,7 +69,7 @@ impl Memory {
     }
 }
 
-impl Default for Memory {
+impl Default for RawBuffer {
     fn default() -> Self {
         Self {
             start: NonNull::dangling(),
@@ -79,7 +79,7 @@ impl Default for Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for RawBuffer {
     #[inline]
     fn drop(&mut self) {
         if self.lead != NOT_OWN {
@@ -109,7 +109,7 @@ impl Buffer {
     pub unsafe fn from_raw_parts(start: NonNull<u8>, len: usize) -> Self {
         let max = Self::LEN_MAX;
         assert!(len <= max, "a buffer of {len} bytes: at most {max} are possible");
-        Self::from_memory(Memory {
+        Self::from_raw_buffer(RawBuffer {
             start,
             len: len as u32,
             lead: NOT_OWN,

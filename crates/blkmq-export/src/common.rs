@@ -83,7 +83,7 @@ pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressState, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use credentials::Credentials;
 pub use descriptors::listen_at;
-pub use memory::{ALLOWANCE, BYTES_MAX, Memory};
+pub use memory::{ALLOWANCE, BYTES_MAX, MemoryBudget};
 pub use owned_path::{FreePath, OwnedPath};
 pub use path_rights::PathRights;
 pub use place::{Place, check_socket};
@@ -93,7 +93,7 @@ pub use socket::{OpenError, Socket, listen_at_port, loopbacks, open};
 #[derive(Debug)]
 pub struct Common {
     /// The memory that holds payload.
-    pub memory: Arc<Memory>,
+    pub memory: Arc<MemoryBudget>,
     /// The counts and limits of connections.
     pub connections: Arc<Connections>,
     /// What is handed over when another daemon takes over from this one.
@@ -120,7 +120,7 @@ impl Common {
     pub fn taking_part(memory_bytes: u64, connections_max: u32, handover: &Arc<Handover>) -> Self {
         Self {
             handover: Arc::clone(handover),
-            memory: Arc::new(Memory::new(memory_bytes)),
+            memory: Arc::new(MemoryBudget::new(memory_bytes)),
             connections: Arc::new(Connections::new(connections_max)),
             lookups: lookup::Lookups::new(),
             has_trimmer: AtomicBool::new(false),

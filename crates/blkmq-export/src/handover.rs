@@ -121,7 +121,7 @@ pub(crate) type Restore = Arc<
 >;
 
 /// The registration of a listener or connection for the hand-over, as long as that exists.
-pub(crate) struct Member {
+pub(crate) struct Registration {
     handover: Arc<Handover>,
     number: u64,
 }
@@ -460,7 +460,7 @@ impl Handover {
     }
 }
 
-impl Member {
+impl Registration {
     /// Registers a listener or connection that is about to be made.
     pub(crate) fn new(handover: &Arc<Handover>) -> Self {
         let mut state = handover.lock();
@@ -521,7 +521,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for Registration {
     fn drop(&mut self) {
         let mut state = self.handover.lock();
         let entry = state.members.remove(&self.number);

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use blkmq_config::{Config, DiskSpec, plan};
 use blkmq_core::time::Nanos;
-use blkmq_export::common::{ALLOWANCE, AddressLimits, CONNECTIONS_MAX, Common, Memory, OwnedPath, Socket};
+use blkmq_export::common::{
+    ALLOWANCE, AddressLimits, CONNECTIONS_MAX, Common, MemoryBudget, OwnedPath, Socket,
+};
 use blkmq_export::nbd::door::{self, Served};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_host::engine::{Engine, EngineConfig};
@@ -287,7 +289,7 @@ fn address(socket: Socket, limits: Limits) -> Served<'static> {
 /// A disk in memory behind a front door in this process.
 struct Server {
     engine: Engine,
-    memory: Arc<Memory>,
+    memory: Arc<MemoryBudget>,
     path: PathBuf,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Job {
     /// asked for all.
     ended: Vec<Bio>,
     /// The bios reported to fio last; those before them have been returned.
-    told: Range<usize>,
+    reaped: Range<usize>,
 }
 
 impl Job {
@@ -43,7 +43,7 @@ impl Job {
             },
             handle,
             ended: Vec::with_capacity(ENDED_AT_ONCE),
-            told: 0..0,
+            reaped: 0..0,
         }
     }
 
@@ -73,11 +73,11 @@ impl Job {
     /// have.
     #[inline]
     pub(crate) fn wait(&mut self, min: usize, max: usize, timeout: Option<Nanos>) -> usize {
-        if self.told.end == self.ended.len() {
+        if self.reaped.end == self.ended.len() {
             self.ended.clear();
-            self.told.end = 0;
+            self.reaped.end = 0;
         }
-        let from = self.told.end;
+        let from = self.reaped.end;
         let attached = &mut self.handle.attached;
         if self.ended.len() - from < min.max(1) {
             attached.poll(&mut self.ended);
@@ -92,14 +92,14 @@ impl Job {
                 attached.wait(&mut self.ended, left);
             }
         }
-        self.told = from..self.ended.len().min(from + max);
-        self.told.len()
+        self.reaped = from..self.ended.len().min(from + max);
+        self.reaped.len()
     }
 
     /// One of the bios that [`Job::wait`] counted: its cookie, and its errno.
     #[inline]
     pub(crate) fn event(&self, index: usize) -> Option<(u64, i32)> {
-        let bio = self.ended[self.told.clone()].get(index)?;
+        let bio = self.ended[self.reaped.clone()].get(index)?;
         Some((bio.cookie, bio.status.errno()))
     }
 

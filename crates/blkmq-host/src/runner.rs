@@ -34,7 +34,7 @@ impl Runner {
     /// Reports that a disk of the device may have a new size: the thread that resizes disks will check
     /// ([`crate::device::Device::resize`]). Does not block.
     pub fn resized(&self) {
-        self.size_news.tell();
+        self.size_news.notify();
     }
 }
 

@@ -18,7 +18,7 @@ struct State {
 
 impl SizeNews {
     /// Makes the waiting thread check. Does not block.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn notify(&self) {
         self.lock().is_new = true;
         self.changed.notify_all();
     }
@@ -55,8 +55,8 @@ mod tests {
     #[test]
     fn news_sent_twice_is_one_look_and_the_end_is_none() {
         let news = SizeNews::default();
-        news.tell();
-        news.tell();
+        news.notify();
+        news.notify();
         assert!(news.wait());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| news.wait());

@@ -54,7 +54,7 @@ impl Tenants {
             GroupChange::Move => queue.move_group(group, parent),
             GroupChange::Remove => queue.remove_group(group),
         };
-        self.judge(result, change, (group, parent), may, stage);
+        self.check_change(result, change, (group, parent), may, stage);
         self.see_who_is_gone(queue, stage);
     }
 
@@ -79,7 +79,7 @@ impl Tenants {
         }
     }
 
-    fn judge(
+    fn check_change(
         &mut self,
         result: Change<()>,
         change: GroupChange,

@@ -247,25 +247,25 @@ impl Records {
 
     /// Appends the alert that nothing more will be sent.
     pub(crate) fn close(&mut self, out: &mut Outbox) {
-        self.tell(AlertDescription::CloseNotify, out);
+        self.close_with_alert(AlertDescription::CloseNotify, out);
     }
 
     /// Appends the alert for an error.
     pub(crate) fn tell_error(&mut self, error: &Error, out: &mut Outbox) {
         match error {
-            Error::DecryptError => self.tell(AlertDescription::BadRecordMac, out),
-            Error::PeerSentOversizedRecord => self.tell(AlertDescription::RecordOverflow, out),
+            Error::DecryptError => self.close_with_alert(AlertDescription::BadRecordMac, out),
+            Error::PeerSentOversizedRecord => self.close_with_alert(AlertDescription::RecordOverflow, out),
             Error::InvalidMessage(InvalidMessage::InvalidKeyUpdate) => {
-                self.tell(AlertDescription::IllegalParameter, out);
+                self.close_with_alert(AlertDescription::IllegalParameter, out);
             }
-            Error::InvalidMessage(_) => self.tell(AlertDescription::DecodeError, out),
+            Error::InvalidMessage(_) => self.close_with_alert(AlertDescription::DecodeError, out),
             Error::AlertReceived(_) => {}
-            Error::General(_) => self.tell(AlertDescription::InternalError, out),
-            _ => self.tell(AlertDescription::UnexpectedMessage, out),
+            Error::General(_) => self.close_with_alert(AlertDescription::InternalError, out),
+            _ => self.close_with_alert(AlertDescription::UnexpectedMessage, out),
         }
     }
 
-    fn tell(&mut self, what: AlertDescription, out: &mut Outbox) {
+    fn close_with_alert(&mut self, what: AlertDescription, out: &mut Outbox) {
         if self.is_closed {
             return;
         }

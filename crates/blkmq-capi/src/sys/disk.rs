@@ -130,7 +130,7 @@ pub unsafe extern "C" fn blkmq_disk_submit(disk: *const Disk, io: *const Io, end
         open.disk.submit_with(bio, move |result| {
             let code = result.map_or_else(|error| Code::from(error.status), |_| Code::Ok);
             let _mark = InCallback::new();
-            user.tell(end, code);
+            user.complete(end, code);
         });
         Ok(0)
     })
@@ -143,7 +143,7 @@ struct User(*mut c_void);
 unsafe impl Send for User {}
 
 impl User {
-    fn tell(self, end: unsafe extern "C-unwind" fn(*mut c_void, i32), code: Code) {
+    fn complete(self, end: unsafe extern "C-unwind" fn(*mut c_void, i32), code: Code) {
         // SAFETY: the function is as it is declared, and it gets what it was submitted with.
         unsafe { end(self.0, code as i32) };
     }

@@ -10,7 +10,7 @@ use blkmq_drivers::multipath::{MultipathConfig, MultipathDevice, PathDevice};
 use blkmq_host::device::Device;
 use blkmq_host::{DiskEntry, Error};
 
-use super::{Member, disk_error};
+use super::{OpenedDisk, disk_error};
 use crate::disk::{DiskSpec, MultipathSource, Source};
 use crate::paths::PathRef;
 
@@ -26,7 +26,7 @@ pub(crate) struct OpenMultipath {
 
 /// A path that has been opened.
 struct OpenPath {
-    member: Member,
+    member: OpenedDisk,
     group: u8,
     throughput: u32,
 }
@@ -170,7 +170,7 @@ impl OpenDisk for OpenMultipath {
         depth: u32,
     ) -> Result<Arc<dyn Device>, Error> {
         let path = |path: OpenPath| {
-            let Member { entry, opened } = path.member;
+            let OpenedDisk { entry, opened } = path.member;
             // One tag more than the queue has, for probes.
             let drive = opened.join(&entry.name, Vec::new(), &[entry.size], depth + 1)?;
             Ok(PathDevice {

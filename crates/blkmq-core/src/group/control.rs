@@ -25,7 +25,7 @@ impl Queue {
         self.change_groups(|state| {
             let id = state.groups.create(parent, weight)?;
             state.throttle.retime(&state.groups);
-            state.tell_elevator(id);
+            state.notify_elevator(id);
             Ok(id)
         })
     }
@@ -37,7 +37,7 @@ impl Queue {
     pub fn set_group_weight(&self, id: GroupId, weight: u16) -> Change<()> {
         self.change_groups(|state| {
             state.groups.set_weight(id, weight)?;
-            state.tell_elevator(id);
+            state.notify_elevator(id);
             Ok(())
         })
     }
@@ -50,7 +50,7 @@ impl Queue {
         self.change_groups(|state| {
             state.groups.move_to(id, parent)?;
             state.throttle.retime(&state.groups);
-            state.tell_elevator(id);
+            state.notify_elevator(id);
             Ok(())
         })
     }
@@ -63,7 +63,7 @@ impl Queue {
     pub fn set_group_latency_target(&self, id: GroupId, target: Option<Nanos>) -> Change<()> {
         self.change_groups(|state| {
             state.groups.set_latency_target(id, target)?;
-            state.tell_elevator(id);
+            state.notify_elevator(id);
             Ok(())
         })
     }
@@ -82,7 +82,7 @@ impl Queue {
             if !caps.is_none() {
                 self.throttle_from_now_on();
             }
-            state.tell_elevator(id);
+            state.notify_elevator(id);
             Ok(())
         })
     }
@@ -229,7 +229,7 @@ impl GateState {
         self.watch.groups_changed(&self.groups);
     }
 
-    fn tell_elevator(&mut self, id: GroupId) {
+    fn notify_elevator(&mut self, id: GroupId) {
         let elevator = self.elevator.as_mut();
         let elevator = elevator.and_then(|elevator| elevator.group_aware());
         if let (Some(elevator), Some(node)) = (elevator, self.groups.get(id)) {

@@ -68,7 +68,7 @@ impl LocalQueue {
             now,
             self.tracer.as_ref(),
         );
-        self.tell_who_has_answered(state, now);
+        self.report_answers(state, now);
         let mut issued = false;
         while !blocked && self.hw.as_ref().is_some_and(|hw| hw.dispatch.is_empty()) {
             let Some(rq) = state.dispatch(depth, &self.queue.stats, now) else {
@@ -109,7 +109,7 @@ impl LocalQueue {
     }
 
     /// Passes to the elevator the answer times of the reactors that it awaits.
-    fn tell_who_has_answered(&self, state: &mut GateState, now: Instant) {
+    fn report_answers(&self, state: &mut GateState, now: Instant) {
         let elevator = state.elevator.as_mut();
         let Some(elevator) = elevator.and_then(|elevator| elevator.group_aware()) else {
             return;

@@ -5,7 +5,7 @@
 #[derive(Debug)]
 pub(crate) struct Lines<T> {
     lines: Box<[WaitList]>,
-    slots: Box<[Slot<T>]>,
+    slots: Box<[Node<T>]>,
     /// The first of the unused slots, which are linked by `next`.
     unused: u32,
     count: usize,
@@ -19,7 +19,7 @@ struct WaitList {
 }
 
 #[derive(Debug)]
-struct Slot<T> {
+struct Node<T> {
     thing: Option<T>,
     next: u32,
 }
@@ -28,7 +28,7 @@ impl<T> Lines<T> {
     /// Makes `lines` empty lines, with room for `room` things.
     pub(crate) fn new(lines: usize, room: usize) -> Self {
         let room = u32::try_from(room).expect("slots are numbered by 32 bits");
-        let slot = |number: u32| Slot {
+        let slot = |number: u32| Node {
             thing: None,
             next: if number + 1 < room { number + 1 } else { NONE },
         };

@@ -20,7 +20,7 @@ use blkmq_host::runner::Runner;
 
 use super::bounce::LARGE_BYTES;
 use super::disk::{self, FileDisk};
-use super::disks::{Disks, Member};
+use super::disks::{Disks, NewDisk};
 use super::hctx::FileHctx;
 use super::locks::Announced;
 use crate::mapping::Mapping;
@@ -92,7 +92,7 @@ impl Shared {
         self.announced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_disk(&self, id: DiskId, disk: Option<Member>) {
+    fn set_disk(&self, id: DiskId, disk: Option<NewDisk>) {
         #[cfg(feature = "qcow2")]
         if let Some(image) = disk.as_ref().and_then(|disk| disk.image.as_ref()) {
             image.join(&self.guests, id);
@@ -116,11 +116,11 @@ impl FileDevice {
     /// # Errors
     /// `OutOfMemory` if there is no memory for a megabyte of zeroes.
     pub fn new(disks: Vec<FileDisk>, depth: u32) -> io::Result<Self> {
-        Self::of(disks.into_iter().map(Member::raw).collect(), depth)
+        Self::of(disks.into_iter().map(NewDisk::raw).collect(), depth)
     }
 
     /// The same of disks of any kind.
-    pub(super) fn of(disks: Vec<Member>, depth: u32) -> io::Result<Self> {
+    pub(super) fn of(disks: Vec<NewDisk>, depth: u32) -> io::Result<Self> {
         let sectors = disks.iter().map(|disk| match disk.file.is_block_device() {
             true => disk.file.block_size(),
             false => LEAST_BLOCK,
@@ -247,7 +247,7 @@ impl Device for FileDevice {
     }
 
     fn add_disk(&self, id: DiskId, disk: Box<dyn Any + Send>) -> io::Result<()> {
-        let Some(disk) = Member::of_any(disk) else {
+        let Some(disk) = NewDisk::of_any(disk) else {
             return Err(io::Error::other("its queue has disks in files alone"));
         };
         self.shared.set_disk(id, Some(disk));
@@ -297,7 +297,7 @@ impl Device for FileDevice {
         drop(all);
         qcow2::replace(&images, |opened| {
             for ((id, _), image) in disks.iter().zip(opened) {
-                self.shared.set_disk(*id, Some(Member::image(image)));
+                self.shared.set_disk(*id, Some(NewDisk::image(image)));
             }
             refresh()
         })

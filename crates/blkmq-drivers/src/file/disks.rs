@@ -21,13 +21,13 @@ pub(crate) struct Disks {
 }
 
 /// A disk on its way into a drive.
-pub(super) struct Member {
+pub(super) struct NewDisk {
     pub(super) file: Arc<FileDisk>,
     #[cfg(feature = "qcow2")]
     pub(super) image: Option<Arc<Image>>,
 }
 
-impl Member {
+impl NewDisk {
     /// The disk in a file.
     pub(super) fn raw(disk: FileDisk) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Disks {
     }
 
     /// Adds a disk, with what is below it, or removes one.
-    pub(super) fn set(&mut self, id: DiskId, disk: Option<Member>) {
+    pub(super) fn set(&mut self, id: DiskId, disk: Option<NewDisk>) {
         if self.files.len() <= id.index() {
             self.files.resize(id.index() + 1, None);
         }

@@ -7,7 +7,7 @@ use blkmq_host::Error;
 use blkmq_host::device::Device;
 use blkmq_host::value::ConfigError;
 
-use super::disks::Member;
+use super::disks::NewDisk;
 use super::{FileConfig, FileDevice, FileDisk};
 use crate::driver::{
     Attributes, DiskRequest, Driver, DriverConfig, Key, LocalFile, OpenDisk, OpenError, Shape, config_of,
@@ -179,7 +179,7 @@ impl FileDevice {
         others: Vec<Box<dyn OpenDisk>>,
         depth: u32,
     ) -> Result<Arc<dyn Device>, Error> {
-        let members = std::iter::once(first).chain(others).filter_map(Member::of);
+        let members = std::iter::once(first).chain(others).filter_map(NewDisk::of);
         let device = Self::of(members.collect(), depth).map_err(|error| device_error(queue, error))?;
         Ok(Arc::new(device))
     }

@@ -432,7 +432,7 @@ impl Allocation for MultipathDevice {
     }
 
     fn mark_losses_seen(&self, disk: DiskId) {
-        self.ledger.tell(self.ledger.losses().count);
+        self.ledger.mark_seen(self.ledger.losses().count);
         let links = self.links.lock();
         links
             .iter()

@@ -157,7 +157,7 @@ impl Allocation for NbdDevice {
 
     fn mark_losses_seen(&self, _disk: DiskId) {
         let ledger = self.shared.ledger();
-        ledger.tell(ledger.losses().count);
+        ledger.mark_seen(ledger.losses().count);
     }
 
     fn state(&self, _disk: DiskId) -> State {

@@ -279,7 +279,7 @@ impl NbdHctx {
         if std::mem::replace(&mut self.losses_seen, losses) == losses {
             return status;
         }
-        self.ledger.tell(losses);
+        self.ledger.mark_seen(losses);
         // Of the medium: no other path has the lost writes.
         Status::Medium
     }

@@ -155,7 +155,7 @@ impl Ledger {
     }
 
     /// Records that a user has seen the first `count` losses.
-    pub(crate) fn tell(&self, count: u64) {
+    pub(crate) fn mark_seen(&self, count: u64) {
         self.seen.fetch_max(count, Ordering::SeqCst);
     }
 

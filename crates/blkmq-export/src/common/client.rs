@@ -24,7 +24,7 @@ use super::admission::{self, Ticket};
 use super::life::{Event, Life, Resume};
 use super::log::Log;
 use super::sessions::{DiskSession, DiskSessions, Refusal, SessionName};
-use crate::handover::{Member, Phase, Saved};
+use crate::handover::{Phase, Registration, Saved};
 
 /// A client. Its protocol's own functions have access to all of it. The order of the fields is that
 /// in which they are dropped: its descriptors are closed before others may have its place.
@@ -38,7 +38,7 @@ pub(crate) struct Client<P: Protocol> {
     /// Its session among those of the disk.
     pub(crate) session: Option<DiskSession>,
     /// The size that it was told of last, where it is told.
-    pub(crate) told_size: u64,
+    pub(crate) reported_size: u64,
     /// Bios for which the queue had no room.
     pub(crate) refused: VecDeque<Bio>,
     /// It is called again in the next turn.
@@ -46,7 +46,7 @@ pub(crate) struct Client<P: Protocol> {
     /// Its entry in the counts of connections, unless it is a part of a client that has one.
     pub(crate) ticket: Option<Ticket>,
     /// Its registration for the hand-over, unless it is a part of a client that has one.
-    member: Option<Member>,
+    member: Option<Registration>,
 }
 
 /// What a front door does for one client. Each function is called on the client's reactor, and never
@@ -133,21 +133,21 @@ pub(crate) enum Shutdown {
 }
 
 impl<P: Protocol> Client<P> {
-    pub(crate) fn new(ticket: Ticket, member: Member, protocol: P) -> Self {
+    pub(crate) fn new(ticket: Ticket, member: Registration, protocol: P) -> Self {
         let mut client = Self::part(Some(member), protocol);
         client.ticket = Some(ticket);
         client
     }
 
     /// Makes a part of a client that has more than one: another part counts as the connection.
-    pub(crate) fn part(member: Option<Member>, protocol: P) -> Self {
+    pub(crate) fn part(member: Option<Registration>, protocol: P) -> Self {
         Self {
             protocol,
             life: Life::Arriving,
             disk: None,
             disk_use: None,
             session: None,
-            told_size: 0,
+            reported_size: 0,
             refused: VecDeque::new(),
             comes_again: false,
             ticket: None,
@@ -184,7 +184,7 @@ impl<P: Protocol> Client<P> {
     /// The disk is removed, or locked.
     pub(crate) fn use_disk(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<(), String> {
         if !self.life.is_at_rest() {
-            self.told_size = disk.current_size();
+            self.reported_size = disk.current_size();
         }
         self.disk_use = match &self.ticket {
             Some(_) => disk.users.enter(cx.waker()),
@@ -220,7 +220,7 @@ impl<P: Protocol> Client<P> {
     }
 
     fn phase(&self) -> Phase {
-        self.member.as_ref().map_or(Phase::Serving, Member::phase)
+        self.member.as_ref().map_or(Phase::Serving, Registration::phase)
     }
 
     /// Enters the sessions of a disk: earlier ones may have to end first.
@@ -335,7 +335,7 @@ impl<P: Protocol> Client<P> {
             && let Some(disk) = &self.disk
         {
             let size = disk.current_size();
-            if std::mem::replace(&mut self.told_size, size) != size {
+            if std::mem::replace(&mut self.reported_size, size) != size {
                 P::tell_size(self);
             }
         }

@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::Common;
 use super::listener::{Admitted, Connect, OpenAddress, Opening};
 use super::log::Log;
-use crate::handover::{Member, Phase};
+use crate::handover::{Phase, Registration};
 
 /// Connects to one peer.
 pub(crate) struct Dialer {
@@ -31,7 +31,7 @@ pub(crate) struct Dialer {
     connect: Connect,
     dialed: Arc<Dialed>,
     opening: Arc<Opening>,
-    member: Member,
+    member: Registration,
     phase: Phase,
     /// Until the next attempt. Doubles with each; a connection that lives long makes it short again.
     pause: Nanos,
@@ -91,7 +91,7 @@ impl Dialer {
             connect,
             dialed: Arc::clone(dialed),
             opening: Arc::default(),
-            member: Member::new(&common.handover),
+            member: Registration::new(&common.handover),
             phase: Phase::Serving,
             pause: PAUSE_MIN,
             since: None,
@@ -153,7 +153,7 @@ impl Dialer {
             socket,
             is_tcp: false,
             ticket,
-            member: Member::new(&self.common.handover),
+            member: Registration::new(&self.common.handover),
         });
         self.since = Some(cx.now());
         let reactor = ReactorId((self.address as usize % cx.reactors()) as u16);

@@ -26,7 +26,7 @@ use super::admission::{AddressLimits, NoRoom, Ticket};
 use super::log::Log;
 use super::pace::Pace;
 use super::socket::Socket;
-use crate::handover::{Member, Phase, Saved};
+use crate::handover::{Phase, Registration, Saved};
 
 /// Makes the connection of a client that was admitted.
 pub(crate) type Connect = Box<dyn Fn(Admitted) -> ServiceFactory + Send>;
@@ -38,7 +38,7 @@ pub(crate) struct Admitted {
     /// The client's entry in the counts of connections, as long as it is kept.
     pub(crate) ticket: Ticket,
     /// The client's registration for a hand-over.
-    pub(crate) member: Member,
+    pub(crate) member: Registration,
 }
 
 /// Accepts the connections of one address.
@@ -50,7 +50,7 @@ pub(crate) struct Listener {
     /// The address, as its socket reports it.
     name: String,
     door: &'static str,
-    member: Member,
+    member: Registration,
     /// Whether clients are accepted.
     phase: Phase,
     log: Arc<Log>,
@@ -179,7 +179,7 @@ impl Listener {
         Ok(Self {
             name: socket.address(),
             door: log.door(),
-            member: Member::new(&common.handover),
+            member: Registration::new(&common.handover),
             phase: Phase::Serving,
             socket: Some(socket),
             common: Arc::clone(common),
@@ -290,7 +290,7 @@ impl Listener {
             socket: fd,
             is_tcp,
             ticket,
-            member: Member::new(&self.common.handover),
+            member: Registration::new(&self.common.handover),
         });
         cx.spawn_on(reactor, connection);
         true

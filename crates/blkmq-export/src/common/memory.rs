@@ -30,7 +30,7 @@ use super::sys::Chunk;
 
 /// The memory that the connections of all addresses share.
 #[derive(Debug)]
-pub struct Memory {
+pub struct MemoryBudget {
     bytes_max: u64,
     used: AtomicU64,
     /// Groups that hold some of the common memory.
@@ -70,7 +70,7 @@ struct Waiter {
 /// What one connection holds of the common memory.
 #[derive(Debug)]
 pub(crate) struct Account {
-    memory: Arc<Memory>,
+    memory: Arc<MemoryBudget>,
     id: Tenant,
     group: Arc<Holding>,
     waker: Waker,
@@ -93,7 +93,7 @@ enum Claim {
     Beyond,
 }
 
-impl Memory {
+impl MemoryBudget {
     /// Makes a memory of `bytes_max` bytes, [`ALLOWANCE`] per connection not counted.
     pub fn new(bytes_max: u64) -> Self {
         Self {
@@ -263,7 +263,7 @@ fn wake(waker: Option<Waker>) {
 }
 
 impl Account {
-    pub(crate) fn new(memory: Arc<Memory>, group: Tenant, waker: Waker) -> Self {
+    pub(crate) fn new(memory: Arc<MemoryBudget>, group: Tenant, waker: Waker) -> Self {
         Self {
             id: group,
             group: memory.holding(group),
@@ -403,7 +403,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn fill(memory: &Memory, group: &Holding) -> u64 {
+    fn fill(memory: &MemoryBudget, group: &Holding) -> u64 {
         while matches!(memory.claim(group, MIB), Claim::Share | Claim::Spare) {
             assert!(memory.try_take(group, MIB));
         }
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn groups_that_give_nothing_back_leave_a_share_for_the_next() {
-        let memory = Memory::new(1000 * MIB);
+        let memory = MemoryBudget::new(1000 * MIB);
         let groups: Vec<_> = (0..20).map(|id| memory.holding(Tenant(id))).collect();
         let held: Vec<u64> = groups.iter().map(|group| fill(&memory, group)).collect();
         assert_eq!(held[..3], [1000 / 2, 500 / 7, 429 / 8]);
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn group_that_holds_nothing_can_have_one_request_of_any_size_as_soon_as_it_fits() {
-        let memory = Memory::new(32 * MIB);
+        let memory = MemoryBudget::new(32 * MIB);
         let (one, other) = (memory.holding(Tenant(1)), memory.holding(Tenant(2)));
         assert_eq!(memory.claim(&one, 32 * MIB), Claim::Spare);
         fill(&memory, &one);

@@ -13,7 +13,7 @@ use blkmq_core::time::Nanos;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service, Waker};
 
-use super::memory::Memory;
+use super::memory::MemoryBudget;
 use super::sys::Chunk;
 
 /// Regions that are free.
@@ -105,12 +105,12 @@ fn bytes_of(chunks: &[Chunk]) -> u64 {
 
 /// Gives regions back that nobody needs.
 pub(crate) struct Trimmer {
-    memory: Arc<Memory>,
+    memory: Arc<MemoryBudget>,
     is_over: bool,
 }
 
 impl Trimmer {
-    pub(crate) fn new(memory: Arc<Memory>) -> Self {
+    pub(crate) fn new(memory: Arc<MemoryBudget>) -> Self {
         Self {
             memory,
             is_over: false,

@@ -20,13 +20,13 @@ use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, 
 use super::requests::{Requests, Transport};
 use super::ring::{self, RingMemory};
 use super::saved::SavedMount;
-use super::slots::{Memory, Slots, Work};
+use super::slots::{MountMemory, Slots, Work};
 use crate::common::admission::Ticket;
 use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::io_flusher::become_io_flusher;
 use crate::common::life::{Event, Life, Resume};
 use crate::common::log::Log;
-use crate::handover::{Member, Saved};
+use crate::handover::{Registration, Saved};
 
 /// The kernel, as the client of a mount.
 pub(super) type MountClient = Client<Channel>;
@@ -61,8 +61,8 @@ type Received = (u16, Result<Request, Malformed>);
 pub(super) fn client(
     filesystem: Arc<FileSystem>,
     device: OwnedFd,
-    (memory, rings): (Memory, Option<RingMemory>),
-    (ticket, member): (Ticket, Member),
+    (memory, rings): (MountMemory, Option<RingMemory>),
+    (ticket, member): (Ticket, Registration),
 ) -> MountClient {
     let device = Device {
         filesystem: Arc::clone(&filesystem),
@@ -87,13 +87,13 @@ pub(super) fn client(
 pub(super) fn restored(
     filesystem: Arc<FileSystem>,
     device: OwnedFd,
-    memory: Memory,
-    places: (Ticket, Member),
+    memory: MountMemory,
+    places: (Ticket, Registration),
     saved: &SavedMount,
 ) -> MountClient {
     let mut client = client(filesystem, device, (memory, None), places);
     client.life = Life::Saved(Resume::Serving);
-    client.told_size = saved.size;
+    client.reported_size = saved.size;
     client.protocol.requests.agreed = saved.agreed;
     client
 }
@@ -316,7 +316,9 @@ impl Protocol for Channel {
     fn save(client: &mut MountClient) -> Result<Option<Saved>, String> {
         let channel = &mut client.protocol;
         channel.is_saved = true;
-        let saved = channel.filesystem.save(client.told_size, channel.requests.agreed);
+        let saved = channel
+            .filesystem
+            .save(client.reported_size, channel.requests.agreed);
         Ok(Some(Saved {
             door: DOOR,
             address: channel.filesystem.address().to_owned(),

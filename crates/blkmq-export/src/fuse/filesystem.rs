@@ -93,11 +93,11 @@ impl FileSystem {
 
     /// What another daemon needs to continue the mount, given the size that the kernel knows and
     /// what was negotiated.
-    pub(super) fn save(&self, told_size: u64, agreed: Option<Agreed>) -> SavedMount {
+    pub(super) fn save(&self, reported_size: u64, agreed: Option<Agreed>) -> SavedMount {
         let (is_made, entry) = lock(&self.mount).handover_state();
         SavedMount {
             disk: self.disk.name.clone(),
-            size: told_size,
+            size: reported_size,
             block_size: self.disk.block_size,
             read_only: self.disk.read_only,
             agreed,

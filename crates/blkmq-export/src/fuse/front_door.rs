@@ -19,7 +19,7 @@ use super::mount_table;
 use super::rights::Way as MountWay;
 use super::ring::RingMemory;
 use super::saved::SavedMount;
-use super::slots::Memory;
+use super::slots::MountMemory;
 use super::visible;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
@@ -27,7 +27,7 @@ use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
 use crate::front_door::{
     Address, DISK, DaemonLimits, DiskName, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served, names,
 };
-use crate::handover::{Handover, Member, Restore};
+use crate::handover::{Handover, Registration, Restore};
 use crate::keys::{Flag, Key, Keys, Takes};
 
 /// The protocol by which a process serves a filesystem to the kernel: here one of a single file,
@@ -208,7 +208,7 @@ impl Opened for OfDisk {
         let failed = |why: String| ServeError(format!("disk {name}: {why}").into());
         let disk = engine.disk(&name);
         let disk = disk.ok_or_else(|| failed("there is no such disk".to_owned()))?;
-        let memory = Memory::new(disk.block_size);
+        let memory = MountMemory::new(disk.block_size);
         let memory = memory.map_err(|error| failed(format!("no memory for requests: {error}")))?;
         // A mount of another daemon is served as that daemon negotiated it with the kernel.
         let is_wanted = match way {
@@ -268,7 +268,7 @@ impl ServedFile {
         &self,
         engine: &Engine,
         place: mount::Place,
-        memory: Memory,
+        memory: MountMemory,
         rings: Option<RingMemory>,
     ) -> Result<(), String> {
         let common = self.common()?;
@@ -300,7 +300,7 @@ impl ServedFile {
     ///
     /// # Errors
     /// Why it cannot.
-    fn wait_for_mount(&self, device: OwnedFd, memory: Memory) -> Result<(), String> {
+    fn wait_for_mount(&self, device: OwnedFd, memory: MountMemory) -> Result<(), String> {
         let path = self.path.display();
         // Every request for the file would come back as one to it.
         if mount_table::is_used_by_us(&self.path).unwrap_or(true) {
@@ -319,7 +319,12 @@ impl ServedFile {
     }
 
     /// Makes the service that continues a mount saved by another daemon.
-    fn restore(&self, body: &[u8], mut fds: Vec<OwnedFd>, memory: Memory) -> Result<ServiceFactory, Refused> {
+    fn restore(
+        &self,
+        body: &[u8],
+        mut fds: Vec<OwnedFd>,
+        memory: MountMemory,
+    ) -> Result<ServiceFactory, Refused> {
         let common = self.common()?;
         let device = fds.pop().ok_or("a descriptor is needed")?;
         if !fds.is_empty() {
@@ -348,24 +353,24 @@ impl ServedFile {
     /// Checks that the disk matches what its users know.
     fn compare(&self, saved: &SavedMount) -> Result<(), String> {
         let disk = &self.disk;
-        let told = (&*saved.disk, saved.size, saved.block_size, saved.read_only);
+        let known = (&*saved.disk, saved.size, saved.block_size, saved.read_only);
         // The kernel is told if the disk has grown since.
         let size = disk.current_size();
         let size = if size > saved.size { saved.size } else { size };
         let found = (&*disk.name, size, disk.block_size, disk.read_only);
-        match told == found {
+        match known == found {
             true => Ok(()),
             false => Err(format!(
-                "its users know {told:?} (name, size, block size, read-only), here is {found:?}"
+                "its users know {known:?} (name, size, block size, read-only), here is {found:?}"
             )),
         }
     }
 
     /// The mount's places in the counts of connections and in a hand-over.
-    fn places(&self, common: &Arc<Common>) -> Result<(Ticket, Member), String> {
+    fn places(&self, common: &Arc<Common>) -> Result<(Ticket, Registration), String> {
         let ticket = common.connections.readmit(self.address);
         let ticket = ticket.map_err(|refusal| refusal.to_string())?;
-        Ok((ticket, Member::new(&common.handover)))
+        Ok((ticket, Registration::new(&common.handover)))
     }
 
     fn common(&self) -> Result<Arc<Common>, String> {

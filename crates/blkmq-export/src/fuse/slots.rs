@@ -16,7 +16,7 @@ use crate::common::touched::touched;
 
 /// Memory of the slots of one mount, allocated by a thread that may block.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct MountMemory {
     small: Vec<Chunk>,
     large: Vec<Chunk>,
 }
@@ -64,7 +64,7 @@ pub(super) enum Work {
     },
 }
 
-impl Memory {
+impl MountMemory {
     /// Allocates it for a disk with blocks of `block_size` bytes. May block.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Memory {
 }
 
 impl Slots {
-    pub(super) fn new(memory: Memory) -> Self {
+    pub(super) fn new(memory: MountMemory) -> Self {
         let take = |chunk: Chunk, bytes| {
             let region = chunk.into_region();
             std::iter::from_fn(move || region.take(bytes))
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     fn slots() -> Slots {
-        Slots::new(Memory::new(4096).unwrap())
+        Slots::new(MountMemory::new(4096).unwrap())
     }
 
     #[test]

@@ -20,14 +20,14 @@ struct Facts {
 /// Why others may not see a mount at a path, and what to do.
 pub(super) fn why_hidden(path: &Path, entry: &Entry) -> Option<&'static str> {
     let first = fs::read("/proc/1/mountinfo").ok();
-    judge(Facts {
+    reason(Facts {
         is_in_first_table: first.map(|table| mount_table::has_device(&table, &entry.device)),
         is_first_of_host: is_first_of_host(),
         is_shared: mount_table::is_shared(path.parent()?).unwrap_or(true),
     })
 }
 
-fn judge(facts: Facts) -> Option<&'static str> {
+fn reason(facts: Facts) -> Option<&'static str> {
     match facts {
         Facts {
             is_in_first_table: Some(false),
@@ -75,7 +75,7 @@ mod tests {
             (facts(Some(true), false, false), Some(OF_CONTAINER)),
             (facts(None, true, false), None),
         ] {
-            assert_eq!(judge(facts), wanted, "{facts:?}");
+            assert_eq!(reason(facts), wanted, "{facts:?}");
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::common::log::Log;
 use crate::common::sessions::DiskSessions;
 use crate::common::{AddressLimits, Common, Socket};
 use crate::front_door;
-use crate::handover::{Member, Restore};
+use crate::handover::{Registration, Restore};
 use crate::nbd::saved::SavedConnection;
 
 /// What the connections of all NBD addresses share.
@@ -280,7 +280,7 @@ fn restorer(door: &Arc<Door>, address: u32, is_tcp: bool) -> Restore {
                 .connections
                 .readmit(address)
                 .map_err(|refusal| refusal.to_string())?,
-            member: Member::new(&door.common.handover),
+            member: Registration::new(&door.common.handover),
         };
         if body.is_empty() {
             return Ok(Box::new(move || Box::new(connection::client(admitted, door))));

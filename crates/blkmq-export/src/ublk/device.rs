@@ -137,11 +137,11 @@ impl Device {
     }
 
     /// What another daemon needs to continue the device, given the size that the kernel knows.
-    pub(super) fn save(&self, told_size: u64) -> SavedDevice {
+    pub(super) fn save(&self, reported_size: u64) -> SavedDevice {
         SavedDevice {
             disk: self.disk.name.clone(),
             number: self.named.number,
-            size: told_size,
+            size: reported_size,
             block_size: self.disk.block_size,
             read_only: self.disk.read_only,
             has_losses: lock(&self.loss_cursor).check(&self.disk),

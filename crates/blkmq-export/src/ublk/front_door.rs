@@ -24,14 +24,14 @@ use super::queue::{self, First, QueueParts};
 use super::recover::{Found, compare, find, remove_stopped};
 use super::release;
 use super::saved::SavedDevice;
-use super::slots::Memory;
+use super::slots::QueueMemory;
 use crate::common::admission::Ticket;
 use crate::common::log::Log;
 use crate::common::{AddressError, AddressLimits, Common, OpenError, Place};
 use crate::front_door::{
     Address, DiskName, FrontDoor, Given, Offer, Opened, Reach, ServeError, Served, names,
 };
-use crate::handover::{Handover, Member, Phase, Restore};
+use crate::handover::{Handover, Phase, Registration, Restore};
 
 /// The protocol by which a process serves a block device to the kernel.
 #[derive(Debug)]
@@ -225,7 +225,7 @@ impl ServedDevice {
         } = of;
         let is_served = common.handover.phase() == Phase::Serving;
         // A device that was left stays, whatever fails; a new one goes.
-        let (info, beginning, told_size, added) = match way {
+        let (info, beginning, reported_size, added) = match way {
             Way::New => {
                 // Looked up before: if the disk grows meanwhile, the kernel is told once more.
                 let size = self.disk.current_size();
@@ -233,8 +233,8 @@ impl ServedDevice {
                 (added.info(), Beginning::Start, size, Some(added))
             }
             Way::Waiting(info) => {
-                let told_size = compare(&control, &info, &self.disk)?;
-                (info, Beginning::Recovery, told_size, None)
+                let reported_size = compare(&control, &info, &self.disk)?;
+                (info, Beginning::Recovery, reported_size, None)
             }
             Way::Inherited(descriptor) => {
                 let info = control.info(number.unwrap_or_default());
@@ -259,7 +259,7 @@ impl ServedDevice {
             common.handover.add_mount(DOOR, address.clone(), copy, elsewhere);
         }
         let ticket = self.ticket(common)?;
-        let (parts, first) = first_of(ready.queues, told_size, is_served);
+        let (parts, first) = first_of(ready.queues, reported_size, is_served);
         let client = move || {
             let client = queue::first(ready.device, parts, first, ticket);
             Box::new(client) as Box<dyn Service>
@@ -419,8 +419,8 @@ fn parts(info: &DeviceInfo, common: &Common) -> Result<Vec<QueueParts>, String> 
     let part = |number| {
         Ok(QueueParts {
             number,
-            memory: Memory::new(info.depth)?,
-            member: Member::new(&common.handover),
+            memory: QueueMemory::new(info.depth)?,
+            member: Registration::new(&common.handover),
         })
     };
     let parts = (0..info.queues).map(part).collect::<io::Result<_>>();
@@ -428,11 +428,11 @@ fn parts(info: &DeviceInfo, common: &Common) -> Result<Vec<QueueParts>, String> 
 }
 
 /// The parts of the first queue, and what it does for all others.
-fn first_of(queues: Vec<QueueParts>, told_size: u64, has_begun: bool) -> (QueueParts, First) {
+fn first_of(queues: Vec<QueueParts>, reported_size: u64, has_begun: bool) -> (QueueParts, First) {
     let mut others = queues;
     let parts = others.remove(0);
     let first = First {
-        told_size,
+        reported_size,
         others,
         has_begun,
     };

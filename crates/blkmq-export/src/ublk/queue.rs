@@ -18,7 +18,7 @@ use super::device::{Attached, Device, End, Reason};
 use super::front_door::DOOR;
 use super::protocol::{DATA_BYTES_MAX, Request, Shape};
 use super::release;
-use super::slots::{Memory, Slots};
+use super::slots::{QueueMemory, Slots};
 use super::sys;
 use crate::common::admission::Ticket;
 use crate::common::client::{Client, Protocol, Shutdown};
@@ -26,7 +26,7 @@ use crate::common::command_ring::{CommandRing, Ended, FREE_USER, Watch};
 use crate::common::io_flusher::become_io_flusher;
 use crate::common::life::{Event, Life, Resume};
 use crate::common::log::Log;
-use crate::handover::{Member, Saved};
+use crate::handover::{Registration, Saved};
 
 /// A queue, as a part of the kernel's use of the device.
 pub(super) type QueueClient = Client<Queue>;
@@ -34,14 +34,14 @@ pub(super) type QueueClient = Client<Queue>;
 /// The parts of one queue.
 pub(super) struct QueueParts {
     pub(super) number: u16,
-    pub(super) memory: Memory,
-    pub(super) member: Member,
+    pub(super) memory: QueueMemory,
+    pub(super) member: Registration,
 }
 
 /// What the first queue does for all queues.
 pub(super) struct First {
     /// The size that the kernel was told last.
-    pub(super) told_size: u64,
+    pub(super) reported_size: u64,
     /// The other queues, each of which gets its own reactor.
     pub(super) others: Vec<QueueParts>,
     /// A thread waits for the device to begin; else it begins when clients are served.
@@ -119,7 +119,7 @@ impl QueueClient {
     fn begin_device(&mut self, cx: &mut Cx<'_>) {
         let Queue { device, first, .. } = &mut self.protocol;
         let Some(first) = first else { return };
-        self.told_size = first.told_size;
+        self.reported_size = first.reported_size;
         let reactors = cx.reactors();
         for parts in first.others.drain(..) {
             let reactor = ReactorId((usize::from(parts.number) % reactors) as u16);
@@ -140,7 +140,7 @@ impl QueueClient {
 }
 
 impl Queue {
-    fn new(device: Arc<Device>, parts: QueueParts) -> (Self, Member) {
+    fn new(device: Arc<Device>, parts: QueueParts) -> (Self, Registration) {
         let (ring, slots) = parts.memory.into_parts();
         let depth = usize::from(slots.len());
         let queue = Self {
@@ -319,7 +319,7 @@ impl Protocol for Queue {
         let is_known = device.is_growing.swap(true, Ordering::Relaxed);
         if !is_known && !device.order(Order::Grow) {
             device.is_growing.store(false, Ordering::Relaxed);
-            client.told_size = 0;
+            client.reported_size = 0;
         }
     }
 
@@ -349,7 +349,7 @@ impl Protocol for Queue {
         Ok(Some(Saved {
             door: DOOR,
             address: address.clone(),
-            body: device.save(client.told_size).bytes(),
+            body: device.save(client.reported_size).bytes(),
             fds: vec![Arc::clone(&device.control)],
         }))
     }

@@ -14,7 +14,7 @@ use crate::common::sys::{Buffer, Chunk};
 use crate::common::touched::touched;
 
 /// The parts of one queue, allocated by a thread that may block.
-pub(super) struct Memory {
+pub(super) struct QueueMemory {
     pub(super) ring: CommandRing,
     chunks: Vec<Chunk>,
 }
@@ -40,7 +40,7 @@ struct Slot {
     is_at_kernel: bool,
 }
 
-impl Memory {
+impl QueueMemory {
     /// Allocates it for `depth` requests at a time.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn slot_goes_from_the_kernel_to_the_disk_and_back() {
-        let (_ring, mut slots) = Memory::new(2).unwrap().into_parts();
+        let (_ring, mut slots) = QueueMemory::new(2).unwrap().into_parts();
         assert!(slots.are_back() && slots.are_idle());
         let memory = slots.lend_to_kernel(1);
         assert_eq!(address(memory), slots.address(1));

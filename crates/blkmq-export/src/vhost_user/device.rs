@@ -17,7 +17,7 @@ use super::config_space::{
     self, CONFIG_WCE, EVENT_INDEX, FLUSH, INDIRECT, PROTOCOL_FEATURES, QUEUES_MAX, RING_PACKED, WRITEBACK,
 };
 use super::descriptors::{Descriptors, is_event};
-use super::memory::{Memory, MemoryError, REGIONS_MAX};
+use super::memory::{GuestMemory, GuestMemoryError, REGIONS_MAX};
 use super::queue::{Control, Ended, Report, Start};
 use super::ring::Broken;
 use super::saved::{SavedFrontEnd, SetUp};
@@ -32,7 +32,7 @@ pub(super) struct Device {
     segments_max: u32,
     features: u64,
     protocol: u64,
-    memory: Arc<Memory>,
+    memory: Arc<GuestMemory>,
     rings: Vec<RingSetup>,
     inflight: Option<(Arc<Mapping>, InflightSpec)>,
     /// The channel that tells the front end of changes.
@@ -87,7 +87,7 @@ pub(super) enum Refusal {
     #[error("a descriptor that is no event")]
     Event,
     #[error("memory: {0}")]
-    Memory(#[from] MemoryError),
+    Memory(#[from] GuestMemoryError),
     #[error("record of what is in flight: {0}")]
     Inflight(#[from] io::Error),
 }
@@ -413,7 +413,7 @@ impl Device {
     }
 
     fn set_memory(&mut self, regions: &[RegionSpec], fds: &[OwnedFd]) -> Result<(), Refusal> {
-        let mut memory = Memory::default();
+        let mut memory = GuestMemory::default();
         for (region, fd) in regions.iter().zip(fds) {
             memory = memory.with(*region, fd)?;
         }
@@ -421,7 +421,7 @@ impl Device {
         Ok(())
     }
 
-    fn change_memory(&mut self, memory: Memory) {
+    fn change_memory(&mut self, memory: GuestMemory) {
         self.memory = Arc::new(memory);
         for served in self.rings.iter().filter_map(|ring| ring.served.as_ref()) {
             served.set_memory(&self.memory);

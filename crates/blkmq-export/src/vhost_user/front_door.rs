@@ -25,7 +25,7 @@ use crate::common::{self, Access, AddressError, AddressLimits, Common, OpenError
 use crate::front_door::{
     Address, DISK, DaemonLimits, DiskName, FrontDoor, GROUP, Given, Offer, Opened, ServeError, Served, names,
 };
-use crate::handover::{Handover, Member, Restore};
+use crate::handover::{Handover, Registration, Restore};
 use crate::keys::{Key, Keys};
 
 /// The protocol by which another process serves the block devices of a virtual machine monitor.
@@ -346,7 +346,7 @@ fn restorer(disk: &Disk, shared: &Shared, common: &Arc<Common>, address: u32) ->
                 .connections
                 .readmit(address)
                 .map_err(|refusal| refusal.to_string())?,
-            member: Member::new(&common.handover),
+            member: Registration::new(&common.handover),
         };
         let (disk, shared) = (disk.clone(), shared.clone());
         if body.is_empty() {

@@ -19,14 +19,14 @@ struct Region {
 
 /// The regions, in order of their addresses in the guest. A change makes a new table.
 #[derive(Clone, Debug, Default)]
-pub struct Memory {
+pub struct GuestMemory {
     regions: Vec<Region>,
 }
 
 /// Why a region cannot be added or removed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the texts say it")]
-pub enum MemoryError {
+pub enum GuestMemoryError {
     #[error("region at {0:#x} overlaps another, or its addresses have no end")]
     Overlap(u64),
     #[error("more than {REGIONS_MAX} regions")]
@@ -39,12 +39,12 @@ pub enum MemoryError {
     Map(#[from] io::Error),
 }
 
-impl Memory {
+impl GuestMemory {
     /// The table with one more region.
     ///
     /// # Errors
     /// The region overlaps another one or cannot be mapped.
-    pub fn with(&self, spec: RegionSpec, file: &OwnedFd) -> Result<Self, MemoryError> {
+    pub fn with(&self, spec: RegionSpec, file: &OwnedFd) -> Result<Self, GuestMemoryError> {
         self.check(&spec)?;
         let mapping = Mapping::of_file(file, spec.offset, spec.bytes)?;
         Ok(self.with_mapping(spec, mapping))
@@ -61,19 +61,19 @@ impl Memory {
     ///
     /// # Errors
     /// The region overlaps another one or cannot be mapped.
-    pub fn with_anonymous(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
+    pub fn with_anonymous(&self, spec: RegionSpec) -> Result<Self, GuestMemoryError> {
         self.check(&spec)?;
-        let bytes = usize::try_from(spec.bytes).map_err(|_| MemoryError::Overlap(spec.guest))?;
+        let bytes = usize::try_from(spec.bytes).map_err(|_| GuestMemoryError::Overlap(spec.guest))?;
         Ok(self.with_mapping(spec, Mapping::anonymous(bytes)?))
     }
 
-    fn check(&self, spec: &RegionSpec) -> Result<(), MemoryError> {
+    fn check(&self, spec: &RegionSpec) -> Result<(), GuestMemoryError> {
         if self.regions.len() == REGIONS_MAX {
-            return Err(MemoryError::TooMany);
+            return Err(GuestMemoryError::TooMany);
         }
         let others = self.regions.iter().map(|region| region.spec.bytes);
         if others.fold(spec.bytes, u64::saturating_add) > MEMORY_BYTES_MAX {
-            return Err(MemoryError::TooMuch);
+            return Err(GuestMemoryError::TooMuch);
         }
         let has_ends =
             spec.guest.checked_add(spec.bytes).is_some() && spec.user.checked_add(spec.bytes).is_some();
@@ -81,7 +81,7 @@ impl Memory {
             spec.guest < other.spec.guest + other.spec.bytes && other.spec.guest < spec.guest + spec.bytes
         };
         if !has_ends || spec.bytes == 0 || self.regions.iter().any(overlaps) {
-            return Err(MemoryError::Overlap(spec.guest));
+            return Err(GuestMemoryError::Overlap(spec.guest));
         }
         Ok(())
     }
@@ -98,14 +98,14 @@ impl Memory {
     ///
     /// # Errors
     /// There is no such region.
-    pub fn without(&self, spec: RegionSpec) -> Result<Self, MemoryError> {
+    pub fn without(&self, spec: RegionSpec) -> Result<Self, GuestMemoryError> {
         let mut regions = self.regions.clone();
         let is_it = |region: &Region| {
             let (has, wanted) = (&region.spec, &spec);
             (has.guest, has.user, has.bytes) == (wanted.guest, wanted.user, wanted.bytes)
         };
         let at = regions.iter().position(is_it);
-        regions.remove(at.ok_or(MemoryError::Missing(spec.guest))?);
+        regions.remove(at.ok_or(GuestMemoryError::Missing(spec.guest))?);
         Ok(Self { regions })
     }
 
@@ -139,24 +139,24 @@ impl Memory {
 /// A table of which ranges may be lent: it is kept until all bios that were lent some have ended.
 #[derive(Debug)]
 pub struct Loans {
-    memory: Arc<Memory>,
+    memory: Arc<GuestMemory>,
     /// Chains that have ranges of it.
     chains: u32,
 }
 
 impl Loans {
     /// Nothing is lent yet.
-    pub fn new(memory: Arc<Memory>) -> Self {
+    pub fn new(memory: Arc<GuestMemory>) -> Self {
         Self { memory, chains: 0 }
     }
 
     /// The table.
-    pub fn memory(&self) -> &Memory {
+    pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
     /// Returns whether this is that table.
-    pub fn is_of(&self, memory: &Arc<Memory>) -> bool {
+    pub fn is_of(&self, memory: &Arc<GuestMemory>) -> bool {
         Arc::ptr_eq(&self.memory, memory)
     }
 
@@ -232,7 +232,9 @@ mod tests {
 
     #[test]
     fn range_is_lent_across_regions_that_meet_and_nowhere_else() {
-        let memory = Memory::default().with_anonymous(spec(0x2000, 0x1000)).unwrap();
+        let memory = GuestMemory::default()
+            .with_anonymous(spec(0x2000, 0x1000))
+            .unwrap();
         let memory = memory.with_anonymous(spec(0x1000, 0x1000)).unwrap();
         let mut loans = Loans::new(Arc::new(memory));
         loans.begin();
@@ -247,11 +249,11 @@ mod tests {
     fn regions_may_be_509_and_each_is_found() {
         // In an order that is neither theirs nor its reverse.
         let at = |number: u64| spec((number * 7 % 509 + 1) * 0x2000, 0x1000);
-        let add = |memory: Memory, number| memory.with_anonymous(at(number)).unwrap();
-        let memory = (0..509).fold(Memory::default(), add);
+        let add = |memory: GuestMemory, number| memory.with_anonymous(at(number)).unwrap();
+        let memory = (0..509).fold(GuestMemory::default(), add);
         assert!(matches!(
             memory.with_anonymous(spec(0x2000_0000, 0x1000)),
-            Err(MemoryError::TooMany)
+            Err(GuestMemoryError::TooMany)
         ));
         let mut loans = Loans::new(Arc::new(memory));
         loans.begin();
@@ -265,7 +267,9 @@ mod tests {
 
     #[test]
     fn regions_that_overlap_or_exceed_their_file_are_refused() {
-        let memory = Memory::default().with_anonymous(spec(0x1000, 0x1000)).unwrap();
+        let memory = GuestMemory::default()
+            .with_anonymous(spec(0x1000, 0x1000))
+            .unwrap();
         for (guest, bytes) in [(0x1fff, 2), (0xfff, 2), (0, 0x3000), (u64::MAX, 2), (0x5000, 0)] {
             assert!(memory.with_anonymous(spec(guest, bytes)).is_err(), "{guest:#x}");
         }
@@ -280,7 +284,9 @@ mod tests {
 
     #[test]
     fn region_that_is_removed_is_no_memory_any_more() {
-        let memory = Memory::default().with_anonymous(spec(0x1000, 0x1000)).unwrap();
+        let memory = GuestMemory::default()
+            .with_anonymous(spec(0x1000, 0x1000))
+            .unwrap();
         assert!(memory.guest_window(0x1000, 16).is_some());
         assert!(memory.without(spec(0x1000, 0x2000)).is_err());
         let memory = memory.without(spec(0x1000, 0x1000)).unwrap();

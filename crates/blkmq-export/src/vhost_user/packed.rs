@@ -6,7 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::chain::{Chain, Descriptor, INDIRECT, LOOP, NEXT};
 use super::codec::RingAddresses;
-use super::memory::{Loans, Memory};
+use super::memory::{GuestMemory, Loans};
 use super::packed_inflight::PackedInflight;
 use super::ring::{Broken, is_passed};
 use super::sys::Window;
@@ -91,7 +91,7 @@ impl PackedRing {
     /// # Errors
     /// The record is not one of such a ring.
     pub fn new(
-        memory: &Memory,
+        memory: &GuestMemory,
         size: u16,
         at: &RingAddresses,
         has_event_index: bool,

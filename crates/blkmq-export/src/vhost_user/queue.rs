@@ -15,7 +15,7 @@ use blkmq_host::service::{Cx, Service, Waker};
 
 use super::chain::Chain;
 use super::fault;
-use super::memory::{Loans, Memory};
+use super::memory::{GuestMemory, Loans};
 use super::request::{Begun, Slot};
 use super::ring::Broken;
 use super::signal::signal;
@@ -31,7 +31,7 @@ pub(super) struct Control {
 }
 
 struct Wanted {
-    memory: Arc<Memory>,
+    memory: Arc<GuestMemory>,
     call: Option<Arc<OwnedFd>>,
     stops: bool,
     /// The waker of the virtqueue, once it runs.
@@ -48,7 +48,7 @@ pub(super) struct Ended {
 }
 
 impl Control {
-    pub(super) fn new(memory: &Arc<Memory>, call: Option<&Arc<OwnedFd>>, waker: Waker) -> Self {
+    pub(super) fn new(memory: &Arc<GuestMemory>, call: Option<&Arc<OwnedFd>>, waker: Waker) -> Self {
         Self {
             has_changed: AtomicBool::new(true),
             wanted: Mutex::new(Wanted {
@@ -62,7 +62,7 @@ impl Control {
         }
     }
 
-    pub(super) fn set_memory(&self, memory: &Arc<Memory>) {
+    pub(super) fn set_memory(&self, memory: &Arc<GuestMemory>) {
         self.change(|wanted| wanted.memory = Arc::clone(memory));
     }
 
@@ -113,7 +113,7 @@ impl Control {
 pub(super) struct Start {
     pub(super) ring: Virtqueue,
     pub(super) disk: Disk,
-    pub(super) memory: Arc<Memory>,
+    pub(super) memory: Arc<GuestMemory>,
     /// Writes are to be durable when they end.
     pub(super) is_through: bool,
     pub(super) kick: Arc<OwnedFd>,
@@ -142,7 +142,7 @@ pub(super) struct Queue {
     control: Report,
     loans: Loans,
     /// A memory table that replaces the present one as soon as nothing of that is lent.
-    memory: Option<Arc<Memory>>,
+    memory: Option<Arc<GuestMemory>>,
     chain: Chain,
     slots: Vec<Slot>,
     /// A head that was taken and waits for the new table; and whether it is done again, so that a

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::codec::RingAddresses;
 use super::inflight::Inflight;
-use super::memory::Memory;
+use super::memory::GuestMemory;
 use super::sys::Window;
 
 /// A split virtqueue that is being served.
@@ -35,7 +35,7 @@ pub struct Broken(pub &'static str);
 
 impl Ring {
     /// Finds the ring in the memory of the front end, if all of it is there and aligned.
-    pub fn new(memory: &Memory, size: u16, at: &RingAddresses, has_event_index: bool) -> Option<Self> {
+    pub fn new(memory: &GuestMemory, size: u16, at: &RingAddresses, has_event_index: bool) -> Option<Self> {
         let entries = usize::from(size);
         let used = memory.window(at.used, 6 + 8 * entries, 4)?;
         let next_used = used.load_index(INDEX);

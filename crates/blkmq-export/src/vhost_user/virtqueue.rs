@@ -2,7 +2,7 @@
 
 use super::chain::Chain;
 use super::codec::RingAddresses;
-use super::memory::{Loans, Memory};
+use super::memory::{GuestMemory, Loans};
 use super::packed::PackedRing;
 use super::ring::{Broken, Ring};
 use super::sys::Window;
@@ -46,7 +46,7 @@ impl Virtqueue {
     /// # Errors
     /// The record or the base cannot be one of such a virtqueue.
     pub fn new(
-        memory: &Memory,
+        memory: &GuestMemory,
         layout: Layout,
         at: &RingAddresses,
         base: u32,

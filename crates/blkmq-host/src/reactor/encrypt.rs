@@ -18,7 +18,7 @@ mod areas;
 mod sys;
 mod turns;
 
-pub(crate) use sys::Memory;
+pub(crate) use sys::BounceMemory;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use crate::reactor::queues::Queues;
 #[derive(Default)]
 pub(crate) struct Encrypter {
     disks: Vec<Arc<Encrypted>>,
-    slots: Vec<Slot>,
+    slots: Vec<CryptBio>,
     free: Vec<u32>,
     /// Made with the first disk.
     areas: Option<Areas>,
@@ -58,7 +58,7 @@ pub(crate) struct Encrypter {
 
 /// A bio under way.
 #[derive(Default)]
-struct Slot {
+struct CryptBio {
     /// As it was submitted.
     bio: Bio,
     disk: u32,
@@ -96,7 +96,7 @@ impl Encrypter {
     pub(crate) fn add_disk(&mut self, disk: Arc<Encrypted>) {
         if self.areas.is_none() {
             self.areas = Some(Areas::new());
-            self.slots.resize_with(SLOTS as usize, Slot::default);
+            self.slots.resize_with(SLOTS as usize, CryptBio::default);
             self.free.extend((0..SLOTS).rev());
             self.unsent.reserve(SLOTS as usize);
             self.scratch.resize(SLICE_BYTES as usize, 0);
@@ -174,7 +174,7 @@ impl Encrypter {
             return Err(bio);
         }
         let stage = if is_written { Stage::Encrypt } else { Stage::Unsent };
-        self.slots[number as usize] = Slot {
+        self.slots[number as usize] = CryptBio {
             bio,
             disk: index,
             stage,

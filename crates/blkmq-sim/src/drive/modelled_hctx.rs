@@ -92,7 +92,7 @@ impl ModelledHctx {
     }
 
     /// Above several paths some statuses must not appear.
-    fn judge(&self, status: Status) {
+    fn check_status(&self, status: Status) {
         let fault = self.stage.paths.as_ref().and_then(|paths| paths.fault_of(status));
         if let Some(fault) = fault {
             self.stage.oracle.borrow_mut().fail(fault);
@@ -112,7 +112,7 @@ impl HctxDriver for ModelledHctx {
             .borrow_mut()
             .answered(self.queue, self.hctx, rq, cookie, answer);
         if let Issued::Done(status) = answer {
-            self.judge(status);
+            self.check_status(status);
         }
         stage.note(Fact::Issue {
             hctx: self.hctx,
@@ -141,7 +141,7 @@ impl HctxDriver for ModelledHctx {
         let first = done.len();
         self.lower.reap(now, done);
         for &end in &done[first..] {
-            self.judge(end.status);
+            self.check_status(end.status);
             stage.oracle.borrow_mut().done(self.queue, self.hctx, end);
             stage.note(Fact::Done {
                 hctx: self.hctx,

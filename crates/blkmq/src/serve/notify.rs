@@ -42,12 +42,12 @@ fn say(words: &str) {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(&path),
     };
-    if let Err(error) = told.and_then(|address| tell(&address, words)) {
+    if let Err(error) = told.and_then(|address| send(&address, words)) {
         tracing::warn!("systemd was not told of this process: {error}");
     }
 }
 
-fn tell(address: &SocketAddr, words: &str) -> io::Result<()> {
+fn send(address: &SocketAddr, words: &str) -> io::Result<()> {
     UnixDatagram::unbound()?.send_to_addr(words.as_bytes(), address)?;
     Ok(())
 }

@@ -132,11 +132,11 @@ impl Rules {
         }
     }
 
-    /// Judges a header that [`Rules::admit`] did not admit: it may be a valid flush or fence.
+    /// Checks a header that [`Rules::admit`] did not admit: it may be a valid flush or fence.
     ///
     /// # Errors
     /// The first fault.
-    pub(super) fn judge(&self, header: &RequestHeader) -> Result<Op, Fault> {
+    pub(super) fn check(&self, header: &RequestHeader) -> Result<Op, Fault> {
         let op = op(header.command).filter(|op| *op != Op::Fence || self.session.is_some());
         let op = op.ok_or(Fault::UnknownCommand)?;
         let (required, optional) = (self.flags_required(op), self.flags_optional(op));

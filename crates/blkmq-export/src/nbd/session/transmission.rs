@@ -113,7 +113,7 @@ impl Transmission {
             left,
             fault: transmission
                 .rules
-                .judge(&header)
+                .check(&header)
                 .err()
                 .unwrap_or(Fault::NotOffered),
             header,
@@ -232,7 +232,7 @@ impl Transmission {
                 event: Event::Disconnect,
             };
         }
-        let fault = match self.rules.judge(header) {
+        let fault = match self.rules.check(header) {
             Ok(op) => return self.begin(op, header),
             Err(fault) => fault,
         };

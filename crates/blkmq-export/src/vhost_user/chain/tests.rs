@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::codec::{RegionSpec, RingAddresses};
-use super::super::memory::Memory;
+use super::super::memory::GuestMemory;
 use super::*;
 
 /// A guest of 64 KiB: the table at 0, the available ring at 0x1000, the used one at 0x2000; descriptors of 16 a table.
@@ -20,7 +20,7 @@ fn guest() -> Guest {
         user: 0x7000_0000,
         offset: 0,
     };
-    let memory = Memory::default().with_anonymous(spec).unwrap();
+    let memory = GuestMemory::default().with_anonymous(spec).unwrap();
     let at = RingAddresses {
         desc: spec.user,
         avail: spec.user + 0x1000,

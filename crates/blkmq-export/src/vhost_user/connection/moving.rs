@@ -29,7 +29,7 @@ pub(in super::super) fn restored(
 ) -> FrontEnd {
     let mut client = super::client(admitted, device.disk().clone(), shared);
     client.life = Life::Saved(Resume::Serving);
-    client.told_size = saved.size;
+    client.reported_size = saved.size;
     let connection = &mut client.protocol;
     connection.device = device;
     connection.received.extend_from_slice(&saved.received);
@@ -61,7 +61,7 @@ impl FrontEnd {
         let disk = connection.device.disk();
         let saved = SavedFrontEnd {
             disk: disk.name.clone(),
-            size: self.told_size,
+            size: self.reported_size,
             block_size: disk.block_size,
             read_only: disk.read_only,
             is_selected: connection.is_selected,
@@ -86,16 +86,16 @@ pub(in super::super) fn restore(
     saved: &SavedFrontEnd,
     mut fds: Vec<OwnedFd>,
 ) -> Result<(Device, Descriptors), Refusal> {
-    let told = (saved.disk.as_str(), saved.size, saved.block_size, saved.read_only);
+    let known = (saved.disk.as_str(), saved.size, saved.block_size, saved.read_only);
     // A disk that has grown since is larger for a guest that is told.
     let size = match disk.current_size() {
         grown if grown > saved.size => saved.size,
         size => size,
     };
     let found = (disk.name.as_str(), size, disk.block_size, disk.read_only);
-    if told != found {
+    if known != found {
         return Err(format!(
-            "the guest's disk is {told:?} (name, size, block size, read-only), here {found:?}"
+            "the guest's disk is {known:?} (name, size, block size, read-only), here {found:?}"
         )
         .into());
     }

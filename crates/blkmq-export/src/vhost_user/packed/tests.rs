@@ -10,7 +10,7 @@ use super::*;
 
 /// A driver with a ring of 4 at 0, what it says of calls at 0x100, the device at 0x200, and a record at 0x1000.
 struct Driver {
-    memory: Arc<Memory>,
+    memory: Arc<GuestMemory>,
     window: Window,
     next: Place,
     used: Place,
@@ -27,7 +27,7 @@ impl Driver {
             user: USER,
             offset: 0,
         };
-        let memory = Memory::default().with_anonymous(spec).unwrap();
+        let memory = GuestMemory::default().with_anonymous(spec).unwrap();
         let window = memory.guest_window(0, 0x1_0000).unwrap();
         let start = Place { index: 0, wrap: true };
         Self {

@@ -15,7 +15,7 @@ use crate::disk::{Disk, MAPPED, Users};
 use crate::engine::encrypted::{EncryptedAllocation, EncryptedSpec, FIRST, SectorCipher, make};
 use crate::error::Error;
 use crate::reactor::core::ReactorCore;
-use crate::reactor::encrypt::Memory;
+use crate::reactor::encrypt::BounceMemory;
 use crate::reactor::service::{Cx, Service};
 use crate::reactor::shared::Order;
 use crate::uring::ring::Completion;
@@ -112,7 +112,7 @@ impl Control {
         }
         let (answer, answered) = mpsc::sync_channel(1);
         let reader = Reader {
-            memory: Some(Memory::new((end.next_multiple_of(block) - first) as usize)),
+            memory: Some(BounceMemory::new((end.next_multiple_of(block) - first) as usize)),
             disk: disk.clone(),
             offset: first,
             len: end.next_multiple_of(block) - first,
@@ -139,11 +139,11 @@ impl Control {
 /// One read, as a service of a reactor.
 struct Reader {
     /// Until it is sent to the thread that waits.
-    memory: Option<Memory>,
+    memory: Option<BounceMemory>,
     disk: Disk,
     offset: u64,
     len: u64,
-    answer: SyncSender<(Memory, Status)>,
+    answer: SyncSender<(BounceMemory, Status)>,
     state: ReadState,
 }
 

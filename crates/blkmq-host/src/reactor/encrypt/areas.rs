@@ -7,11 +7,11 @@ use std::ops::Range;
 use blkmq_core::bio::Lent;
 use blkmq_core::ids::GroupId;
 
-use super::sys::Memory;
+use super::sys::BounceMemory;
 
 /// The areas of one thread. Backed by memory only as far as they have been used.
 pub(super) struct Areas {
-    memory: Memory,
+    memory: BounceMemory,
     small: Pool,
     large: Pool,
 }
@@ -35,7 +35,7 @@ impl Areas {
     pub(super) fn new() -> Self {
         let bytes = u64::from(SMALL_COUNT) * SMALL_BYTES + u64::from(LARGE_COUNT) * LARGE_BYTES;
         Self {
-            memory: Memory::new(bytes as usize),
+            memory: BounceMemory::new(bytes as usize),
             small: Pool::new(SMALL_COUNT),
             large: Pool::new(LARGE_COUNT),
         }

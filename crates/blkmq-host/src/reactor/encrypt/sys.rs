@@ -7,14 +7,14 @@ use std::ptr::NonNull;
 use blkmq_core::bio::{Bio, Lent};
 
 /// Memory that is lent to the drives.
-pub(crate) struct Memory {
+pub(crate) struct BounceMemory {
     /// Keeps it alive.
     _bytes: Vec<u8>,
     start: NonNull<u8>,
     len: usize,
 }
 
-impl Memory {
+impl BounceMemory {
     /// Takes `len` zero bytes, aligned to a page. The system backs them when they are used for the first time.
     pub(crate) fn new(len: usize) -> Self {
         let mut bytes = vec![0; len + PAGE];
@@ -59,8 +59,8 @@ impl Memory {
     }
 }
 
-// SAFETY: `Memory` owns its bytes as a `Vec<u8>` does; the address is valid in every thread.
-unsafe impl Send for Memory {}
+// SAFETY: `BounceMemory` owns its bytes as a `Vec<u8>` does; the address is valid in every thread.
+unsafe impl Send for BounceMemory {}
 
 /// Copies a write's bytes from `at` on.
 pub(super) fn gather(bio: &Bio, at: u64, into: &mut [u8]) {
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn slices_of_scattered_memory_are_copied_in_order() {
-        let mut memory = Memory::new(4096);
+        let mut memory = BounceMemory::new(4096);
         memory
             .bytes_mut(0..4096)
             .iter_mut()

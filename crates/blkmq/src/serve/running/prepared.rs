@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use blkmq_config::diff::Change;
 use blkmq_config::live::{self, Opened};
-use blkmq_config::{Config, Document, tell};
+use blkmq_config::{Config, Document, describe};
 
 use crate::serve::dry_run;
 use crate::serve::last_sync::Files;
@@ -30,7 +30,7 @@ impl Planned {
         (new, document): (Config, Document),
         changes: Vec<Change>,
     ) -> Self {
-        let texts = changes.iter().map(|change| tell(change, was, &document));
+        let texts = changes.iter().map(|change| describe(change, was, &document));
         Self {
             seen,
             texts: texts.collect(),

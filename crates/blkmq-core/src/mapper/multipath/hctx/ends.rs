@@ -184,7 +184,7 @@ impl MultipathHctx {
                     self.given_back(cookie);
                     self.inserted.push(cookie);
                 }
-                Job::Complete(end) => done.push(self.judge_end(end, now)),
+                Job::Complete(end) => done.push(self.classify_end(end, now)),
                 Job::Issue(_) | Job::Run => {}
             }
         }
@@ -210,7 +210,7 @@ impl MultipathHctx {
     }
 
     /// Decides what an end means that the worker returns: it is the path's own if the worker issued the request.
-    fn judge_end(&mut self, end: Done, now: Instant) -> Done {
+    fn classify_end(&mut self, end: Done, now: Instant) -> Done {
         let Some(frame) = self.take_frame_at(end.cookie, Stage::ByWorker) else {
             return end;
         };

@@ -9,7 +9,7 @@ use crate::diff::Change;
 use crate::document::{Document, Kind};
 
 /// Returns a description of a change, which is a step from `old` to `new`.
-pub fn tell(change: &Change, old: &Document, new: &Document) -> String {
+pub fn describe(change: &Change, old: &Document, new: &Document) -> String {
     let differing: Vec<String> = match change {
         Change::Group(path) => differing_keys(old.get(Kind::Group, path), new.get(Kind::Group, path)),
         Change::Export(export) => {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::diff::diff;
 
-    fn told(old: &str, new: &str) -> String {
+    fn described(old: &str, new: &str) -> String {
         let [old, new] =
             [old, new].map(|text| Document::from_toml(&format!("[disk.a]\nram = \"1M\"\n{text}")).unwrap());
         let steps = diff(
@@ -99,8 +99,8 @@ mod tests {
             &std::collections::BTreeMap::new(),
         )
         .unwrap();
-        let told: Vec<String> = steps.iter().map(|step| tell(step, &old, &new)).collect();
-        told.join("; ")
+        let texts: Vec<String> = steps.iter().map(|step| describe(step, &old, &new)).collect();
+        texts.join("; ")
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
             ),
             ("", "[disk.b]\nram = \"1M\"", "add disk b"),
         ] {
-            assert_eq!(told(old, new), wanted, "{old} -> {new}");
+            assert_eq!(described(old, new), wanted, "{old} -> {new}");
         }
     }
 }
