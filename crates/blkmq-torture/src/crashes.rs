@@ -217,7 +217,7 @@ impl World {
         };
         let mut load = connect(daemon.socket(), EXPORT, round.connections, round.seed)?;
         self.mount.set_faults(round.faults(self.mount.allocated_bytes()));
-        let allowed = round.allowed();
+        let allowed = round.allowed(plan.disk);
         if round.trouble == What::FullAndFlushed {
             load.flush_often();
         }
@@ -300,11 +300,12 @@ impl Round {
         }
     }
 
-    fn allowed(&self) -> Allowed {
+    fn allowed(&self, disk: Disk) -> Allowed {
         let is_full = matches!(self.trouble, What::FullFilesystem | What::FullAndFlushed);
         Allowed {
             failures: is_full || self.trouble == What::FailingSync,
             stale_reads: is_full && !self.is_direct,
+            lost_clusters: is_full && !self.is_direct && disk == Disk::Image,
         }
     }
 

@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 
+use crate::load::Allowed;
 use crate::medium::SECTOR_BYTES;
 
 /// What is known of a disk.
@@ -105,11 +106,17 @@ impl History {
     ///
     /// # Errors
     /// The first sector that holds what it may not.
-    pub fn read_ended(&mut self, range: Range<usize>, data: &[u8], may_be_lost: bool) -> Result<(), Wrong> {
+    pub fn read_ended(&mut self, range: Range<usize>, data: &[u8], allowed: Allowed) -> Result<(), Wrong> {
         self.set_busy(range.clone(), false);
+        if allowed.lost_clusters {
+            return Ok(());
+        }
         for (index, found) in range.zip(data.chunks(SECTOR_BYTES)) {
             let sector = &self.sectors[index];
-            let from = if may_be_lost { 0 } else { sector.answered(self.now) };
+            let from = match allowed.stale_reads {
+                true => 0,
+                false => sector.answered(self.now),
+            };
             sector.find(index, from, found)?;
         }
         Ok(())
@@ -369,10 +376,13 @@ mod tests {
         changed(&mut history, Kind::Write, false);
         let latest = changed(&mut history, Kind::Write, false);
         assert!(matches!(
-            history.read_ended(0..1, &content(0, 1), false),
+            history.read_ended(0..1, &content(0, 1), Allowed::NOTHING),
             Err(Wrong::Lost(_))
         ));
-        assert_eq!(history.read_ended(0..1, &content(0, latest), false), Ok(()));
+        assert_eq!(
+            history.read_ended(0..1, &content(0, latest), Allowed::NOTHING),
+            Ok(())
+        );
         assert_eq!(history.crashed(&content(0, 1)), Ok(()));
         assert!(matches!(
             history.crashed(&content(0, latest)),

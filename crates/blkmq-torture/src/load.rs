@@ -52,6 +52,9 @@ pub struct Allowed {
     /// Reads may bring what was there before changes that were answered, and that no flush has covered: Linux drops pages that it could
     /// not write out, and tells the next sync.
     pub stale_reads: bool,
+    /// Such reads may bring anything, too: of an image, these pages are new clusters, with copies around the data, and
+    /// below them is what their space in the file had before.
+    pub lost_clusters: bool,
 }
 
 /// A request under way, and since when.
@@ -396,7 +399,7 @@ impl Load {
                 history.change_ended(range, is_done, is_forced);
             }
             Request::Read { range } if is_done => history
-                .read_ended(range, &ended.data, allowed.stale_reads)
+                .read_ended(range, &ended.data, allowed)
                 .map_err(Trouble::Read)?,
             Request::Read { .. } => return Err(anyhow!("a read failed").into()),
         }
@@ -409,6 +412,7 @@ impl Allowed {
     pub const NOTHING: Self = Self {
         failures: false,
         stale_reads: false,
+        lost_clusters: false,
     };
 }
 

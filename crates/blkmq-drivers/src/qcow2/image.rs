@@ -60,6 +60,8 @@ pub(crate) struct Image {
     /// It has taken another's place, and that is not durable yet.
     unsettled: Mutex<Option<files::Unsettled>>,
     is_settled: AtomicBool,
+    /// What was written to new clusters may be lost.
+    has_lost: AtomicBool,
     lane: Lane,
     place: OnceLock<(Arc<Guests>, DiskId)>,
     /// The image that has taken its place: jobs go on there.
@@ -106,6 +108,7 @@ impl Image {
             is_closing: AtomicBool::new(false),
             unsettled: Mutex::default(),
             is_settled: AtomicBool::new(true),
+            has_lost: AtomicBool::new(false),
             lane: Lane::default(),
             place: OnceLock::new(),
             next: OnceLock::new(),

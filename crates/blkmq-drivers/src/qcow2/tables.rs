@@ -110,28 +110,12 @@ impl Tables {
         beside: Option<&Arc<FileDisk>>,
         header: &Header,
     ) -> io::Result<Self> {
-        let format = Format::of(header);
-        let end = match disk.is_block_device() {
-            true => disk.end()?,
-            false => u64::MAX,
-        };
-        let l1_bytes = (u64::from(header.l1_entries) * 8).next_multiple_of(format.cluster());
-        let l2_max = (L2_CACHE_BYTES >> header.cluster_bits).clamp(16, 1024);
-        let state = State {
-            l1: Table::load(disk, header.l1_offset, l1_bytes)?,
-            l1_entries: header.l1_entries.into(),
-            l1_has_moved: false,
-            l2: Cache::new(l2_max as usize),
-            counts: Refcounts::load(disk, header, format, end)?,
-            pending: Vec::new(),
-            unlinked: Vec::new(),
-        };
         Ok(Self {
-            format,
+            format: Format::of(header),
             disk: Arc::clone(disk),
             space: Space::new(disk, header.cluster_bits)?,
             data: std::iter::once(disk).chain(beside).cloned().collect(),
-            state: Mutex::new(state),
+            state: Mutex::new(State::load(disk, header)?),
             landed: Mutex::default(),
             ended: Condvar::new(),
             changes: AtomicU64::new(0),
@@ -448,6 +432,25 @@ impl Tables {
 }
 
 impl State {
+    fn load(disk: &FileDisk, header: &Header) -> io::Result<Self> {
+        let format = Format::of(header);
+        let end = match disk.is_block_device() {
+            true => disk.end()?,
+            false => u64::MAX,
+        };
+        let l1_bytes = (u64::from(header.l1_entries) * 8).next_multiple_of(format.cluster());
+        let l2_max = (L2_CACHE_BYTES >> header.cluster_bits).clamp(16, 1024);
+        Ok(Self {
+            l1: Table::load(disk, header.l1_offset, l1_bytes)?,
+            l1_entries: header.l1_entries.into(),
+            l1_has_moved: false,
+            l2: Cache::new(l2_max as usize),
+            counts: Refcounts::load(disk, header, format, end)?,
+            pending: Vec::new(),
+            unlinked: Vec::new(),
+        })
+    }
+
     /// An L2 table, if there is one.
     fn l2(&mut self, disk: &FileDisk, format: Format, number: u64) -> io::Result<Option<&mut Table>> {
         let entry = match number < self.l1_entries {

@@ -81,11 +81,13 @@ fn fail(
     let none = Allowed {
         failures: false,
         stale_reads: false,
+        lost_clusters: false,
     };
     let some = Allowed {
         failures: true,
         // A page that could not be written out is dropped when its memory is wanted.
         stale_reads: !is_direct,
+        lost_clusters: false,
     };
     let before = load.run(history, REQUESTS, none)?;
     drive.switch(&disk.table("flakey", "0 0 1 1 error_writes"))?;

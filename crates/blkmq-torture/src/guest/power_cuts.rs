@@ -176,10 +176,7 @@ impl fmt::Display for Report {
     }
 }
 
-const ALLOWED: Allowed = Allowed {
-    failures: false,
-    stale_reads: false,
-};
+const ALLOWED: Allowed = Allowed::NOTHING;
 const DIR: &str = "/tmp/mnt";
 const IMAGE: &str = "image";
 const DISK_BYTES: usize = 2 << 20;

@@ -47,13 +47,19 @@ impl FileDisk {
         }
     }
 
+    /// Returns whether flushes fail because one has failed.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn has_failed_flush(&self) -> bool {
+        self.flush_failed.load(Ordering::Relaxed)
+    }
+
     pub(in crate::file) fn note_loss(&self) {
         self.losses.fetch_add(1, Ordering::Relaxed);
         ANY_LOSS.store(true, Ordering::Relaxed);
     }
 
     /// How often writes may have been lost.
-    pub(in crate::file) fn losses(&self) -> Losses {
+    pub(crate) fn losses(&self) -> Losses {
         Losses {
             count: self.losses.load(Ordering::Relaxed),
             seen: self.seen.load(Ordering::Relaxed),

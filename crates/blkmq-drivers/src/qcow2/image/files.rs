@@ -57,21 +57,33 @@ impl Image {
         }
     }
 
-    /// Has it served again although data may be lost: all of its files are made durable, and what was not written of the
-    /// tables is written again. Returns the image that has to take its place, if a filesystem was mounted again. Blocks.
+    /// Has it served again although data may be lost: all of its files are made durable. After a failed sync the tables
+    /// are those in the file again: the kernel may have dropped what was written to new clusters, and with it copies of what
+    /// had long been durable. Returns the image that has to take its place, if a filesystem was mounted again. Blocks.
     ///
     /// # Errors
     /// A file is not what was opened, or still cannot be made durable.
     pub(crate) fn reopen(&self) -> io::Result<Option<ImageDisk>> {
-        let mut is_elsewhere = false;
-        for file in self.own_files() {
-            is_elsewhere |= !file.go_on_if_there()?;
-        }
+        let losses = || self.own_files().map(|file| file.losses().count).sum::<u64>();
+        let (before, has_failed) = (losses(), self.own_files().any(|file| file.has_failed_flush()));
+        let mut files = self.own_files();
+        let went_on = files.try_fold(false, |is_elsewhere, file| {
+            file.go_on_if_there().map(|is_there| is_elsewhere | !is_there)
+        });
+        // Also if one of them could not go on: the others do not tell once more.
+        self.has_lost
+            .fetch_or(has_failed || losses() > before, Ordering::SeqCst);
+        let mut is_elsewhere = went_on?;
         for base in self.base.iter().flat_map(Base::all) {
             let there = std::fs::metadata(&base.path).ok().as_ref().map(FileId::of);
             is_elsewhere |= there != base.disk.id;
         }
         if !is_elsewhere {
+            if self.has_lost.load(Ordering::SeqCst) {
+                let tables = self.tables()?;
+                self.alone(0..u64::MAX, || tables.forget_unflushed())?;
+                self.has_lost.store(false, Ordering::SeqCst);
+            }
             return self.flush().map(|()| None);
         }
         let image = ImageDisk::open(&self.config).map_err(io::Error::other)?;

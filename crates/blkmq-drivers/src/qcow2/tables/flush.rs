@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::super::transfer;
+use super::super::{chain, transfer};
 use super::table::{Part, Table};
 use super::{Format, State, Tables};
 
@@ -72,6 +72,22 @@ impl Tables {
         // A flush changes the same block.
         let _one = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         self.write_field(at, field)
+    }
+
+    /// Goes back to the tables in the file, as a start after a crash does. Nobody uses the image.
+    ///
+    /// # Errors
+    /// They cannot be read: nothing has changed.
+    pub(in crate::qcow2) fn forget_unflushed(&self) -> io::Result<()> {
+        let _one = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        let header = chain::read_header(&self.disk).map_err(io::Error::other)?;
+        let there = State::load(&self.disk, &header)?;
+        let mut state = self.state();
+        debug_assert!(state.pending.is_empty(), "a write of new clusters is under way");
+        *state = there;
+        self.flushed
+            .store(self.changes.load(Ordering::SeqCst), Ordering::SeqCst);
+        Ok(())
     }
 
     fn write_field(&self, at: u64, field: &[u8]) -> io::Result<()> {

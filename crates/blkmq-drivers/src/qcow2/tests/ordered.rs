@@ -1,6 +1,9 @@
 //! Tests of what a kill between two flushes leaves: what was flushed is there, whatever was given up, replaced or used
 //! again since.
 
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
 use super::*;
 
 /// What QEMU reads of an image as a kill at this moment leaves it. It finds lost clusters at most.
@@ -293,4 +296,40 @@ fn discards_and_zeroing_of_any_size_succeed_and_zero_what_they_say() {
             }
         }
     }
+}
+
+/// The kernel drops pages that it could not write: with those of a new cluster, what was copied around the data.
+#[test]
+fn reopen_after_a_failed_sync_shows_what_was_durable_before_it() {
+    let scratch = Scratch::new("reopened");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 -b base -F raw image 1M").is_none() {
+        return;
+    }
+    let path = scratch.path("image");
+    let disk = ImageDisk::open(&config(&path)).unwrap();
+    let image = Arc::clone(&disk.image);
+    let mut rig = Rig::of(disk);
+    assert_eq!(rig.write(Flags::NONE, 0, &[4; 4096]), Status::Ok);
+    rig.flush();
+    let file = Arc::clone(&image.files()[0]);
+    for at in [65536, 1 << 19] {
+        assert_eq!(rig.write(Flags::NONE, at, &[5; 4096]), Status::Ok);
+    }
+    file.fail_syncs(true);
+    assert_eq!(rig.run(request(Op::Flush, 0, 0)), Status::Io);
+    // Before them there are the header, its tables, and the cluster that was flushed.
+    let dropped = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    dropped.write_all_at(&vec![0; 1 << 18], 6 << 16).unwrap();
+    assert!(rig.device.reopen(DiskId(0)).unwrap().is_none());
+    for (at, wanted) in [(0, 4), (4096, 3), (65536, 3), (1 << 19, 3), ((1 << 19) + 8192, 3)] {
+        assert!(rig.read(at, 4096) == vec![wanted; 4096], "at {at}");
+    }
+    assert_eq!(rig.write(Flags::NONE, 65536, &[6; 512]), Status::Ok);
+    rig.flush();
+    let content = content_after_a_kill(&scratch, "after a reopen");
+    assert_eq!(
+        [content[0], content[65536], content[66048], content[1 << 19]],
+        [4, 6, 3, 3]
+    );
 }

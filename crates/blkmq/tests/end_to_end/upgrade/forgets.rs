@@ -240,6 +240,7 @@ impl Medium {
         Allowed {
             failures: fails,
             stale_reads: false,
+            lost_clusters: false,
         }
     }
 
