@@ -10,6 +10,7 @@
 //! At each step the image's name leads to an image that has everything that was flushed: no flush of the successor ends
 //! before the last line has.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,6 +166,8 @@ impl<'a> Begun<'a> {
 
     /// Puts it in its place, on the image as it is in memory. Nobody uses that.
     fn put(&mut self) -> io::Result<Arc<Image>> {
+        let open = |path| File::open(directory_of(path));
+        let directories = [open(&self.place)?, open(&self.aside)?];
         std::fs::rename(&self.made, &self.place)?;
         self.has_moved = true;
         let image = self.image;
@@ -176,7 +179,6 @@ impl<'a> Begun<'a> {
         if opened.image.size() != image.size() {
             return Err(io::Error::other("it was resized meanwhile: try again"));
         }
-        let directories = [&self.place, &self.aside].map(|path| directory_of(path).to_owned());
         let snapshot = self.is_snapshot.then(|| Arc::clone(image));
         opened.image.set_unsettled(snapshot, directories);
         Ok(opened.image)

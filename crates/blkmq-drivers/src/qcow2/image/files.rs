@@ -1,5 +1,6 @@
 //! The files of an image: what is below it, which of them it writes, and the locks that it has on those.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::file::{FileDisk, FileError};
 /// What has to be durable before a flush of an image ends.
 pub(super) struct Unsettled {
     below: Option<Arc<Image>>,
-    directories: [PathBuf; 2],
+    directories: [File; 2],
 }
 
 impl Image {
@@ -120,8 +121,8 @@ impl Image {
     }
 
     /// Notes what has to be durable before a flush of this image ends: the image below it, which it has taken the place of,
-    /// and its name in these directories.
-    pub(in crate::qcow2) fn set_unsettled(&self, below: Option<Arc<Self>>, directories: [PathBuf; 2]) {
+    /// and its name in these directories: open, since threads that reactors start may open nothing.
+    pub(in crate::qcow2) fn set_unsettled(&self, below: Option<Arc<Self>>, directories: [File; 2]) {
         *lock(&self.unsettled) = Some(Unsettled { below, directories });
         self.is_settled.store(false, Ordering::SeqCst);
     }
@@ -135,7 +136,7 @@ impl Image {
         if let Some(what) = &*unsettled {
             what.below.as_ref().map_or(Ok(()), |below| below.flush())?;
             for directory in &what.directories {
-                std::fs::File::open(directory)?.sync_all()?;
+                directory.sync_all()?;
             }
         }
         *unsettled = None;

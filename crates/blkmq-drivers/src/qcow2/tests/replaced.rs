@@ -109,7 +109,8 @@ fn flush_of_a_successor_writes_what_was_not_flushed_below_it() {
     );
     let below = old.image.become_base(&scratch.path("aside")).unwrap();
     let new = ImageDisk::open_on(&config(&path), Some(below)).unwrap();
-    let directories = [scratch.0.clone(), scratch.0.clone()];
+    let directory = || std::fs::File::open(&scratch.0).unwrap();
+    let directories = [directory(), directory()];
     new.image.set_unsettled(Some(old.image.clone()), directories);
     new.write(4096, &[8; 4096]).unwrap();
     assert!(!new.image.is_clean() && !old.image.is_clean());
@@ -244,4 +245,29 @@ fn requests_under_way_go_on_above_snapshots_and_none_is_lost() {
     let found: Vec<u8> = content.chunks(4096).map(|block| block[0]).collect();
     assert_eq!(found, generation);
     check(&scratch, &path);
+}
+
+/// Threads that reactors start may open nothing in the sandbox, and flush an image that has just been replaced.
+#[test]
+fn flush_behind_a_snapshot_opens_nothing() {
+    let scratch = Scratch::new("settled");
+    std::fs::create_dir(scratch.path("in")).unwrap();
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 in/image 1M").is_none() {
+        return;
+    }
+    let rig = std::cell::RefCell::new(Rig::at(&scratch.path("in/image")));
+    assert_eq!(rig.borrow_mut().write(Flags::NONE, 0, &[4; 512]), Status::Ok);
+    let device = rig.borrow().device.clone();
+    let wanted = Replacement::Snapshot(scratch.path("in/first"));
+    let flushed = std::cell::Cell::new(None);
+    let replaced = device.replace(&[(DiskId(0), wanted)], &|| {
+        let rig = &mut *rig.borrow_mut();
+        rig.hctx.refresh_disks().map_err(std::io::Error::other)?;
+        // Nothing can be opened there any more.
+        std::fs::rename(scratch.path("in"), scratch.path("moved"))?;
+        flushed.set(Some(rig.run(request(Op::Flush, 0, 0))));
+        Ok(())
+    });
+    assert_eq!(flushed.get(), Some(Status::Ok));
+    replaced.unwrap();
 }
