@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use fuser::{Errno, FileAttr, FileType, INodeNo};
 
@@ -64,11 +64,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the time that a request is to take. Nobody waits for the state meanwhile.
+    /// Takes the time that a request is to take; less, if it is set to less meanwhile. Nobody waits for the state.
     fn pause(&self) {
-        let delay = self.state().faults.delay;
-        if !delay.is_zero() {
-            std::thread::sleep(delay);
+        let began = Instant::now();
+        loop {
+            let left = self.state().faults.delay.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(PAUSE_MAX));
         }
     }
 
@@ -288,5 +292,7 @@ impl State {
 }
 
 const FIRST_NODE: u64 = 2;
+/// How often a request that takes its time looks whether it still has to.
+const PAUSE_MAX: Duration = Duration::from_millis(10);
 /// Of one mount, for all time: more than there is memory for.
 const FILES_MAX: u64 = 1 << 32;

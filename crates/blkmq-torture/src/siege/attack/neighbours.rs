@@ -2,6 +2,7 @@
 //! extents. The scheduler of that queue (`bfq`) must hold nobody for them.
 
 use std::fs::File;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
@@ -23,15 +24,22 @@ pub(super) fn late(site: &Site<'_>, random: &mut Random, end: Instant) -> Tally 
     let mut tally = Tally::default();
     // The longest first: also a short window has it.
     let mut delay = DELAYS[0];
-    while Instant::now() < end {
-        mount.set_faults(Faults {
-            delay,
-            ..Faults::default()
+    thread::scope(|scope| {
+        // What still waits at the end is served at once.
+        scope.spawn(|| {
+            thread::sleep(end.saturating_duration_since(Instant::now()));
+            mount.set_faults(Faults::default());
         });
-        let depth = random.one_of(&[1, 4, 16]);
-        tally.add(&use_disk(site, LATE, random, depth, |_| Ok(())).unwrap_or_default());
-        delay = random.one_of(&DELAYS);
-    }
+        while Instant::now() < end {
+            mount.set_faults(Faults {
+                delay,
+                ..Faults::default()
+            });
+            let depth = random.one_of(&[1, 4, 16]);
+            tally.add(&use_disk(site, LATE, random, depth, |_| Ok(())).unwrap_or_default());
+            delay = random.one_of(&DELAYS);
+        }
+    });
     mount.set_faults(Faults::default());
     tally
 }
