@@ -18,6 +18,7 @@ mod order;
 mod probing;
 mod rate;
 mod requests;
+mod slow;
 #[cfg(test)]
 mod tests;
 mod tunables;
@@ -31,6 +32,7 @@ use self::idling::Idling;
 use self::probing::Probing;
 use self::rate::Rate;
 use self::requests::RequestMemory;
+use self::slow::SlowQueues;
 use self::tunables::Tunables;
 use self::turn::{Neighbours, Pace, Turn};
 use self::wf2q::Wf2q;
@@ -79,6 +81,9 @@ pub struct Bfq {
     in_flight: u32,
     /// Those among them that are out for much longer than usual: nothing is held for them.
     overdue: Overdue,
+    /// Those queues whose requests take far longer than others', and how many of theirs are out: nothing counts these.
+    slow: SlowQueues,
+    out_apart: u32,
     /// By group, when its clients of the idle class had their last turn.
     last_class_at: Vec<Instant>,
     /// The groups for which the drive idled, and for how long, since the last query. Room for each group.
@@ -113,6 +118,8 @@ impl Bfq {
             neighbours: Neighbours::new(),
             in_flight: 0,
             overdue: Overdue::default(),
+            slow: SlowQueues::new(queues),
+            out_apart: 0,
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
@@ -187,14 +194,18 @@ impl Bfq {
         self.wf2q.set_weight(self.wf2q.leaf(id), weight);
     }
 
-    /// Counts a dispatched request as no longer in flight.
+    /// Counts a request that was issued at `issued_at` as no longer in flight. `time` is what it took, if it ended.
     #[inline]
-    fn dec_in_flight(&mut self, sched_data: u32) {
+    fn dec_in_flight(&mut self, sched_data: u32, issued_at: Instant, time: Option<Nanos>) {
         self.in_flight -= 1;
+        match sched_data & IS_APART {
+            0 => self.overdue.ended(issued_at, time),
+            _ => self.out_apart -= 1,
+        }
         let queue = &mut self.clients[queue_of(sched_data)];
         queue.in_flight -= 1;
-        if sched_data & MOVES_NO_DATA != 0 {
-            queue.in_flight_without_data -= 1;
+        if sched_data & (MOVES_NO_DATA | IS_APART) != 0 {
+            queue.in_flight_exempt -= 1;
         }
     }
 
@@ -221,7 +232,7 @@ impl Bfq {
     #[inline]
     fn tell_depth(&mut self) {
         let compete = self.contention.compete_at(self.now);
-        self.depth.set_contended(compete, self.in_flight, self.now);
+        self.depth.set_contended(compete, self.counted(), self.now);
     }
 
     /// The bound on the lead of one group over another, in bytes of the drive's time: what the drive does in
@@ -236,7 +247,19 @@ impl Bfq {
     /// Whether the drive has as many requests as it may have while groups compete.
     #[inline]
     fn is_full(&self) -> bool {
-        self.overdue.punctual(self.in_flight) >= self.depth.limit()
+        self.punctual() >= self.depth.limit()
+    }
+
+    /// The requests in flight that the depth counts: neither of slow queues, nor overdue.
+    #[inline]
+    fn punctual(&self) -> u32 {
+        self.overdue.punctual(self.counted())
+    }
+
+    /// The requests in flight of queues that are not slow.
+    #[inline]
+    fn counted(&self) -> u32 {
+        self.in_flight - self.out_apart
     }
 
     #[inline]
@@ -248,7 +271,7 @@ impl Bfq {
 /// The queue of a request, from the value that [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
-    (sched_data & !MOVES_NO_DATA) as usize
+    (sched_data & !(MOVES_NO_DATA | IS_APART)) as usize
 }
 
 impl Elevator for Bfq {
@@ -260,8 +283,7 @@ impl Elevator for Bfq {
         self.notice(now);
         if at == InsertAt::Head {
             let id = queue_of(rq.sched_data);
-            self.dec_in_flight(rq.sched_data);
-            self.overdue.ended(rq.issued_at, None);
+            self.dec_in_flight(rq.sched_data, rq.issued_at, None);
             let was_empty = self.clients[id].requests.is_empty();
             self.clients[id].requests.requeue(&mut self.held, rq, self.now);
             if was_empty {
@@ -272,6 +294,7 @@ impl Elevator for Bfq {
         let key = Key::of(&rq);
         let (id, is_new) = self.clients.claim(key);
         if is_new {
+            self.slow.forget(id);
             let leaf = self.wf2q.leaf(id);
             self.wf2q
                 .place_leaf(leaf, key.group().index(), key.class(), key.weight());
@@ -300,7 +323,7 @@ impl Elevator for Bfq {
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
         self.look_at_probe();
-        self.overdue.look(self.in_flight, self.now);
+        self.overdue.look(self.counted(), self.now);
         if self.is_full() {
             let urgent = self.dispatch_urgent(now);
             if urgent.is_none() && self.queued() > 0 {
@@ -324,33 +347,36 @@ impl Elevator for Bfq {
             _ => {
                 // What takes much longer than usual does not take the drive all the time, or all others were slow.
                 let time = time.min(self.overdue.longest_usual());
-                let in_flight = self.overdue.punctual(self.in_flight);
+                let in_flight = self.punctual();
                 let part = self
                     .depth
                     .part_of_drive(note.direction, note.bytes, time, in_flight);
                 self.rate.learn_cost_without_data(part)
             }
         };
-        self.dec_in_flight(note.sched_data);
         // What moves no data takes any time, and what times out says nothing of the drive.
         let is_usual = !note.is_timed_out && note.sched_data & MOVES_NO_DATA == 0;
-        let known_time = is_usual.then_some(time);
-        self.overdue.ended(note.issued_at, known_time);
+        self.dec_in_flight(note.sched_data, note.issued_at, is_usual.then_some(time));
+        if is_usual && let Some(least) = self.depth.least_time(note.direction, note.bytes) {
+            self.slow.completed(id, time, least, self.now);
+        }
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
         }
         let leaf = self.wf2q.leaf(id);
         self.probing.ended(&self.wf2q, leaf, time, self.now);
         self.look_at_probe();
-        let is_elastic = || !self.wf2q.is_within_modest(leaf);
-        self.depth.completed(
-            note.direction,
-            note.bytes,
-            time,
-            self.in_flight,
-            self.now,
-            is_elastic,
-        );
+        if note.sched_data & IS_APART == 0 {
+            let is_elastic = || !self.wf2q.is_within_modest(leaf);
+            self.depth.completed(
+                note.direction,
+                note.bytes,
+                time,
+                self.in_flight - self.out_apart,
+                self.now,
+                is_elastic,
+            );
+        }
         let cost = bytes + u64::from(self.tunables.request_cost);
         if self.rate.completed(cost, self.now) {
             self.wf2q.set_lead_max(self.lead_max());
@@ -440,6 +466,7 @@ impl Elevator for Bfq {
         }
         assert_eq!(queued, self.queued(), "requests in queues and in slots");
         assert_eq!(in_flight, self.in_flight, "requests in flight");
+        assert!(self.out_apart <= in_flight, "requests of slow queues in flight");
         self.held.slots.check();
         let busy = self.clients.iter().filter(|(_, _, queue)| queue.is_busy());
         self.contention
@@ -454,7 +481,7 @@ impl GroupAware for Bfq {
         self.notice(now);
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
-        let in_flight = self.overdue.punctual(self.in_flight);
+        let in_flight = self.punctual();
         if self.has_turns() || in_flight >= room || !self.wf2q.is_next_urgent() {
             return None;
         }
@@ -520,3 +547,5 @@ const LEAD_BYTES_MIN: u64 = 64 << 10;
 const URGENT_PART: u32 = 4;
 /// Bit of `sched_data`, next to the queue's number: the request moves no data.
 const MOVES_NO_DATA: u32 = 1 << 31;
+/// The next bit: the request is of a slow queue, so the depth does not count it.
+const IS_APART: u32 = 1 << 30;

@@ -205,6 +205,14 @@ impl DepthLaw {
         }
     }
 
+    /// What the drive takes at least for a request, if that is known.
+    #[inline]
+    pub(super) fn least_time(&self, direction: Direction, bytes: u64) -> Option<Nanos> {
+        self.least
+            .of(Kind::of(direction, bytes))
+            .filter(|_| self.contended)
+    }
+
     /// How long a request that took `time`, as one of `in_flight`, would have kept the whole drive busy.
     pub(super) fn part_of_drive(
         &self,

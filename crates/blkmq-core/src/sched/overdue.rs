@@ -4,6 +4,10 @@
 //!
 //! Time is cut into epochs of a few times the usual time of a request. At the end of one, what was issued before
 //! its beginning and has not ended is overdue, so a request becomes overdue after one to two epochs.
+//!
+//! Late requests come in rows: whoever has sixteen reads of a bad sector sends the next when the first is given up,
+//! and the rest waits once more. So an epoch that finds more of them makes the next one shorter, by a factor of four,
+//! until a whole one has passed without: a row costs the rest little more than its first request does.
 
 use crate::time::{Instant, Nanos};
 
@@ -20,6 +24,9 @@ pub(crate) struct Overdue {
     /// The overdue ones: in flight since before the beginning of the epoch before this one.
     count: u32,
     before: Instant,
+    /// How many epochs found more of them lately, and until when that counts.
+    finds: u32,
+    finds_until: Instant,
 }
 
 impl Overdue {
@@ -72,7 +79,9 @@ impl Overdue {
 
     /// When [`Overdue::look`] may find more overdue requests.
     pub(crate) fn epoch_ends(&self) -> Instant {
-        self.epoch + self.patience()
+        let patience = self.patience();
+        let shortened = Nanos(patience.0 >> (2 * self.finds));
+        self.epoch + shortened.max(self.longest_usual().min(patience))
     }
 
     /// The usual time of a request.
@@ -106,7 +115,14 @@ impl Overdue {
         self.count = in_flight.saturating_sub(self.young);
         self.before = self.epoch;
         (self.epoch, self.young) = (now, 0);
-        self.count > before
+        let finds_more = self.count > before;
+        if finds_more {
+            self.finds = (self.finds + 1).min(FINDS_MAX);
+            self.finds_until = now + self.patience();
+        } else if now >= self.finds_until {
+            self.finds = 0;
+        }
+        finds_more
     }
 }
 
@@ -115,14 +131,17 @@ impl Overdue {
 const MEAN_OF: u64 = 32;
 const TIMES_MAX: u64 = 8;
 /// A slower request moves the time of the slower kinds by this part of the difference, a faster one by this part of
-/// it: a kind with a twentieth of the requests still counts for more than half.
-const RISE_PART: u64 = 8;
+/// it: a kind with a twentieth of the requests still makes the rest wait for longer than it takes. A row of sixteen late
+/// ones, once, does not.
+const RISE_PART: u64 = 32;
 const FALL_PART: u64 = 256;
 /// A request is late after so many times the time of the slower kinds, within these bounds; on a drive that takes
 /// longer than that, after one and a half times.
 const PATIENCE_TIMES: u64 = 4;
 const PATIENCE_MIN: Nanos = Nanos::from_millis(1);
 const PATIENCE_MAX: Nanos = Nanos::from_millis(20);
+/// An epoch is shortened at most so often, and to no less than what a request of a usual kind may take.
+const FINDS_MAX: u32 = 8;
 
 #[cfg(test)]
 mod tests {

@@ -30,8 +30,8 @@ pub(super) struct Queue {
     pub(super) history: History,
     /// Requests that were dispatched and have not ended.
     pub(super) in_flight: u32,
-    /// How many of them move no data.
-    pub(super) in_flight_without_data: u32,
+    /// How many of them nobody waits for: they move no data, or their queue is slow.
+    pub(super) in_flight_exempt: u32,
     /// Whether it has a request, waiting or in flight; otherwise it is on the list of idle queues.
     is_busy: bool,
     /// The queue into which this client's requests go, and that queue's key at the time.
@@ -126,7 +126,7 @@ impl Clients {
             requests: Requests::new(),
             history: History::NEW,
             in_flight: 0,
-            in_flight_without_data: 0,
+            in_flight_exempt: 0,
             is_busy: false,
             cooperator: None,
             earlier: number.checked_sub(1).unwrap_or(NONE),
@@ -221,12 +221,12 @@ impl Clients {
         own.map(|(.., queue)| queue.in_flight).sum()
     }
 
-    /// Says whether all requests in flight of a group's own clients move no data, of which it has some.
+    /// Says whether nobody waits for any request in flight of a group's own clients, of which it has some.
     #[cold]
-    pub(super) fn has_only_out_without_data(&self, group: GroupId) -> bool {
+    pub(super) fn has_only_exempt_out(&self, group: GroupId) -> bool {
         let own = self.iter().filter(|(_, key, _)| key.group() == group);
         let mut out = own.filter(|(.., queue)| queue.in_flight > 0).peekable();
-        out.peek().is_some() && out.all(|(.., queue)| queue.in_flight == queue.in_flight_without_data)
+        out.peek().is_some() && out.all(|(.., queue)| queue.in_flight == queue.in_flight_exempt)
     }
 
     /// Asserts that each key finds its queue, and that exactly the idle queues are listed as such.

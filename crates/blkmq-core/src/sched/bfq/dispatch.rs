@@ -2,7 +2,7 @@
 //! this differently where a turn is more than one request.
 
 use super::super::slots::SlotId;
-use super::{Bfq, MOVES_NO_DATA, wf2q};
+use super::{Bfq, IS_APART, MOVES_NO_DATA, wf2q};
 use crate::ids::GroupId;
 use crate::request::Request;
 use crate::sched::elevator::Elevator;
@@ -74,10 +74,12 @@ impl Bfq {
     #[inline]
     pub(super) fn look_at_probe(&mut self) {
         let now = self.now;
-        if self
-            .probing
-            .look(&mut self.wf2q, self.in_flight, &self.overdue, now)
-        {
+        if self.probing.look(
+            &mut self.wf2q,
+            self.in_flight - self.out_apart,
+            &self.overdue,
+            now,
+        ) {
             self.wf2q.set_open(self.probing.is_open());
             self.depth.interrupt();
         }
@@ -93,19 +95,20 @@ impl Bfq {
 
     pub(super) fn dismiss_absent(&mut self) -> bool {
         let (now, patience) = (self.now, self.patience_on_flash());
+        let in_flight = self.punctual() + self.out_apart;
         let (idling, clients) = (&mut self.idling, &self.clients);
         let groups = self.last_class_at.len();
         let stalled_after = self.overdue.patience();
         idling.look_again();
-        let in_flight = self.overdue.punctual(self.in_flight);
         self.wf2q.dismiss(|id, served, is_busy| {
             let group = match wf2q::leaf_number(id, groups) {
                 Some(leaf) => clients[leaf].key().group(),
                 None => GroupId(id.index() as u32),
             };
             if is_busy {
-                // Others are charged by what they move, and would wait for what moves nothing and may take any time.
-                if clients.has_only_out_without_data(group) {
+                // Others are charged by what they move, and would wait for what moves nothing and may take any time;
+                // a slow queue would have no more for it.
+                if clients.has_only_exempt_out(group) {
                     return true;
                 }
                 let is_alone_out = || clients.in_flight_of(group) >= in_flight;
@@ -122,12 +125,19 @@ impl Bfq {
         let mut rq = queue.requests.take(&mut self.held, slot);
         queue.in_flight += 1;
         self.in_flight += 1;
-        self.overdue.issued();
         rq.seal();
         rq.sched_data = id as u32;
+        if self.slow.is_slow(id) {
+            rq.sched_data |= IS_APART;
+            self.out_apart += 1;
+        } else {
+            self.overdue.issued();
+        }
         if rq.charged_bytes(self.held.limits()) == 0 {
             rq.sched_data |= MOVES_NO_DATA;
-            self.clients[id].in_flight_without_data += 1;
+        }
+        if rq.sched_data & (MOVES_NO_DATA | IS_APART) != 0 {
+            self.clients[id].in_flight_exempt += 1;
         }
         let leaf = self.wf2q.leaf(id);
         self.probing.taken(&self.wf2q, leaf, self.now);

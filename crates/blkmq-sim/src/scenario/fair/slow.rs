@@ -2,8 +2,8 @@
 //! request of the others waits beyond its bound while the drive has room and its group is within its due.
 //!
 //! The bounds are those of the table "What waits, and for how long" in `docs/architecture.md`. A tenant's requests
-//! hang one at a time, and no unit of the drive with them, so there is always room: the others' longest time
-//! without an end is their longest wait. What they have beside a neighbour whose requests do not hang is their due.
+//! hang one at a time or all of them, and no unit of the drive with them, so there is always room: the others' longest
+//! time without an end is their longest wait. What they have beside a neighbour whose requests do not hang is their due.
 
 use std::fmt::{self, Write};
 
@@ -18,12 +18,14 @@ use super::{Case, SECOND, Slow, World, shares};
 pub const NAME: &str = "slow";
 /// A summary, for the command line.
 pub const ABOUT: &str =
-    "asserts what a tenant's requests that hang cost 1 to 8 others: 540 cases, some minutes; a table";
+    "asserts what a tenant's requests that hang cost 1 to 8 others: 1080 cases, some minutes; a table";
 
-/// A tenant with a request that hangs now and then, beside others.
+/// A tenant with requests that hang, beside others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlowCase {
     pub(super) takes: Nanos,
+    /// Each of its requests hangs, not just one now and then.
+    pub(super) all_hang: bool,
     /// What the slow tenant does; the others read and write in turn.
     pub(super) op: Op,
     /// Bios that each tenant keeps under way.
@@ -39,7 +41,7 @@ pub(super) struct Cost {
     /// The longest time without an end of any of them.
     wait: Nanos,
     /// What the one with the least had, in percent of what it has beside a neighbour whose requests do not hang: one
-    /// that is idle, if its only request hangs.
+    /// that is idle, if all of its requests hang.
     percent: u64,
 }
 
@@ -49,14 +51,17 @@ impl SlowCase {
         let (least, _) = self.run(None, SECOND, seed);
         let slow = Slow {
             group: SLOW,
-            period: Nanos(self.takes.0.saturating_mul(5) / 4),
+            period: match self.all_hang {
+                true => Nanos::ZERO,
+                false => Nanos(self.takes.0.saturating_mul(5) / 4),
+            },
             takes: self.takes,
             next: Instant(0),
         };
         // Until a hang and the time after it were seen; of those that never end, some seconds.
         let time = match self.takes {
             NEVER => 2 * SECOND,
-            _ => SECOND.max(slow.period.0 * 2),
+            _ => SECOND.max(self.takes.0 * 5 / 2),
         };
         let (beside, wait) = self.run(Some(slow), time, seed);
         let percent = beside * 100 / least.max(1);
@@ -76,7 +81,7 @@ impl SlowCase {
         is_set.expect("nobody is inside the gate").expect("it exists");
         world.light_due = None;
         world.only = Some((SLOW, self.op));
-        let is_idle = slow.is_none() && self.depth == 1;
+        let is_idle = slow.is_none() && (self.all_hang || self.depth == 1);
         world.depth_of_first = if is_idle { 0 } else { self.depth };
         world.run_until(Instant(WARM));
         world.clock.borrow_mut().slow = slow;
@@ -112,9 +117,10 @@ impl fmt::Display for SlowCase {
             takes => takes.to_string(),
         };
         let op = format!("{:?}", self.op);
+        let all = if self.all_hang { "all " } else { "" };
         write!(
             f,
-            "{takes:>6} {op:<11} depth {:>2}, {} others, weights {slow}:{other}",
+            "{all}{takes:>6} {op:<11} depth {:>2}, {} others, weights {slow}:{other}",
             self.depth, self.others
         )
     }
@@ -122,13 +128,14 @@ impl fmt::Display for SlowCase {
 
 /// Every combination.
 pub(super) fn cases() -> impl Iterator<Item = SlowCase> {
-    let tenants = |(takes, op)| {
+    let tenants = |(takes, op, all_hang)| {
         let depths = [1, 4, 16].into_iter();
         depths.flat_map(move |depth| {
             let others = [1, 2, 8].into_iter();
             others.flat_map(move |others| {
                 [[100, 100], [1000, 100], [100, 1000]].map(|weights| SlowCase {
                     takes,
+                    all_hang,
                     op,
                     depth,
                     others,
@@ -143,8 +150,11 @@ pub(super) fn cases() -> impl Iterator<Item = SlowCase> {
         Nanos::from_secs(30),
         NEVER,
     ];
-    let requests = takes.into_iter().flat_map(|takes| OPS.map(|op| (takes, op)));
-    requests.flat_map(tenants)
+    let requests = |all_hang| {
+        let takes = takes.into_iter();
+        takes.flat_map(move |takes| OPS.map(|op| (takes, op, all_hang)))
+    };
+    requests(false).chain(requests(true)).flat_map(tenants)
 }
 
 /// Runs every case.

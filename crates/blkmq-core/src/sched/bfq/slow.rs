@@ -1,0 +1,117 @@
+//! Which queues' requests take far longer than those of others of the same kind: their drive is slow, not their
+//! neighbours. The depth counts requests so that few of them wait in the drive; these wait for something else, and
+//! counted they would fill the depth and leave nothing to the rest.
+//!
+//! A request's *stretch* is its time in the drive over the least time of its kind. Requests that wait in one drive's
+//! queue have much the same stretch, whoever sent them; `leader` is the queue with the lowest one. If the drive becomes
+//! slower, the leader's stretch grows with all others.
+
+use crate::time::{Instant, Nanos};
+
+/// The stretch of each queue's requests.
+#[derive(Debug)]
+pub(super) struct SlowQueues {
+    /// By queue, a moving mean, in 1/`ONE`; 0 while unknown.
+    stretches: Vec<u32>,
+    leader: usize,
+    /// The leader's stretch, and when it was seen last.
+    lowest: u32,
+    seen_at: Instant,
+}
+
+impl SlowQueues {
+    pub(super) fn new(queues: usize) -> Self {
+        Self {
+            stretches: vec![0; queues],
+            leader: 0,
+            lowest: 0,
+            seen_at: Instant(0),
+        }
+    }
+
+    /// Says whether the requests of a queue take far longer than those of the leader.
+    #[inline]
+    pub(super) fn is_slow(&self, id: usize) -> bool {
+        self.stretches[id] > self.lowest.saturating_mul(SLOW_TIMES)
+    }
+
+    /// Learns from the end of a request that the drive had for `time`; its kind takes `least` without a queue.
+    #[inline]
+    pub(super) fn completed(&mut self, id: usize, time: Nanos, least: Nanos, now: Instant) {
+        let stretch = (time.0 * ONE / least.0.max(1)).clamp(1, u64::from(u32::MAX / MEAN_OF)) as u32;
+        let own = &mut self.stretches[id];
+        *own = match *own {
+            0 => stretch,
+            // A pause of the drive is no property of a queue: some in a row are.
+            mean => (mean * (MEAN_OF - 1) + stretch.min(self.lowest.saturating_mul(STRETCH_MAX)))
+                .div_ceil(MEAN_OF),
+        };
+        if id == self.leader || *own < self.lowest || now.since(self.seen_at) >= LEADS_FOR {
+            (self.leader, self.lowest, self.seen_at) = (id, *own, now);
+        }
+    }
+
+    /// Forgets a queue, which another client has now.
+    pub(super) fn forget(&mut self, id: usize) {
+        self.stretches[id] = 0;
+    }
+}
+
+const ONE: u64 = 1024;
+/// The mean is one of about so many requests, each counted up to so many times the leader's stretch.
+const MEAN_OF: u32 = 8;
+const STRETCH_MAX: u32 = 2 * SLOW_TIMES;
+/// A queue is slow if its requests take more than so many times as long as the leader's.
+const SLOW_TIMES: u32 = 8;
+/// Without an end for this long, the leader is another.
+const LEADS_FOR: Nanos = Nanos::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: Nanos = Nanos::from_micros(100);
+
+    fn ends(slow: &mut SlowQueues, id: usize, count: u32, us: u64, at_ms: u64) {
+        let now = Instant(0) + Nanos::from_millis(at_ms);
+        (0..count).for_each(|_| slow.completed(id, Nanos::from_micros(us), LEAST, now));
+    }
+
+    #[test]
+    fn queue_is_slow_if_several_requests_in_a_row_take_far_longer_than_anothers() {
+        let mut slow = SlowQueues::new(2);
+        ends(&mut slow, 0, 9, 100, 0);
+        ends(&mut slow, 1, 9, 300, 0);
+        ends(&mut slow, 1, 3, 1_000_000, 1);
+        assert!(!slow.is_slow(1), "three late ones are chance");
+        ends(&mut slow, 1, 9, 1_000_000, 1);
+        assert!(slow.is_slow(1) && !slow.is_slow(0));
+        ends(&mut slow, 1, 9, 300, 2);
+        assert!(!slow.is_slow(1));
+    }
+
+    #[test]
+    fn nobody_is_slow_on_a_drive_that_is_slow_for_all() {
+        let mut slow = SlowQueues::new(2);
+        for us in [100, 5_000, 500_000] {
+            for _ in 0..16 {
+                ends(&mut slow, 0, 1, us, 0);
+                ends(&mut slow, 1, 1, 2 * us, 0);
+                assert!(!slow.is_slow(0));
+            }
+            assert!(!slow.is_slow(1), "{us}");
+        }
+    }
+
+    #[test]
+    fn leader_that_left_is_replaced() {
+        let mut slow = SlowQueues::new(2);
+        ends(&mut slow, 0, 1, 100, 0);
+        ends(&mut slow, 1, 20, 100_000, 0);
+        assert!(slow.is_slow(1));
+        ends(&mut slow, 1, 20, 100_000, 1_000);
+        assert!(!slow.is_slow(1));
+        slow.forget(1);
+        assert!(!slow.is_slow(1));
+    }
+}
