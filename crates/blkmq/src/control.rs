@@ -4,6 +4,7 @@
 //! | part | decides |
 //! |---|---|
 //! | `protocol` | the form of a line |
+//! | `wiped` | what is left of a line that may have a passphrase: nothing |
 //! | `server` | how long a client may take; a thread for each client, never a reactor |
 //! | `roles` | who may do what |
 //! | `methods` | what can be queried and changed |
@@ -25,6 +26,7 @@ mod roles;
 mod server;
 pub mod statistics;
 mod subscription;
+mod wiped;
 
 use std::path::{Path, PathBuf};
 

@@ -7,8 +7,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use base64::{Engine as _, decoded_len_estimate};
 use blkmq_config::diff::Change;
 use blkmq_config::{Document, Kind};
 use blkmq_export::client_settings::Client as ClientKind;
@@ -28,6 +28,7 @@ use super::roles::{Admitted, Needs};
 use super::server::Daemon;
 use super::statistics::Statistics;
 use super::subscription::Subscription;
+use super::wiped::Wiped;
 use crate::serve::running::Changed;
 use crate::trace::recording::Recording;
 
@@ -256,22 +257,20 @@ pub(super) static METHODS: &[Method] = &[
         "give an encrypted disk its passphrase: {disk, key}; the key in base64",
         |_, params, daemon| {
             // Taken out first: what is refused is not wiped.
-            let mut params = params;
-            let key = params.as_object_mut().and_then(|params| params.remove("key"));
-            let key = match key {
-                Some(Value::String(key)) => Zeroizing::new(key),
-                _ => return Err(Failure::new(BAD_PARAMS, "key: must be a text")),
+            let mut params = Wiped::from(params);
+            let key = params.remove("key").unwrap_or_default();
+            let Some(text) = key.get().as_str() else {
+                return Err(Failure::new(BAD_PARAMS, "key: must be a text"));
             };
-            let OneDisk { disk } = of(params)?;
-            let decoded = STANDARD.decode(&*key).map(Zeroizing::new);
-            let decoded = decoded
-                .ok()
-                .filter(|bytes| (1..=KEY_BYTES_MAX).contains(&bytes.len()));
-            let Some(mut bytes) = decoded else {
+            let OneDisk { disk } = of(params.take())?;
+            // Into memory that is wiped, whether or not all of it is base64.
+            let mut bytes = Zeroizing::new(vec![0; decoded_len_estimate(text.len())]);
+            let len = STANDARD.decode_slice(text, &mut bytes).unwrap_or(0);
+            if !(1..=KEY_BYTES_MAX).contains(&len) {
                 let what = format!("key: must be base64 of 1 to {KEY_BYTES_MAX} bytes");
                 return Err(Failure::new(BAD_PARAMS, what));
-            };
-            let secret = Secret::take(&mut bytes).map_err(anyhow::Error::from)?;
+            }
+            let secret = Secret::take(&mut bytes[..len]).map_err(anyhow::Error::from)?;
             // Before the disk is opened, which may take seconds: a core has no other copy meanwhile.
             drop(key);
             daemon.running.unlock(&disk, &secret)?;
@@ -472,10 +471,10 @@ impl Session {
         }
     }
 
-    pub(super) fn call(&mut self, method: &Method, params: Value, daemon: &Daemon) -> Result<Value, Failure> {
+    pub(super) fn call(&mut self, method: &Method, params: Wiped, daemon: &Daemon) -> Result<Value, Failure> {
         self.client.pace();
         self.client.check(method.name, method.needs)?;
-        (method.call)(self, params, daemon)
+        (method.call)(self, params.take(), daemon)
     }
 
     /// The descriptor that the next answer carries.

@@ -1,24 +1,18 @@
 //! The form of a line: a JSON-RPC 2.0 request, and its response. Batches are refused; a request without an id
 //! is executed, and gets no response.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A request as it came.
-#[derive(Debug, Deserialize)]
-pub(super) struct Request {
-    jsonrpc: String,
-    pub(super) method: String,
-    #[serde(default)]
-    pub(super) params: Value,
-    /// Absent where no response is wanted.
-    #[serde(default, deserialize_with = "present")]
-    pub(super) id: Option<Value>,
-}
+use super::wiped::Wiped;
 
-/// Distinguishes `"id": null` from no id.
-fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(from).map(Some)
+/// A request as it came.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) method: String,
+    pub(super) params: Wiped,
+    /// Absent where no response is wanted, which is something else than null.
+    pub(super) id: Option<Value>,
 }
 
 /// Why a request was not executed.
@@ -41,31 +35,34 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-/// Parses a line.
+/// Parses a line, of which nothing is left in other memory than the request's. Changes its bytes.
 ///
 /// # Errors
 /// Why it is no request, and the id for the response, as far as there is one.
-pub(super) fn parse(line: &[u8]) -> Result<Request, (Failure, Value)> {
-    let value: Value = serde_json::from_slice(line)
+pub(super) fn parse(line: &mut [u8]) -> Result<Request, (Failure, Value)> {
+    let mut whole = Wiped::parse(line)
         .map_err(|error| (Failure::new(NO_JSON, format!("no JSON: {error}")), Value::Null))?;
-    let id = value.get("id").cloned().unwrap_or(Value::Null);
-    if !value.is_object() {
-        let what = "no request of JSON-RPC 2.0, one an object and a line; there are no batches";
-        return Err((Failure::new(NO_REQUEST, what), id));
+    let refuse =
+        |what: &str, id: Option<Value>| Err((Failure::new(NO_REQUEST, what), id.unwrap_or_default()));
+    if !whole.get().is_object() {
+        return refuse(
+            "no request of JSON-RPC 2.0, one an object and a line; there are no batches",
+            None,
+        );
     }
-    let request: Request = serde_json::from_value(value).map_err(|error| {
-        let what = format!("no request of JSON-RPC 2.0, one an object and a line: {error}");
-        (Failure::new(NO_REQUEST, what), id.clone())
-    })?;
-    let is_id = matches!(
-        request.id,
-        None | Some(Value::Null | Value::Number(_) | Value::String(_))
-    );
-    if request.jsonrpc != "2.0" || !is_id {
-        let what = "\"jsonrpc\" must be \"2.0\", and \"id\" a number, a text or null";
-        return Err((Failure::new(NO_REQUEST, what), Value::Null));
+    let id = whole.remove("id").map(Wiped::take);
+    let is_id = matches!(id, None | Some(Value::Null | Value::Number(_) | Value::String(_)));
+    if whole.get()["jsonrpc"] != "2.0" || !is_id {
+        return refuse(
+            "\"jsonrpc\" must be \"2.0\", and \"id\" a number, a text or null",
+            None,
+        );
     }
-    Ok(request)
+    let Some(method) = whole.get()["method"].as_str().map(str::to_owned) else {
+        return refuse("no request of JSON-RPC 2.0: \"method\" must be a text", id);
+    };
+    let params = whole.remove("params").unwrap_or_default();
+    Ok(Request { method, params, id })
 }
 
 /// Writes the response to a request.
@@ -132,17 +129,17 @@ mod tests {
             (r#"{"jsonrpc":"2.0","id":[],"method":"x"}"#, NO_REQUEST),
             (r#"{"jsonrpc":"2.0","id":1}"#, NO_REQUEST),
         ] {
-            let (failure, _) = parse(line.as_bytes()).unwrap_err();
+            let (failure, _) = parse(&mut line.as_bytes().to_vec()).unwrap_err();
             assert_eq!(failure.code, code, "{line}: {}", failure.message);
         }
         // Nested more deeply than anybody writes by hand.
         let deep = "[".repeat(100_000);
-        assert_eq!(parse(deep.as_bytes()).unwrap_err().0.code, NO_JSON);
+        assert_eq!(parse(&mut deep.into_bytes()).unwrap_err().0.code, NO_JSON);
     }
 
     #[test]
     fn request_without_an_id_wants_no_answer_and_one_with_null_does() {
-        let of = |line: &str| parse(line.as_bytes()).unwrap().id;
+        let of = |line: &str| parse(&mut line.as_bytes().to_vec()).unwrap().id;
         assert_eq!(of(r#"{"jsonrpc":"2.0","method":"x"}"#), None);
         assert_eq!(
             of(r#"{"jsonrpc":"2.0","method":"x","id":null}"#),

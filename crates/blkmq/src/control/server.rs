@@ -333,7 +333,7 @@ impl Client {
 /// Does what a line asks for, and wipes it before that, since what it asks for may take long. Returns the answer,
 /// if one is wanted.
 fn answer(line: &mut [u8], daemon: &Daemon, session: &mut Session) -> Option<String> {
-    let request = protocol::parse(line.trim_ascii());
+    let request = protocol::parse(line);
     line.zeroize();
     let request = match request {
         Ok(request) => request,

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::control::protocol::{BAD_PARAMS, Failure};
 use crate::control::server::Daemon;
+use crate::control::wiped::Wiped;
 
 /// A table of the configuration, and what is to become of it.
 #[derive(Deserialize)]
@@ -92,8 +93,10 @@ pub(super) fn none(params: Value) -> Result<(), Failure> {
 
 pub(in crate::control) fn of<T: DeserializeOwned>(params: Value) -> Result<T, Failure> {
     let params = if params.is_null() { json!({}) } else { params };
-    if !params.is_object() {
+    // Somebody's passphrase may be where none is expected.
+    let params = Wiped::from(params);
+    if !params.get().is_object() {
         return Err(Failure::new(BAD_PARAMS, "params: must be an object, by names"));
     }
-    serde_json::from_value(params).map_err(|error| Failure::new(BAD_PARAMS, format!("params: {error}")))
+    T::deserialize(params.get()).map_err(|error| Failure::new(BAD_PARAMS, format!("params: {error}")))
 }

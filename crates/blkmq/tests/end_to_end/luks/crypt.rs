@@ -14,7 +14,7 @@ pub(super) struct Crypt<'a> {
 }
 
 /// The passphrase. Its last byte counts.
-pub(super) const KEY: &str = "a passphrase to look for\n";
+pub(super) const KEY: &str = "a passphrase??? of sixty bytes, which no other memory holds\n";
 
 /// Whether the tools are installed; if not, the test is skipped.
 pub(super) fn has_tools(names: &[&str]) -> bool {
