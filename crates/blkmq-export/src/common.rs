@@ -82,6 +82,8 @@ pub use access::{Access, Allowed};
 pub use address::{Address, AddressError};
 pub use admission::{AddressLimits, AddressState, AddressStats, CONNECTIONS_MAX, Connections, LEAVING_MAX};
 pub use credentials::Credentials;
+#[cfg(feature = "ublk")]
+pub(crate) use credentials::has_ended;
 pub use descriptors::listen_at;
 pub use memory::{ALLOWANCE, BYTES_MAX, MemoryBudget};
 pub use owned_path::{FreePath, OwnedPath};

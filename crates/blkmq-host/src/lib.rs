@@ -17,6 +17,7 @@ pub mod engine;
 pub mod error;
 pub mod group_paths;
 mod log_budget;
+pub mod process;
 mod reactor;
 mod register;
 pub mod runner;

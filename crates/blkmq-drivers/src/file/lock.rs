@@ -23,6 +23,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use blkmq_host::process;
 use rustix::fs::FlockOperation;
 
 use super::error::FileError;
@@ -256,25 +257,8 @@ fn holder(line: &str, id: &str) -> Option<u32> {
     (is_flock && words.next() == Some(id)).then_some(pid)
 }
 
-/// Returns whether a process is gone or ending: a zombie, exiting, or killed and not yet ended.
 fn has_ended(pid: u32) -> bool {
-    let read = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}"));
-    let (Ok(stat), Ok(status)) = (read("stat"), read("status")) else {
-        return true;
-    };
-    // The state follows the name, which may itself have parentheses; the flags are six words further.
-    let words: Vec<&str> = stat
-        .rsplit_once(") ")
-        .map_or_else(Vec::new, |(_, rest)| rest.split(' ').collect());
-    let is_dead = matches!(words.first(), Some(&("Z" | "X")));
-    let flags: u64 = words.get(6).and_then(|word| word.parse().ok()).unwrap_or(0);
-    let pending = status
-        .lines()
-        .filter(|line| line.starts_with("SigPnd:") || line.starts_with("ShdPnd:"));
-    let is_killed = pending
-        .filter_map(|line| line.split_whitespace().nth(1))
-        .any(|mask| u64::from_str_radix(mask, 16).is_ok_and(|mask| mask & KILL != 0));
-    is_dead || flags & EXITING != 0 || is_killed
+    process::has_ended(pid).unwrap_or(true)
 }
 
 fn describe(pid: u32) -> String {
@@ -286,10 +270,6 @@ fn describe(pid: u32) -> String {
         Err(_) => format!("process {pid}, which has ended, or a daemon that took over from it"),
     }
 }
-
-/// The flag of an exiting process (PF_EXITING), and SIGKILL among its pending signals.
-const EXITING: u64 = 4;
-const KILL: u64 = 1 << 8;
 /// How long to wait for the kernel to finish with a process that has ended. It took up to 0.1 s
 /// where it was measured.
 const LEAVING_TIME_MAX: Duration = Duration::from_secs(5);

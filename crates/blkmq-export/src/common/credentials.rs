@@ -38,11 +38,17 @@ impl Credentials {
         sys::peer_groups(socket.as_fd())
     }
 
-    /// Returns whether its process is known to have ended.
+    /// Returns whether its process is known to have ended, or to be about to.
     pub(crate) fn has_ended(&self) -> bool {
-        let ended = |process| test_kill_process(process) == Err(Errno::SRCH);
-        self.process.is_some_and(ended)
+        self.process.is_some_and(has_ended)
     }
+}
+
+/// Returns whether a process is gone, or known to be ending: also one whose parent has not taken its status yet.
+pub(crate) fn has_ended(process: Pid) -> bool {
+    let is_gone = || test_kill_process(process) == Err(Errno::SRCH);
+    let pid = process.as_raw_nonzero().get().unsigned_abs();
+    blkmq_host::process::has_ended(pid).unwrap_or_else(is_gone)
 }
 
 impl fmt::Display for Credentials {
@@ -58,6 +64,8 @@ impl fmt::Display for Credentials {
 mod tests {
     use std::os::unix::net::UnixStream;
 
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+
     use super::*;
 
     #[test]
@@ -71,6 +79,27 @@ mod tests {
         );
         assert_eq!(found.user, rustix::process::geteuid().as_raw());
         assert!(!found.has_ended());
+    }
+
+    #[test]
+    fn peer_has_ended_before_its_parent_takes_its_status() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Pid::from_child(&child);
+        let peer = Credentials {
+            process: Some(process),
+            user: 0,
+        };
+        assert!(!peer.has_ended());
+        child.kill().unwrap();
+        // Without taking it.
+        waitid(
+            WaitId::Pid(process),
+            WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+        )
+        .unwrap();
+        assert!(peer.has_ended());
+        child.wait().unwrap();
+        assert!(peer.has_ended());
     }
 
     #[test]

@@ -6,10 +6,11 @@ use std::io;
 use std::time::Duration;
 
 use blkmq_host::disk::Disk;
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::Pid;
 
 use super::control::{Control, Named, character_path, until};
 use super::protocol::{DeviceInfo, LIVE, Parameters, QUIESCED, STOPPED, identity};
+use crate::common::has_ended;
 
 /// What another daemon has left of a device, if it has.
 pub(super) enum Found {
@@ -134,12 +135,12 @@ fn is_left(info: &DeviceInfo) -> bool {
     info.state == STOPPED && !is_alive(info) && !is_held()
 }
 
-/// Returns whether the process that serves it exists. In a container this process may have the
+/// Returns whether the process that serves it exists, and is not about to end. In a container this process may have the
 /// number of the former one.
 fn is_alive(info: &DeviceInfo) -> bool {
     let is_other = info.process > 0 && info.process as u32 != std::process::id();
     let process = is_other.then(|| Pid::from_raw(info.process)).flatten();
-    process.is_some_and(|process| test_kill_process(process) != Err(rustix::io::Errno::SRCH))
+    process.is_some_and(|process| !has_ended(process))
 }
 
 /// Time for a process that exists and may be ending.
