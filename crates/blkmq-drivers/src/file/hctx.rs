@@ -86,6 +86,7 @@ impl FileHctx {
             completions: Vec::with_capacity(depth as usize),
             device,
         };
+        hctx.ring_client.reserve(depth as usize);
         hctx.take_disks();
         Ok(hctx)
     }

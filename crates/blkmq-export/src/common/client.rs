@@ -248,6 +248,13 @@ impl<P: Protocol> Client<P> {
         self.session.as_mut().is_some_and(DiskSession::must_wait)
     }
 
+    /// Makes room for what so many requests need that are refused or end at once. Only for clients whose reactor must not
+    /// wait for memory while it serves: others have as much as they have needed.
+    pub(crate) fn reserve(&mut self, cx: &Cx<'_>, requests: usize) {
+        self.refused.reserve(requests);
+        cx.ring_client().reserve(requests);
+    }
+
     /// Submits a bio, now or as soon as there is room.
     #[inline]
     pub(crate) fn submit(&mut self, cx: &mut Cx<'_>, queue: QueueId, bio: Bio) {

@@ -20,7 +20,7 @@ use super::protocol::{FIXED_BYTES_MAX, FRONT_BYTES, Malformed, Request, answer, 
 use super::requests::{Requests, Transport};
 use super::ring::{self, RingMemory};
 use super::saved::SavedMount;
-use super::slots::{MountMemory, Slots, Work};
+use super::slots::{MountMemory, SLOTS, Slots, Work};
 use crate::common::admission::Ticket;
 use crate::common::client::{Client, Protocol, Shutdown};
 use crate::common::io_flusher::become_io_flusher;
@@ -267,6 +267,7 @@ impl Protocol for Channel {
 
     fn start(client: &mut MountClient, cx: &mut Cx<'_>) -> Result<(), String> {
         client.protocol.requests.start(cx);
+        client.reserve(cx, usize::from(SLOTS));
         become_io_flusher(cx, DOOR, FLUSHER);
         let disk = client.protocol.filesystem.disk.clone();
         client.select(cx, &disk)?;

@@ -167,8 +167,9 @@ impl Protocol for RingChannel {
         let ring = &mut client.protocol;
         ring.bound = Bound::to(&ring.processors);
         ring.requests.start(cx);
+        let (disk, entries) = (ring.filesystem.disk.clone(), ring.requests.transport.all.len());
+        client.reserve(cx, entries);
         become_io_flusher(cx, DOOR, FREE_USER);
-        let disk = ring.filesystem.disk.clone();
         if client.select(cx, &disk).is_err() {
             client.protocol.filesystem.unmount_and_end();
         }

@@ -257,6 +257,8 @@ impl Protocol for Queue {
     }
 
     fn start(client: &mut QueueClient, cx: &mut Cx<'_>) -> Result<(), String> {
+        let depth = usize::from(client.protocol.slots.len());
+        client.reserve(cx, depth);
         become_io_flusher(cx, DOOR, FREE_USER);
         let device = Arc::clone(&client.protocol.device);
         device.join(cx.waker());

@@ -333,6 +333,12 @@ impl RingClient {
         into.append(&mut state.clients[usize::from(self.id)].completed);
     }
 
+    /// Makes room for so many completions between two calls of [`Self::take`]: up to there, none makes a list grow.
+    pub fn reserve(&self, completions: usize) {
+        let mut state = self.ring.0.state.borrow_mut();
+        state.clients[usize::from(self.id)].completed.reserve(completions);
+    }
+
     /// Says whether [`Self::take`] would find completions.
     pub fn has_completed(&self) -> bool {
         let state = self.ring.0.state.borrow();
