@@ -103,8 +103,10 @@ impl Flags {
     pub const NO_MERGE: Self = Self(16);
     /// No caller waits for this write: write-back, a copy in the background. Schedulers prefer others to it.
     pub const ASYNC: Self = Self(32);
-    /// All modifiers that a submitter may set. Traces record these.
+    /// All modifiers that traces record.
     pub(crate) const PUBLIC: Self = Self(63);
+    /// A read that the driver does as work of its own on the range, without data: of an image, a copy of what is below.
+    pub const TASK: Self = Self(64);
     /// The engine's own: the remainder of a bio that is being split.
     pub(crate) const REST: Self = Self(128);
 

@@ -214,6 +214,11 @@ pub enum Replacement {
     Snapshot(PathBuf),
     /// An empty image on what the present one lies on; the present one is deleted.
     Reset,
+    /// Nothing: only says whether [`Replacement::Flat`] makes sense.
+    BeginFlat,
+    /// The same image without what it lies on, of which all was copied before by reads with
+    /// [`Flags::TASK`](blkmq_core::bio::Flags::TASK).
+    Flat,
 }
 
 /// The identity of a file, whatever its path is.

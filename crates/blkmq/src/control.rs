@@ -17,6 +17,7 @@
 
 pub mod client;
 mod images;
+mod jobs;
 mod methods;
 mod names;
 mod protocol;

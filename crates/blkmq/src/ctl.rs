@@ -1,6 +1,7 @@
 //! `blkmq ctl`: what it asks of a running daemon, and the form of the responses, tables for people, JSON for
 //! programs.
 
+mod jobs;
 mod printed;
 mod stats;
 mod table;
@@ -126,6 +127,26 @@ pub enum CtlCommand {
         /// The disks
         #[arg(required = true, add = ArgValueCompleter::new(Disks))]
         disks: Vec<String>,
+    },
+    /// Copy what the image of a disk reads from its bases into it, while it is used, and take the bases away
+    Flatten {
+        /// The disk
+        #[arg(add = ArgValueCompleter::new(Disks))]
+        disk: String,
+        /// Weight of this work among the disk's neighbours, 1 to 1000
+        #[arg(long, default_value_t = 100)]
+        weight: u16,
+        /// Do not wait until it is done
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// List what the daemon does in the background, and how it ended
+    Jobs,
+    /// Give up what is done to a disk in the background
+    Cancel {
+        /// The disk
+        #[arg(add = ArgValueCompleter::new(Disks))]
+        disk: String,
     },
     /// Give an encrypted disk its passphrase, from a file or from standard input, each byte of it
     Unlock {
@@ -316,6 +337,7 @@ impl CtlCommand {
                 | Self::Watch { .. }
                 | Self::Show { .. }
                 | Self::Dump
+                | Self::Jobs
                 | Self::Stats { .. }
         )
     }
@@ -428,6 +450,13 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             client.call("disk.reset", &json!({"disks": disks}))?;
             Ok(())
         }
+        CtlCommand::Flatten {
+            disk,
+            weight,
+            no_wait,
+        } => jobs::flatten(client, disk, *weight, !no_wait),
+        CtlCommand::Jobs => jobs::list(client, args.json),
+        CtlCommand::Cancel { disk } => client.call("job.cancel", &json!({"disk": disk})).map(drop),
         CtlCommand::Unlock { disk, key_file } => {
             let secret = passphrase(key_file.as_deref())?;
             let params = json!({"disk": disk, "key": STANDARD.encode(secret.bytes())});

@@ -284,23 +284,35 @@ impl Device for FileDevice {
         refresh: &dyn Fn() -> io::Result<()>,
     ) -> io::Result<()> {
         let all = self.shared.disks();
+        let other = || io::Error::other("it is no image: only those of qcow2= can be replaced");
+        let put = |opened: Vec<Arc<qcow2::Image>>| {
+            for ((id, _), image) in disks.iter().zip(opened) {
+                self.shared.set_disk(*id, Some(NewDisk::image(image)));
+            }
+            refresh()
+        };
+        if let [(id, wanted @ (Replacement::BeginFlat | Replacement::Flat))] = disks {
+            let image = Arc::clone(all.image(*id).ok_or_else(other)?);
+            drop(all);
+            return match wanted {
+                Replacement::Flat => qcow2::flatten::finish(&image, put),
+                _ => qcow2::flatten::check(&image),
+            };
+        }
         let mut images = Vec::new();
         for (id, wanted) in disks {
-            let other = || io::Error::other("it is no image: only those of qcow2= can be replaced");
             let image = all.image(*id).ok_or_else(other)?;
             let change = match wanted {
+                Replacement::BeginFlat | Replacement::Flat => {
+                    return Err(io::Error::other("one at a time is made flat"));
+                }
                 Replacement::Snapshot(path) => Change::Snapshot(path.clone()),
                 Replacement::Reset => Change::Reset,
             };
             images.push((Arc::clone(image), change));
         }
         drop(all);
-        qcow2::replace(&images, |opened| {
-            for ((id, _), image) in disks.iter().zip(opened) {
-                self.shared.set_disk(*id, Some(NewDisk::image(image)));
-            }
-            refresh()
-        })
+        qcow2::replace(&images, put)
     }
 
     fn is_removable(&self) -> bool {

@@ -204,6 +204,7 @@ impl ImageHctx {
             return Tried::Issued(Issued::Done(Status::Invalid));
         };
         match rq.op {
+            _ if rq.flags.has(Flags::TASK) => return Tried::Work,
             Op::Read | Op::Write => {}
             Op::Flush => {
                 // Of all: who replaces the image waits for it.

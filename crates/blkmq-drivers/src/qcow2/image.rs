@@ -12,6 +12,7 @@
 //! ```
 
 mod files;
+pub(crate) mod flatten;
 mod lookup;
 mod write;
 
@@ -220,6 +221,9 @@ impl Image {
         }
         match job.op {
             _ if job.only_map => self.look_up(&tables, job.offset, job.len),
+            _ if job.flags.has(Flags::TASK) => {
+                flatten::copy_up(self, &tables, job.offset..job.offset + job.len)
+            }
             Op::Read => {
                 let mut buffer = Buffer::new(job.len as usize)?;
                 self.read(&tables, job.offset, &mut buffer)?;

@@ -52,6 +52,8 @@ pub(super) struct Tables {
     /// How often the tables have changed, and how many of these changes are on the drive for sure.
     changes: AtomicU64,
     flushed: AtomicU64,
+    /// How often the tables in the file have taken the place of those in memory.
+    reverted: AtomicU64,
     /// One flush at a time.
     flushing: Mutex<()>,
     /// Held while a cluster is read that a write may replace: its space is given back afterwards.
@@ -120,6 +122,7 @@ impl Tables {
             ended: Condvar::new(),
             changes: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
+            reverted: AtomicU64::new(0),
             flushing: Mutex::default(),
             readers: RwLock::default(),
         })

@@ -21,6 +21,7 @@ use zeroize::Zeroizing;
 use self::params::{Edit, Message, OneDisk, none, of, values, yes};
 use super::API;
 use super::images;
+use super::jobs;
 use super::names;
 use super::protocol::{BAD_PARAMS, Failure};
 use super::report;
@@ -252,6 +253,9 @@ pub(super) static METHODS: &[Method] = &[
     change("disk.snapshot", images::SNAPSHOT_HELP, images::snapshot),
     change("disk.reset", images::RESET_HELP, images::reset),
     change("disk.clone", images::CLONE_HELP, images::clone),
+    change("disk.flatten", jobs::FLATTEN_HELP, jobs::flatten),
+    ask("job.list", jobs::LIST_HELP, jobs::list),
+    change("job.cancel", jobs::CANCEL_HELP, jobs::cancel),
     change(
         "disk.unlock",
         "give an encrypted disk its passphrase: {disk, key}; the key in base64",

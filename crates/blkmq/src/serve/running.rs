@@ -6,6 +6,7 @@
 mod exports;
 mod gate;
 mod growth;
+mod jobs;
 mod prepared;
 mod queues;
 mod refused;
@@ -31,6 +32,7 @@ use blkmq_luks::Secret;
 pub(super) use self::exports::offer_of;
 use self::gate::Gate;
 pub(crate) use self::gate::Held;
+use self::jobs::Jobs;
 use self::prepared::{OpenedDisk, Planned, Prepared};
 pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::dry_run;
@@ -58,6 +60,7 @@ pub(crate) struct Running {
     sandbox: Sandbox,
     /// The keys of encrypted disks.
     keyring: Keyring,
+    jobs: Jobs,
 }
 
 /// What a change has done.
@@ -122,6 +125,7 @@ impl Running {
             changes: AtomicU64::new(0),
             sandbox,
             keyring,
+            jobs: Jobs::default(),
         }
     }
 
@@ -194,6 +198,7 @@ impl Running {
     /// a while: it may wait for a drive that does not answer.
     pub(crate) fn close(&self) {
         self.gate.close();
+        self.jobs.cancel_all();
         if self.wait_for_change().is_none() {
             tracing::error!("a change has not ended after {CHANGE_MAX:?}: the daemon ends beside it");
         }
@@ -206,8 +211,13 @@ impl Running {
     pub(crate) fn hold(&self) -> Result<Held<'_>> {
         let held = self.gate.hold();
         match self.wait_for_change() {
-            Some(_) => Ok(held),
+            Some(_) => {}
             None => anyhow::bail!("a change of this daemon has not ended after {CHANGE_MAX:?}: try again"),
+        }
+        // None begins any more, and what they write must not be written beside the other daemon.
+        match self.jobs.end_all(CHANGE_MAX) {
+            true => Ok(held),
+            false => anyhow::bail!("work on an image has not ended after {CHANGE_MAX:?}: try again"),
         }
     }
 

@@ -2,6 +2,7 @@
 //! power cuts in the middle of allocations, and what clients of many clones of one base see.
 
 mod conversions;
+mod flatten;
 mod handover;
 mod snapshots;
 

@@ -35,21 +35,32 @@ impl Image {
                     (at..at + len, host, len)
                 }
                 Prepared::New(new) => {
-                    let (range, host) = (new.range(), new.host());
-                    let now = (range.end - at).min(left.len() as u64);
-                    self.fill(tables, &new, at, &left[..now as usize])?;
-                    // Who looks up meanwhile finds the old place, where the same is, until this request ends.
-                    new.commit()?;
-                    (range, host, now)
+                    let now = (new.range().end - at).min(left.len() as u64);
+                    self.write_new(tables, new, at, &left[..now as usize])?;
+                    done += now as usize;
+                    continue;
                 }
             };
-            let mut writer = self.map.writer();
-            writer.version += 1;
-            self.enter_in_map(&mut writer, known, host);
-            drop(writer);
+            self.enter_changed(known, host);
             done += now as usize;
         }
         Ok(())
+    }
+
+    /// Writes data to new clusters, and enters them.
+    pub(super) fn write_new(&self, tables: &Tables, new: New<'_>, at: u64, data: &[u8]) -> io::Result<()> {
+        let (range, host) = (new.range(), new.host());
+        self.fill(tables, &new, at, data)?;
+        // Who looks up meanwhile finds the old place, where the same is, until this request ends.
+        new.commit()?;
+        self.enter_changed(range, host);
+        Ok(())
+    }
+
+    fn enter_changed(&self, range: Range<u64>, host: u64) {
+        let mut writer = self.map.writer();
+        writer.version += 1;
+        self.enter_in_map(&mut writer, range, host);
     }
 
     /// Returns whether a range reads as zeroes, as far as tables say, and for how many bytes at most `len` that holds.
@@ -114,7 +125,7 @@ impl Image {
     }
 
     /// Reads a part of new clusters as it was: the tables know them where they were until they are entered.
-    fn read_old(&self, tables: &Tables, at: u64, into: &mut [u8]) -> io::Result<()> {
+    pub(super) fn read_old(&self, tables: &Tables, at: u64, into: &mut [u8]) -> io::Result<()> {
         layers::read_by(at, into, |at, len| self.mapping(tables, at, len))
     }
 }

@@ -85,9 +85,15 @@ impl Tables {
         let mut state = self.state();
         debug_assert!(state.pending.is_empty(), "a write of new clusters is under way");
         *state = there;
+        self.reverted.fetch_add(1, Ordering::SeqCst);
         self.flushed
             .store(self.changes.load(Ordering::SeqCst), Ordering::SeqCst);
         Ok(())
+    }
+
+    /// How often that has happened.
+    pub(in crate::qcow2) fn reverted(&self) -> u64 {
+        self.reverted.load(Ordering::SeqCst)
     }
 
     fn write_field(&self, at: u64, field: &[u8]) -> io::Result<()> {

@@ -169,7 +169,7 @@ fn serve(scratch: &Scratch, names: &[&str]) -> Daemon {
 }
 
 /// Runs `blkmq ctl`, and returns what it says.
-fn ctl(scratch: &Scratch, words: &[&str]) -> String {
+pub(super) fn ctl(scratch: &Scratch, words: &[&str]) -> String {
     let mut command = Command::new(program());
     command.args([
         "ctl",
@@ -181,7 +181,7 @@ fn ctl(scratch: &Scratch, words: &[&str]) -> String {
 }
 
 /// What QEMU reads of an image.
-fn content(scratch: &Scratch, image: &str) -> Vec<u8> {
+pub(super) fn content(scratch: &Scratch, image: &str) -> Vec<u8> {
     let raw = scratch.word("raw");
     run("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", image, &raw]);
     std::fs::read(raw).expect("the content")

@@ -1,0 +1,167 @@
+//! Images that come to lie on nothing, while they are used: what is read from below is copied into them, a range at a
+//! time, and at the end the header names no base any more. Whoever asks for it decides the order of the ranges and how
+//! fast: reads with [`Flags::TASK`](blkmq_core::bio::Flags::TASK).
+//!
+//! The image is sound at each moment: a cluster that was copied reads as before, and the header changes when all were.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::header::{BACKING_FIELD, Header};
+use super::super::layers::{self, Mapping};
+use super::super::tables::{Place, Prepared, Tables};
+use super::super::transfer::{self, Buffer};
+use super::{Image, Parts};
+
+/// Says why an image cannot be made flat.
+///
+/// # Errors
+/// It has no base, or is not written.
+pub(crate) fn check(image: &Image) -> io::Result<()> {
+    match (&image.base, image.read_only) {
+        (None, _) => Err(io::Error::other("it lies on nothing")),
+        (_, true) => Err(io::Error::other("it is read-only")),
+        _ => Ok(()),
+    }
+}
+
+/// Copies what is below a range into the image, beside requests of others. Blocks.
+///
+/// # Errors
+/// The system's, or the image is corrupt there.
+pub(super) fn copy_up(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<()> {
+    let _gate = image.enter()?;
+    let mut at = range.start;
+    while let Some(part) = next_below(image, tables, at..range.end)? {
+        at = match tables.prepare(part.start, part.end - part.start)? {
+            // Somebody has written it since.
+            Prepared::There { len, .. } => part.start + len,
+            Prepared::New(new) => {
+                // As it is now: others who write there wait for this.
+                let (start, end) = (new.range().start, new.range().end.min(image.size()));
+                let mut content = Buffer::new((end - start) as usize)?;
+                image.read_old(tables, start, &mut content)?;
+                image.write_new(tables, new, start, &content)?;
+                end
+            }
+        };
+    }
+    Ok(())
+}
+
+/// Finds the first bytes of a range that are read from below, and may be other than zeroes.
+fn next_below(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+    let mut at = range.start;
+    while at < range.end {
+        let (place, known) = tables.look_up(at, range.end - at)?;
+        let mut len = known.clamp(1, range.end - at);
+        if place == Place::Below {
+            let (below, known) = layers::look_up_below(image.base.as_ref(), at, len)?;
+            len = len.min(known.max(1));
+            if !matches!(below, Mapping::Zero) {
+                return Ok(Some(at..at + len));
+            }
+        }
+        at += len;
+    }
+    Ok(None)
+}
+
+/// Takes the base from an image of which all was copied: `put` gives the image without one its place. Blocks.
+///
+/// # Errors
+/// Something is still read from below, or the system's. Then it lies on its base as before.
+pub(crate) fn finish(
+    image: &Arc<Image>,
+    put: impl FnOnce(Vec<Arc<Image>>) -> io::Result<()>,
+) -> io::Result<()> {
+    check(image)?;
+    let tables = image.tables()?;
+    // What was looked at stays as it is, unless tables of a former moment take the place of these.
+    let reverted = tables.reverted();
+    if let Some(part) = next_below(image, &tables, 0..image.size())? {
+        let at = part.start;
+        return Err(io::Error::other(format!(
+            "what is at {at} is still read from below: begin again"
+        )));
+    }
+    image.flush()?;
+    image.set_closing(true);
+    image.wait_for_flushes();
+    let finished = image.alone(0..u64::MAX, || {
+        image.flush()?;
+        if tables.reverted() != reverted {
+            return Err(io::Error::other("it was opened again meanwhile: begin again"));
+        }
+        let link = Removed::new(image, &tables)?;
+        let next = Arc::new(without_base(image, &tables));
+        put(vec![Arc::clone(&next)])?;
+        link.keep();
+        image.follow(next);
+        Ok(())
+    });
+    if finished.is_err() {
+        image.set_closing(false);
+    }
+    finished
+}
+
+/// The same image, with the same files and tables, on nothing.
+fn without_base(image: &Image, tables: &Arc<Tables>) -> Image {
+    let next = Image::new(Parts {
+        header: Header {
+            size: image.size(),
+            backing: None,
+            ..image.header.clone()
+        },
+        top: Arc::clone(&image.files[0]),
+        beside: image.beside().cloned(),
+        base: None,
+        config: image.config.clone(),
+        block_size: image.block_size,
+    });
+    let is_first = next.tables.set(Arc::clone(tables));
+    debug_assert!(is_first.is_ok(), "it was just made");
+    next
+}
+
+/// A header without the name of a base; dropped, it has it again.
+struct Removed<'a> {
+    tables: &'a Tables,
+    before: [u8; LINK_BYTES],
+    is_kept: bool,
+}
+
+impl<'a> Removed<'a> {
+    fn new(image: &Image, tables: &'a Tables) -> io::Result<Self> {
+        let mut before = [0; LINK_BYTES];
+        transfer::read(&image.files[0], BACKING_FIELD, &mut before)?;
+        let removed = Self {
+            tables,
+            before,
+            is_kept: false,
+        };
+        // In one sector, which is written as a whole or not at all.
+        tables.write_header(BACKING_FIELD, &[0; LINK_BYTES])?;
+        Ok(removed)
+    }
+
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Removed<'_> {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        if let Err(error) = self.tables.write_header(BACKING_FIELD, &self.before) {
+            tracing::error!("an image may lie on nothing now, which was to be undone: {error}");
+        }
+    }
+}
+
+/// The offset of the base's name in the header, and its length, in bytes.
+const LINK_BYTES: usize = 12;

@@ -1,0 +1,76 @@
+//! `ctl flatten` and `ctl jobs`: work of the daemon in the background, shown until it has ended.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+
+use super::printed::print_json;
+use super::table::{Column, table};
+use crate::control::client::Client;
+use crate::stdout::{has_reader_left_within, print};
+
+/// Begins to make a disk's image flat, and waits until it is, unless that is not wanted.
+///
+/// # Errors
+/// It cannot be, or was given up.
+pub(super) fn flatten(client: &mut Client, disk: &str, weight: u16, waits: bool) -> Result<()> {
+    client.call("disk.flatten", &json!({"disk": disk, "weight": weight}))?;
+    match waits {
+        true => wait(client, disk),
+        false => Ok(()),
+    }
+}
+
+/// Waits for the end of a disk's work, and shows how far it is on a terminal.
+fn wait(client: &mut Client, disk: &str) -> Result<()> {
+    let is_shown = std::io::stderr().is_terminal();
+    loop {
+        let jobs = client.call("job.list", &json!({}))?;
+        let mut all = jobs.as_array().into_iter().flatten();
+        let job = all.find(|job| job["disk"] == disk);
+        let job = job.with_context(|| format!("disk {disk}: the daemon does not know of it any more"))?;
+        if is_shown {
+            let (done, bytes) = (&job["done"], &job["bytes"]);
+            // Who does not see it misses nothing else.
+            let _ = write!(std::io::stderr(), "\r\x1b[K{done} of {bytes} bytes");
+        }
+        if job["state"] == "running" {
+            match has_reader_left_within(std::io::stdout(), LOOK) {
+                true => return Ok(()),
+                false => continue,
+            }
+        }
+        if is_shown {
+            eprint!("\r\x1b[K");
+        }
+        return match job["error"].as_str() {
+            Some(error) => bail!("disk {disk}: {error}"),
+            None => Ok(()),
+        };
+    }
+}
+
+/// Prints what is under way and what has ended.
+///
+/// # Errors
+/// There is no daemon.
+pub(super) fn list(client: &mut Client, is_json: bool) -> Result<()> {
+    let jobs = client.call("job.list", &json!({}))?;
+    match is_json {
+        true => print_json(&jobs),
+        false => print(&table(COLUMNS, jobs.as_array().map_or(&[], Vec::as_slice))),
+    }
+}
+
+const COLUMNS: &[Column] = &[
+    Column::text("disk"),
+    Column::text("kind"),
+    Column::bytes("bytes"),
+    Column::bytes("done"),
+    Column::text("state"),
+    Column::text("error"),
+];
+/// How often the daemon is asked.
+const LOOK: Duration = Duration::from_millis(200);
