@@ -17,11 +17,14 @@ use super::{Image, Parts};
 /// Says why an image cannot be made flat.
 ///
 /// # Errors
-/// It has no base, or is not written.
+/// It has no base, is not written, or has snapshots inside, which may read from the base as well.
 pub(crate) fn check(image: &Image) -> io::Result<()> {
     match (&image.base, image.read_only) {
         (None, _) => Err(io::Error::other("it lies on nothing")),
         (_, true) => Err(io::Error::other("it is read-only")),
+        _ if image.header.snapshots > 0 => Err(io::Error::other(
+            "it has snapshots inside, which may read from its base: delete them with qemu-img first",
+        )),
         _ => Ok(()),
     }
 }
