@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use self::cluster::{Cluster, Kind};
 use crate::place::{cargo, target_dir};
 use crate::skips;
-use crate::steps::{StepBeside, Steps};
+use crate::steps::Steps;
 use blkmq_testkit::tools::find;
 
 /// The options of a cluster.
@@ -26,15 +26,6 @@ pub(crate) struct Wish {
     pub(crate) cephx: bool,
 }
 
-impl Wish {
-    fn kind(&self) -> Kind {
-        Kind {
-            bluestore: self.bluestore,
-            cephx: self.cephx,
-        }
-    }
-}
-
 /// Starts a cluster and leaves it running.
 ///
 /// # Errors
@@ -42,7 +33,10 @@ impl Wish {
 pub(crate) fn start(steps: &mut Steps, wish: &Wish) -> Result<()> {
     let missing = missing();
     ensure!(missing.is_empty(), "{}", advice(&missing));
-    let kind = wish.kind();
+    let kind = Kind {
+        bluestore: wish.bluestore,
+        cephx: wish.cephx,
+    };
     let directory = directory(wish)?;
     let cluster = steps.time("a Ceph cluster", || Cluster::start(&directory, kind))?;
     cluster.leave();
@@ -68,11 +62,24 @@ pub(crate) fn stop(wish: &Wish) -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests that need a cluster, on the kind of cluster that `wish` names, otherwise on each.
+/// Runs the tests that need a cluster, on each kind of cluster.
 ///
 /// # Errors
 /// The first test that fails. If the machine lacks a requirement, the tests are skipped.
 pub(crate) fn test(steps: &mut Steps, wish: &Wish) -> Result<()> {
+    test_on(steps, wish, &KINDS)
+}
+
+/// As [`test()`], on the kind of cluster that covers more: its clients show keys, and its OSD can be
+/// killed.
+///
+/// # Errors
+/// As [`test()`].
+pub(crate) fn test_short(steps: &mut Steps) -> Result<()> {
+    test_on(steps, &Wish::default(), &KINDS[1..])
+}
+
+fn test_on(steps: &mut Steps, wish: &Wish, kinds: &[Kind]) -> Result<()> {
     let missing = missing();
     if !missing.is_empty() {
         steps.skip(NAME, &advice(&missing));
@@ -80,36 +87,16 @@ pub(crate) fn test(steps: &mut Steps, wish: &Wish) -> Result<()> {
     }
     let program = steps.command_under_test()?;
     let directory = directory(wish)?;
-    let one = [wish.kind()];
-    for &kind in if wish.kind() == KINDS[0] { &KINDS[..] } else { &one } {
+    for &kind in kinds {
         let cluster = steps.time(&format!("a Ceph cluster, {kind}"), || {
             Cluster::start(&directory, kind)
         })?;
-        // With the features of the whole workspace, as the test suite is built.
-        let mut tests = cargo("test --workspace --test end_to_end rbd:: -- --test-threads=1");
+        let mut tests = cargo("test -p blkmq --test end_to_end rbd:: -- --test-threads=1");
         tests.env(VARIABLE, &directory).env("BLKMQ_BIN", &program);
         steps.run(&format!("tests on it, {kind}"), skips::listed(&mut tests)?)?;
         cluster.stop()?;
     }
     Ok(())
-}
-
-/// Starts [`test()`] beside other steps, for it mostly waits: on the kind of cluster that covers more. Its clients
-/// show keys, and its OSD can be killed.
-///
-/// # Errors
-/// If it cannot be started.
-pub(crate) fn start_test(steps: &mut Steps) -> Result<Option<StepBeside>> {
-    let missing = missing();
-    if !missing.is_empty() {
-        steps.skip(NAME, &advice(&missing));
-        return Ok(None);
-    }
-    let program = steps.command_under_test()?;
-    let mut test = Command::new(std::env::current_exe()?);
-    test.args(["ceph", "--test", "--bluestore", "--cephx"])
-        .env("BLKMQ_BIN", program);
-    steps.start_beside(NAME, test).map(Some)
 }
 
 /// Starts two clusters, and has the release build report the cost of `count` of their images.
@@ -164,7 +151,10 @@ fn two_clusters(steps: &mut Steps, wish: &Wish) -> Result<[Cluster; 2]> {
     let missing = missing();
     ensure!(missing.is_empty(), "{}", advice(&missing));
     let directory = directory(wish)?;
-    let kind = wish.kind();
+    let kind = Kind {
+        bluestore: wish.bluestore,
+        cephx: wish.cephx,
+    };
     let mut start = |name: &str| {
         let directory = directory.join(name);
         steps.time("a Ceph cluster", || Cluster::start(&directory, kind))

@@ -214,7 +214,7 @@ pub(crate) struct Ceph {
     /// End the cluster and remove its files
     #[arg(long, group = "what")]
     stop: bool,
-    /// Run every test that needs a cluster, on two kinds of clusters or on the chosen one, which is ended afterwards
+    /// Run every test that needs a cluster, on two kinds of clusters, which are ended afterwards
     #[arg(long, group = "what")]
     test: bool,
     /// Report threads, memory and descriptors of a daemon with so many images of two clusters

@@ -1,6 +1,8 @@
 //! Programs beside the project that use its crates as anybody's would: each is a workspace of its own in
 //! `examples/`, and is run in every test run.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 
 use crate::place::{cargo, target_dir};
@@ -16,20 +18,20 @@ pub(crate) fn run(steps: &mut Steps) -> Result<()> {
             &mut cargo(&format!("fmt {manifest} --check")),
         )?;
         let mut command = cargo(&format!("run --quiet --locked {manifest}"));
-        command.args(["--config", PROFILE]);
         steps.run(
             &format!("examples/{name}"),
-            command.env("CARGO_TARGET_DIR", target_dir()?),
+            command.env("CARGO_TARGET_DIR", dir()?),
         )?;
     }
     Ok(())
 }
 
-/// The profile of the project's tests, with which most of what they stand on is found built in its directory.
-const PROFILE: &str = "examples/profile.toml";
-const EXAMPLES: [&str; 4] = [
-    "door-outside",
-    "elevator-outside",
-    "driver-outside",
-    "workload-outside",
-];
+/// The build directory of all workspaces beside the project's: what they share is built once.
+///
+/// # Errors
+/// If the project's build directory is not found.
+pub(crate) fn dir() -> Result<PathBuf> {
+    Ok(target_dir()?.join("outside"))
+}
+
+const EXAMPLES: [&str; 3] = ["elevator-outside", "driver-outside", "workload-outside"];

@@ -1,11 +1,10 @@
 //! The steps of a chore as they are shown: announced, timed, and a skipped one with its reason.
 
-use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use crate::place::{cargo, target_dir};
 
@@ -57,59 +56,24 @@ impl Steps {
         }
     }
 
-    /// The release build of one of the programs that the checks run, relative to its folder: `blkmq`, or
-    /// `examples/NAME`.
+    /// The release build of one of the programs that the checks run, relative to its folder:
+    /// `blkmq`, or `examples/NAME`.
     ///
-    /// Those that every run needs are built together: separate builds would build the crates that they
-    /// share again, with different features. Each is optimized once more when it is linked, so the others
-    /// wait until they are asked for.
+    /// All of them are built together: separate builds would build the crates that they share
+    /// again, with different features.
     ///
     /// # Errors
     /// If one of the programs cannot be built.
     pub(crate) fn program(&mut self, name: &str) -> Result<PathBuf> {
         let packages = "-p blkmq -p blkmq-lab -p blkmq-torture -p blkmq-bench";
-        let usual = "--bin blkmq --bin blkmq-lab --bin blkmq-siege --example in_process";
-        let mut build = cargo(&format!("build --release {packages} {usual}"));
-        if name == "blkmq-forget" {
-            build.args(["--bin", name]);
-        }
-        self.run("release build", &mut build)?;
+        // Each is optimized once more when it is linked, so what no check runs is left out.
+        let programs =
+            "--bin blkmq --bin blkmq-lab --bin blkmq-forget --bin blkmq-siege --example in_process";
+        self.run(
+            "release build",
+            &mut cargo(&format!("build --release {packages} {programs}")),
+        )?;
         Ok(target_dir()?.join("release").join(name))
-    }
-
-    /// Starts a step that runs beside others, and that [`finish`](Steps::finish) waits for.
-    ///
-    /// # Errors
-    /// If it cannot be started.
-    pub(crate) fn start_beside(&self, name: &str, mut command: Command) -> Result<StepBeside> {
-        let output = target_dir()?.join(format!("{}.log", name.replace(' ', "-")));
-        let file = File::create(&output).with_context(|| format!("creating {}", output.display()))?;
-        command
-            .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file);
-        let shown = show(&command);
-        println!("\n==> {name}: beside the following steps");
-        let child = command.spawn().with_context(|| format!("starting `{shown}`"))?;
-        Ok(StepBeside {
-            name: name.to_owned(),
-            shown,
-            child,
-            output,
-        })
-    }
-
-    /// Waits for a step that runs beside others, and shows what it printed.
-    ///
-    /// # Errors
-    /// If it does not succeed.
-    pub(crate) fn finish(&mut self, mut step: StepBeside) -> Result<()> {
-        self.time(&step.name.clone(), || {
-            let status = step.child.wait().context("waiting for it")?;
-            print!("{}", String::from_utf8_lossy(&fs::read(&step.output)?));
-            ensure!(status.success(), "`{}`: {status}", step.shown);
-            Ok(())
-        })
     }
 
     pub(crate) fn skip(&mut self, name: &str, reason: &str) {
@@ -190,21 +154,6 @@ impl Drop for BuildBeside {
     }
 }
 
-/// A step that runs beside others. Its output goes to a file until it has ended.
-pub(crate) struct StepBeside {
-    name: String,
-    shown: String,
-    child: Child,
-    output: PathBuf,
-}
-
-impl Drop for StepBeside {
-    /// If another step has failed, this one is waited for: it has daemons to end.
-    fn drop(&mut self) {
-        let _ = self.child.wait();
-    }
-}
-
 /// Runs the command with its output shown, and prints nothing itself.
 ///
 /// # Errors
@@ -257,22 +206,6 @@ mod tests {
         let start = std::time::Instant::now();
         drop(build);
         assert!(start.elapsed().as_secs() < 30, "it is waited for");
-    }
-
-    #[test]
-    fn step_beside_fails_where_it_is_waited_for_and_its_output_is_kept() {
-        let mut steps = Steps::new();
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo said; exit 3"]);
-        let step = steps.start_beside("a test of steps", command).unwrap();
-        let output = step.output.clone();
-        let error = format!("{:#}", steps.finish(step).unwrap_err());
-        assert!(
-            error.contains("a test of steps") && error.contains("exit status: 3"),
-            "{error}"
-        );
-        assert_eq!(std::fs::read_to_string(&output).unwrap(), "said\n");
-        std::fs::remove_file(output).unwrap();
     }
 
     #[test]

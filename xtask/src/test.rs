@@ -1,8 +1,7 @@
 //! `cargo xtask test`: all checks, first those that are cheap and likely to fail, the test suite last.
 //!
-//! What waits and what computes run beside each other. The tests are built beside the steps that need no debug build: those
-//! wait for clocks, or for one long unit of the release build. Other builds run beside the tests with a Ceph cluster. The
-//! builds share one directory, profile and set of features where they can. The suite comes last so that its own closing lines are the end of the whole run: the list of
+//! The tests are built beside the steps that need no debug build: those wait for clocks, or for one long unit of the
+//! release build. The suite comes last so that its own closing lines are the end of the whole run: the list of
 //! skipped tests precedes the documentation's tests, which cannot skip.
 
 use anyhow::{Context, Result};
@@ -21,22 +20,6 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     setup::run(steps)?;
     steps.run("format", &mut cargo("fmt --all --check"))?;
     steps.run("clippy", &mut cargo(LINTS))?;
-    let tests = BuildBeside::start(cargo(SUITE).arg("--no-run"))?;
-    check_dependencies(steps)?;
-    mutant::check_all(steps)?;
-    sim::run(steps, sim::SEEDS_SHORT)?;
-    instructions::run(steps, false)?;
-    // Reports cannot be taken again for each commit: an old one is no failure here.
-    steps.time("age of the reports", figures::warn_of_old)?;
-    release::run(steps, false)?;
-    path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
-    siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
-    guest::run_short(steps)?;
-    steps.time("rest of the build of the tests", || tests.finish())?;
-    let ceph = ceph::start_test(steps)?;
-    fuzz::replay(steps)?;
-    outside::run(steps)?;
-    loom::run(steps, loom::Depth::Short)?;
     steps.run(
         "the command alone",
         &mut cargo("check -p blkmq --no-default-features"),
@@ -44,7 +27,22 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     let mut documentation = cargo("doc --workspace --no-deps");
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     steps.run("links in the documentation", &mut documentation)?;
-    ceph.map_or(Ok(()), |ceph| steps.finish(ceph))?;
+    let tests = BuildBeside::start(cargo(SUITE).arg("--no-run"))?;
+    check_dependencies(steps)?;
+    mutant::check_all(steps)?;
+    loom::run(steps, loom::Depth::Short)?;
+    sim::run(steps, sim::SEEDS_SHORT)?;
+    instructions::run(steps, false)?;
+    // Reports cannot be taken again for each commit: an old one is no failure here.
+    steps.time("age of the reports", figures::warn_of_old)?;
+    outside::run(steps)?;
+    release::run(steps, false)?;
+    path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
+    siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
+    guest::run_short(steps)?;
+    ceph::test_short(steps)?;
+    steps.time("rest of the build of the tests", || tests.finish())?;
+    fuzz::replay(steps)?;
     run_suite(steps, &skips, mode)
 }
 

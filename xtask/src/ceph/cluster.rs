@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use blkmq_testkit::tools::find;
 
 /// The properties of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     /// The OSD keeps its objects in a file that survives it; otherwise in memory.
     pub(super) bluestore: bool,
