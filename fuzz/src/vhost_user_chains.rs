@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blkmq_core::bio::Lent;
 use blkmq_export::vhost_user::chain::Chain;
 use blkmq_export::vhost_user::codec::{RegionSpec, RingAddresses};
-use blkmq_export::vhost_user::memory::{Loans, GuestMemory};
+use blkmq_export::vhost_user::memory::{GuestMemory, Loans};
 use blkmq_export::vhost_user::virtqueue::{Layout, Virtqueue};
 
 /// Runs one input: the guest's memory from its beginning on. There are two regions, which meet; the record of what is in flight is
