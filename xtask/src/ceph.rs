@@ -91,7 +91,8 @@ fn test_on(steps: &mut Steps, wish: &Wish, kinds: &[Kind]) -> Result<()> {
         let cluster = steps.time(&format!("a Ceph cluster, {kind}"), || {
             Cluster::start(&directory, kind)
         })?;
-        let mut tests = cargo("test -p blkmq --test end_to_end rbd:: -- --test-threads=1");
+        // With the features of the whole workspace: the suite is built with them as well.
+        let mut tests = cargo("test --workspace --test end_to_end rbd:: -- --test-threads=1");
         tests.env(VARIABLE, &directory).env("BLKMQ_BIN", &program);
         steps.run(&format!("tests on it, {kind}"), skips::listed(&mut tests)?)?;
         cluster.stop()?;

@@ -18,7 +18,7 @@ pub(crate) fn run(steps: &mut Steps, range: Option<&str>) -> Result<()> {
     let base = base()?;
     let range = range.map_or_else(|| format!("{base}..HEAD"), str::to_owned);
     steps.time("commit messages", || commits::check(&range))?;
-    steps.run("format", &mut cargo("fmt --all --check"))?;
+    test::check_formats(steps)?;
     steps.run("lints", &mut cargo(test::LINTS))?;
     steps.run("style", &mut cargo("test --quiet -p xtask"))?;
     let packages = packages(&changed_files(&base)?);

@@ -49,10 +49,6 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, target: Option<&str>) -> Resu
 /// # Errors
 /// If an input of the corpus fails.
 pub(crate) fn replay(steps: &mut Steps) -> Result<()> {
-    steps.run(
-        "format of fuzz/",
-        &mut cargo("fmt --manifest-path fuzz/Cargo.toml --check"),
-    )?;
     // The library's tests alone: others would have every target linked.
     let mut command = cargo("test --manifest-path fuzz/Cargo.toml --lib");
     // In the project's own directory, where most of it is built anyway.

@@ -9,15 +9,12 @@ use crate::place::{cargo, target_dir};
 use crate::steps::Steps;
 
 /// # Errors
-/// If one is not formatted, is not built, or fails.
+/// If one is not built, or fails.
 pub(crate) fn run(steps: &mut Steps) -> Result<()> {
     for name in EXAMPLES {
-        let manifest = format!("--manifest-path examples/{name}/Cargo.toml");
-        steps.run(
-            &format!("format of examples/{name}"),
-            &mut cargo(&format!("fmt {manifest} --check")),
-        )?;
-        let mut command = cargo(&format!("run --quiet --locked {manifest}"));
+        let mut command = cargo(&format!(
+            "run --quiet --locked --manifest-path examples/{name}/Cargo.toml"
+        ));
         steps.run(
             &format!("examples/{name}"),
             command.env("CARGO_TARGET_DIR", dir()?),
@@ -34,4 +31,5 @@ pub(crate) fn dir() -> Result<PathBuf> {
     Ok(target_dir()?.join("outside"))
 }
 
-const EXAMPLES: [&str; 3] = ["elevator-outside", "driver-outside", "workload-outside"];
+/// The folders of the programs.
+pub(crate) const EXAMPLES: [&str; 3] = ["elevator-outside", "driver-outside", "workload-outside"];

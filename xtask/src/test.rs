@@ -18,7 +18,7 @@ use crate::{
 pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     let skips = skips::List::start()?;
     setup::run(steps)?;
-    steps.run("format", &mut cargo("fmt --all --check"))?;
+    check_formats(steps)?;
     steps.run("clippy", &mut cargo(LINTS))?;
     steps.run(
         "the command alone",
@@ -40,10 +40,24 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
     guest::run_short(steps)?;
-    ceph::test_short(steps)?;
     steps.time("rest of the build of the tests", || tests.finish())?;
+    ceph::test_short(steps)?;
     fuzz::replay(steps)?;
     run_suite(steps, &skips, mode)
+}
+
+/// Checks the format of all workspaces: a fault of another one would show late otherwise, where it is used.
+///
+/// # Errors
+/// The first workspace that has a fault.
+pub(crate) fn check_formats(steps: &mut Steps) -> Result<()> {
+    steps.run("format", &mut cargo("fmt --all --check"))?;
+    let examples = outside::EXAMPLES.map(|name| format!("examples/{name}"));
+    for other in examples.iter().map(String::as_str).chain(["fuzz"]) {
+        let mut format = cargo(&format!("fmt --manifest-path {other}/Cargo.toml --check"));
+        steps.run(&format!("format of {other}"), &mut format)?;
+    }
+    Ok(())
 }
 
 /// Licences, sources and bans need the lock file alone; advisories need their database from the
