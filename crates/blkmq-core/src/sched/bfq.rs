@@ -84,6 +84,8 @@ pub struct Bfq {
     /// Those queues whose requests take far longer than others', and how many of theirs are out: nothing counts these.
     slow: SlowQueues,
     out_apart: u32,
+    /// How many may be: not all that the drive takes, or nobody else could send any.
+    apart_max: u32,
     /// By group, when its clients of the idle class had their last turn.
     last_class_at: Vec<Instant>,
     /// The groups for which the drive idled, and for how long, since the last query. Room for each group.
@@ -120,6 +122,7 @@ impl Bfq {
             overdue: Overdue::default(),
             slow: SlowQueues::new(queues),
             out_apart: 0,
+            apart_max: (requests_max as u32 / APART_PART).clamp(1, APART_MAX),
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
@@ -271,7 +274,7 @@ impl Bfq {
 /// The queue of a request, from the value that [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
-    (sched_data & !(MOVES_NO_DATA | IS_APART)) as usize
+    (sched_data & !(MOVES_NO_DATA | IS_APART | IS_LONGER)) as usize
 }
 
 impl Elevator for Bfq {
@@ -356,17 +359,28 @@ impl Elevator for Bfq {
         };
         // What moves no data takes any time, and what times out says nothing of the drive.
         let is_usual = !note.is_timed_out && note.sched_data & MOVES_NO_DATA == 0;
-        self.dec_in_flight(note.sched_data, note.issued_at, is_usual.then_some(time));
-        if is_usual && let Some(least) = self.depth.least_time(note.direction, note.bytes) {
+        if is_usual
+            && note.sched_data & IS_LONGER == 0
+            && let Some(least) = self.depth.least_time(note.direction, note.bytes)
+        {
             self.slow.completed(id, time, least, self.now);
         }
+        // A slow queue says nothing of it either, or the drive would seem slow to all.
+        let is_counted = note.sched_data & IS_APART == 0;
+        let is_of_drive = is_counted && !self.slow.is_slow(id);
+        self.dec_in_flight(
+            note.sched_data,
+            note.issued_at,
+            (is_usual && is_of_drive).then_some(time),
+        );
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
         }
         let leaf = self.wf2q.leaf(id);
-        self.probing.ended(&self.wf2q, leaf, time, self.now);
+        self.probing
+            .ended(&self.wf2q, leaf, is_counted.then_some(time), self.now);
         self.look_at_probe();
-        if note.sched_data & IS_APART == 0 {
+        if is_of_drive {
             let is_elastic = || !self.wf2q.is_within_modest(leaf);
             self.depth.completed(
                 note.direction,
@@ -545,7 +559,13 @@ const LEAD_TIME: Nanos = Nanos::from_millis(1);
 const LEAD_BYTES_MIN: u64 = 64 << 10;
 /// One urgent request may exceed the depth for each so many requests that the drive may hold.
 const URGENT_PART: u32 = 4;
+/// Of slow queues, so many requests may be out beside those that the depth counts, and this part of all.
+const APART_MAX: u32 = 64;
+const APART_PART: u32 = 2;
 /// Bit of `sched_data`, next to the queue's number: the request moves no data.
 const MOVES_NO_DATA: u32 = 1 << 31;
 /// The next bit: the request is of a slow queue, so the depth does not count it.
 const IS_APART: u32 = 1 << 30;
+/// The next bit: the request takes longer by nature, since it is durable when it ends or is work of the driver's own, and
+/// says nothing of its queue.
+const IS_LONGER: u32 = 1 << 29;

@@ -49,6 +49,10 @@ impl Overdue {
             self.young = self.young.saturating_sub(1);
         } else if issued_at < self.before {
             self.count = self.count.saturating_sub(1);
+            if time.is_some_and(|time| time < self.patience()) {
+                // It was no late one: the epochs are too short for what this drive does.
+                self.finds = 0;
+            }
         }
         if let Some(Nanos(time)) = time {
             self.learn(time);

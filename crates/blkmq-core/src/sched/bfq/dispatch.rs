@@ -2,7 +2,8 @@
 //! this differently where a turn is more than one request.
 
 use super::super::slots::SlotId;
-use super::{Bfq, IS_APART, MOVES_NO_DATA, wf2q};
+use super::{Bfq, IS_APART, IS_LONGER, MOVES_NO_DATA, wf2q};
+use crate::bio::Flags;
 use crate::ids::GroupId;
 use crate::request::Request;
 use crate::sched::elevator::Elevator;
@@ -127,7 +128,10 @@ impl Bfq {
         self.in_flight += 1;
         rq.seal();
         rq.sched_data = id as u32;
-        if self.slow.is_slow(id) {
+        if rq.flags().has_any(LONGER) {
+            rq.sched_data |= IS_LONGER;
+            self.overdue.issued();
+        } else if self.is_apart(id) {
             rq.sched_data |= IS_APART;
             self.out_apart += 1;
         } else {
@@ -148,6 +152,12 @@ impl Bfq {
             self.wf2q.serve(self.wf2q.leaf(id), cost);
         }
         rq
+    }
+
+    /// Says whether the depth does not count a queue's next request: the queue is slow, on a drive that does not seek.
+    #[inline]
+    fn is_apart(&self, id: usize) -> bool {
+        self.slow.is_slow(id) && self.out_apart < self.apart_max && !self.has_turns()
     }
 
     /// The next request of a queue: a requeued one, then one that has waited too long, then, if distance matters,
@@ -197,6 +207,8 @@ impl Bfq {
     }
 }
 
+/// Requests with these take longer than others of their kind.
+const LONGER: Flags = Flags::FUA.with(Flags::PREFLUSH).with(Flags::TASK);
 /// Bounds of the time for which a group without requests is waited for.
 const PATIENCE_MIN: Nanos = Nanos::from_micros(200);
 const PATIENCE_MAX: Nanos = Nanos::from_millis(2);

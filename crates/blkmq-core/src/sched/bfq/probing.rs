@@ -166,13 +166,13 @@ impl Probing {
         }
     }
 
-    /// Counts the end of a request of a leaf; the drive had the request for `time`, until now.
+    /// Counts the end of a request of a leaf; the drive had the request for `time`, until now, if the depth counted it.
     #[inline]
-    pub(super) fn ended(&mut self, wf2q: &Wf2q, leaf: EntityId, time: Nanos, now: Instant) {
+    pub(super) fn ended(&mut self, wf2q: &Wf2q, leaf: EntityId, time: Option<Nanos>, now: Instant) {
         if !self.is_alone() {
             return;
         }
-        if now.since(self.probe.phase_began) <= time {
+        if time.is_some_and(|time| now.since(self.probe.phase_began) <= time) {
             self.probe.before = self.probe.before.saturating_sub(1);
         }
         if self.is_of_subject(wf2q, leaf) {

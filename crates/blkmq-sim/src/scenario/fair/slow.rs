@@ -129,7 +129,7 @@ impl fmt::Display for SlowCase {
 /// Every combination.
 pub(super) fn cases() -> impl Iterator<Item = SlowCase> {
     let tenants = |(takes, op, all_hang)| {
-        let depths = [1, 4, 16].into_iter();
+        let depths = [1, 16, 64].into_iter();
         depths.flat_map(move |depth| {
             let others = [1, 2, 8].into_iter();
             others.flat_map(move |others| {
