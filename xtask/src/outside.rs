@@ -32,4 +32,9 @@ pub(crate) fn dir() -> Result<PathBuf> {
 }
 
 /// The folders of the programs.
-pub(crate) const EXAMPLES: [&str; 3] = ["elevator-outside", "driver-outside", "workload-outside"];
+pub(crate) const EXAMPLES: [&str; 4] = [
+    "elevator-outside",
+    "driver-outside",
+    "door-outside",
+    "workload-outside",
+];

@@ -114,14 +114,15 @@ pub struct Saved {
 }
 
 /// Makes the service of a client that another daemon has saved.
-pub(crate) type Restore = Arc<
+pub type Restore = Arc<
     dyn Fn(&[u8], Vec<OwnedFd>) -> Result<ServiceFactory, Box<dyn std::error::Error + Send + Sync>>
         + Send
         + Sync,
 >;
 
-/// The registration of a listener or connection for the hand-over, as long as that exists.
-pub(crate) struct Registration {
+/// The registration of a listener or connection for the hand-over, as long as that exists. It belongs to a service on a
+/// reactor, and no call blocks.
+pub struct Registration {
     handover: Arc<Handover>,
     number: u64,
 }
@@ -328,7 +329,7 @@ impl Handover {
     }
 
     /// Takes the inherited sockets of a front door that `is_wanted` names by address and origin.
-    pub(crate) fn take_inherited(
+    pub fn take_inherited(
         &self,
         is_wanted: impl Fn(&str, &Origin) -> bool,
     ) -> Vec<(String, Origin, OwnedFd)> {
@@ -398,7 +399,7 @@ impl Handover {
     ///
     /// # Errors
     /// There is no descriptor left.
-    pub(crate) fn add_door(&self, door: &'static str, socket: &Socket, restore: Restore) -> io::Result<()> {
+    pub fn add_door(&self, door: &'static str, socket: &Socket, restore: Restore) -> io::Result<()> {
         let address = socket.address();
         let mut state = self.lock();
         let of_systemd = state.of_systemd.get(&address).cloned();
@@ -442,7 +443,7 @@ impl Handover {
     }
 
     /// Removes an address that is not served any more.
-    pub(crate) fn remove_door(&self, door: &str, address: &str) {
+    pub fn remove_door(&self, door: &str, address: &str) {
         let mut state = self.lock();
         let found = state
             .doors
@@ -462,7 +463,7 @@ impl Handover {
 
 impl Registration {
     /// Registers a listener or connection that is about to be made.
-    pub(crate) fn new(handover: &Arc<Handover>) -> Self {
+    pub fn new(handover: &Arc<Handover>) -> Self {
         let mut state = handover.lock();
         state.next += 1;
         let number = state.next;
@@ -476,36 +477,36 @@ impl Registration {
 
     /// Reports that the member is on its reactor; `waker` is used at each change. Returns the phase
     /// in which it begins.
-    pub(crate) fn arrive(&self, waker: Waker) -> Phase {
+    pub fn arrive(&self, waker: Waker) -> Phase {
         self.with(|entry| entry.waker = Some(waker));
         self.handover.phase()
     }
 
     /// Whether clients are served.
-    pub(crate) fn phase(&self) -> Phase {
+    pub fn phase(&self) -> Phase {
         self.handover.phase()
     }
 
     /// Returns whether the member has settled since the last suspension. It may have missed a short
     /// resumption in between.
-    pub(crate) fn has_settled(&self) -> bool {
+    pub fn has_settled(&self) -> bool {
         let state = self.handover.lock();
         let entry = state.members.get(&self.number);
         entry.is_some_and(|entry| !matches!(entry.report, Report::None))
     }
 
     /// Records the disk that the client selected.
-    pub(crate) fn select(&self, disk: &str) {
+    pub fn select(&self, disk: &str) {
         self.with(|entry| entry.disk = Some(disk.to_owned()));
     }
 
     /// Reports that the member has stopped, with what its successor needs, or that it is restored.
-    pub(crate) fn settle(&self, saved: Option<Saved>) {
+    pub fn settle(&self, saved: Option<Saved>) {
         self.report(Report::Settled(saved));
     }
 
     /// Reports that the member cannot be handed over, or taken over.
-    pub(crate) fn fail(&self, why: String) {
+    pub fn fail(&self, why: String) {
         self.report(Report::Unable(why));
     }
 
