@@ -214,7 +214,7 @@ impl Request {
         self.len
     }
 
-    /// Its bytes for byte caps and for weights: the bytes that the drive must read or write. Discards, zeroing
+    /// Its bytes for byte caps: the bytes that the drive must read or write. Discards, zeroing
     /// that only marks the range, and flushes count only as requests (see [`Request::bio_count`]).
     #[inline]
     pub fn charged_bytes(&self, limits: &Limits) -> u64 {
@@ -223,6 +223,12 @@ impl Request {
             Op::WriteZeroes if limits.writes_zeroes(self.flags()) => self.len,
             Op::WriteZeroes | Op::Discard | Op::Flush => 0,
         }
+    }
+
+    /// The same with what the driver writes beside: one that copies its range ([`Flags::TASK`]) moves it twice.
+    #[inline]
+    pub fn moved_bytes(&self, limits: &Limits) -> u64 {
+        self.charged_bytes(limits) << u32::from(self.flags().has(Flags::TASK))
     }
 
     /// Says whether the request has no range (a flush).

@@ -115,6 +115,28 @@ fn written_zeroes_are_cut_like_writes_and_others_are_not() {
     }
 }
 
+/// What a copy writes counts where reads and writes count together.
+#[test]
+fn copy_counts_as_the_bytes_that_it_reads_and_writes() {
+    for (kind, flags, seconds) in [
+        (CapKind::Bps, Flags::NONE, 4),
+        (CapKind::Bps, Flags::TASK, 8),
+        (CapKind::ReadBps, Flags::TASK, 4),
+    ] {
+        let caps = Caps::default().with(kind, 1 << 20);
+        let (mut bench, group) = bench(sched::MQ_DEADLINE, 1, caps, Limits::default());
+        let copy = |cookie| Bio {
+            group,
+            flags,
+            ..bio(Op::Read, cookie * 64, 64, cookie)
+        };
+        // The first one is charged to the following ones.
+        submit(&mut bench, (0..17).map(copy));
+        let time = run(&mut bench);
+        assert_eq!(time, Nanos::from_secs(seconds), "{kind} {flags:?}");
+    }
+}
+
 fn flush(group: GroupId, cookie: u64) -> Bio {
     Bio {
         group,

@@ -5,7 +5,7 @@ mod ledger;
 mod turns;
 mod world;
 
-use blkmq_core::bio::{Class, Op, Prio};
+use blkmq_core::bio::{Class, Flags, Op, Prio};
 use blkmq_core::group::{Node, ROOT};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched::{Elevator, GroupAware};
@@ -240,6 +240,23 @@ fn large_and_small_requests_and_writes_share_bytes_by_weight() {
     }
     world.run(Nanos::from_millis(50));
     assert_shares(&mut world, &[1, 1, 1], Nanos::from_secs(1), 3);
+}
+
+/// Half of what they move is written.
+#[test]
+fn copies_share_what_they_read_and_write_by_weight() {
+    let mut world = World::new(Drive::flash(), 3);
+    for (group, flags) in [(1, Flags::NONE), (2, Flags::TASK)] {
+        world.start(Load {
+            group: GroupId(group),
+            flags,
+            len: 262_144,
+            depth: 64,
+            ..Load::default()
+        });
+    }
+    world.run(Nanos::from_millis(50));
+    assert_shares(&mut world, &[2, 1], Nanos::from_secs(1), 2);
 }
 
 /// With a cost of 60 KiB for each request, 4 KiB count as 64 KiB and 64 KiB as 124 KiB.

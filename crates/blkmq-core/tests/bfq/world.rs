@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use blkmq_core::bio::{Bio, Op, Prio};
+use blkmq_core::bio::{Bio, Flags, Op, Prio};
 use blkmq_core::group::{GroupTree, Node};
 use blkmq_core::ids::{GroupId, ReactorId};
 use blkmq_core::limits::Limits;
@@ -34,6 +34,7 @@ pub(crate) struct Load {
     pub(crate) group: GroupId,
     pub(crate) client: u32,
     pub(crate) op: Op,
+    pub(crate) flags: Flags,
     pub(crate) prio: Prio,
     pub(crate) len: u64,
     pub(crate) depth: u32,
@@ -117,6 +118,7 @@ impl Default for Load {
             group: GroupId(0),
             client: 0,
             op: Op::Read,
+            flags: Flags::NONE,
             prio: Prio::default(),
             len: 4096,
             depth: 32,
@@ -235,6 +237,7 @@ impl World {
         };
         let bio = Bio {
             op: load.op,
+            flags: load.flags,
             prio: load.prio,
             group: load.group,
             client: load.client,

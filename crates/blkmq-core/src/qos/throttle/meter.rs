@@ -80,9 +80,10 @@ impl Meter {
             if let Some(bucket) = bucket
                 && kind.counts(rq.op())
             {
-                let amount = match kind.is_bytes() {
-                    true => rq.charged_bytes(limits),
-                    false => rq.bio_count().into(),
+                let amount = match kind {
+                    CapKind::Bps => rq.moved_bytes(limits),
+                    kind if kind.is_bytes() => rq.charged_bytes(limits),
+                    _ => rq.bio_count().into(),
                 };
                 bucket.charge(amount, since, is_stop, now);
             }

@@ -199,7 +199,7 @@ impl Bfq {
     /// have moved meanwhile if the request moves none; at least a block; plus the tunable cost of a request.
     #[inline]
     pub(super) fn cost(&self, rq: &Request) -> u32 {
-        let bytes = match rq.charged_bytes(self.held.limits()) {
+        let bytes = match rq.moved_bytes(self.held.limits()) {
             0 => self.rate.cost_without_data(),
             moved => moved.min(u64::from(self.cost_max)),
         };
