@@ -210,11 +210,11 @@ pub(super) static METHODS: &[Method] = &[
             let kinds = match client.as_deref().map(|name| (name, ClientKind::by_name(name))) {
                 None => ClientKind::ALL.to_vec(),
                 Some((_, Some(kind))) => vec![kind],
-                Some((name, None)) => {
+                Some((_, None)) => {
                     let known = ClientKind::ALL.map(ClientKind::name).join(", ");
                     return Err(Failure::new(
                         BAD_PARAMS,
-                        format!("client {name:?} rejected: must be one of {known}"),
+                        format!("client rejected: must be one of {known}"),
                     ));
                 }
             };

@@ -1,9 +1,12 @@
 //! Parameters of the [methods](super): what they are read into, and what is refused.
 
+use std::collections::VecDeque;
+
 use anyhow::{Context, Result};
 use blkmq_drivers::multipath::MultipathDevice;
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::value::BorrowedStrDeserializer;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::{Map, Value, json};
 
 use crate::control::protocol::{BAD_PARAMS, Failure};
@@ -37,7 +40,8 @@ pub(in crate::control) fn values(keys: Map<String, Value>) -> Result<Vec<(String
             Value::Null => None,
             value => {
                 let converted = toml::Value::try_from(&value);
-                Some(converted.with_context(|| format!("{key} = {value} rejected"))?)
+                // Not its value: that may be somebody's passphrase.
+                Some(converted.with_context(|| format!("{key} rejected"))?)
             }
         };
         Ok((key, value))
@@ -67,9 +71,7 @@ impl Message {
             "fail_path" => device.fail_path(path()?)?,
             "reinstate_path" => device.reinstate_path(path()?)?,
             "switch_group" => device.switch_group(self.group.context("group is missing")?)?,
-            other => {
-                anyhow::bail!("message {other:?} rejected: must be fail_path, reinstate_path or switch_group")
-            }
+            _ => anyhow::bail!("message rejected: must be fail_path, reinstate_path or switch_group"),
         }
         Ok(())
     }
@@ -98,5 +100,127 @@ pub(in crate::control) fn of<T: DeserializeOwned>(params: Value) -> Result<T, Fa
     if !params.get().is_object() {
         return Err(Failure::new(BAD_PARAMS, "params: must be an object, by names"));
     }
-    T::deserialize(params.get()).map_err(|error| Failure::new(BAD_PARAMS, format!("params: {error}")))
+    let fields = Fields {
+        left: params.get().as_object().into_iter().flatten().collect(),
+        value: None,
+    };
+    T::deserialize(fields).map_err(|error| Failure::new(BAD_PARAMS, format!("params: {error}")))
+}
+
+/// The fields of an object, with errors that name the field and not its value, which may be somebody's passphrase.
+struct Fields<'a> {
+    left: VecDeque<(&'a String, &'a Value)>,
+    value: Option<(&'a str, &'a Value)>,
+}
+
+impl<'de> Deserializer<'de> for Fields<'de> {
+    type Error = serde_json::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> serde_json::Result<V::Value> {
+        visitor.visit_map(self)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de> MapAccess<'de> for Fields<'de> {
+    type Error = serde_json::Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> serde_json::Result<Option<K::Value>> {
+        let Some((name, value)) = self.left.pop_front() else {
+            return Ok(None);
+        };
+        self.value = Some((name, value));
+        let name: BorrowedStrDeserializer<'de, serde_json::Error> = BorrowedStrDeserializer::new(name);
+        seed.deserialize(name).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> serde_json::Result<V::Value> {
+        let (name, value) = self.value.take().unwrap_or(("", &Value::Null));
+        seed.deserialize(value).map_err(|error| {
+            let error = error.to_string();
+            // Behind the value.
+            let wanted = error.rsplit_once(", expected ").map(|(_, wanted)| wanted);
+            let wanted = wanted.unwrap_or("something else");
+            serde_json::Error::custom(format_args!("{name} rejected: must be {wanted}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code)]
+    struct Params {
+        disk: String,
+        #[serde(default)]
+        weight: u16,
+        way: Option<Way>,
+        #[serde(default)]
+        disks: BTreeMap<String, Vec<u64>>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Way {
+        Raw,
+        Qcow2,
+    }
+
+    #[test]
+    fn refused_parameters_are_named_without_their_values() {
+        for (params, said) in [
+            (
+                json!({"disk": "a", "weight": "swordfish"}),
+                "params: weight rejected: must be u16",
+            ),
+            (
+                json!({"disk": "a", "weight": "sword, expected fish"}),
+                "params: weight rejected: must be u16",
+            ),
+            (
+                json!({"disk": "a", "weight": 70_007}),
+                "params: weight rejected: must be u16",
+            ),
+            (json!({"disk": 70_007}), "params: disk rejected: must be a string"),
+            (
+                json!({"disk": ["swordfish"]}),
+                "params: disk rejected: must be a string",
+            ),
+            (
+                json!({"disk": "a", "way": "swordfish"}),
+                "params: way rejected: must be `raw` or `qcow2`",
+            ),
+            (
+                json!({"disk": "a", "disks": {"b": ["swordfish"]}}),
+                "params: disks rejected: must be u64",
+            ),
+            (
+                json!({"disk": "a", "disks": "swordfish"}),
+                "params: disks rejected: must be a map",
+            ),
+            (json!({"weight": 3}), "params: missing field `disk`"),
+            (json!("swordfish"), "params: must be an object, by names"),
+        ] {
+            let refused = of::<Params>(params).unwrap_err();
+            assert_eq!((refused.code, refused.message.as_str()), (BAD_PARAMS, said));
+        }
+        let unknown = of::<Params>(json!({"disk": "a", "colour": "swordfish"})).unwrap_err();
+        assert!(
+            unknown
+                .message
+                .contains("unknown field `colour`, expected one of"),
+            "{unknown:?}"
+        );
+        let good =
+            of::<Params>(json!({"disk": "a", "weight": 7, "way": "raw", "disks": {"b": [1]}})).unwrap();
+        assert_eq!((good.disk.as_str(), good.weight, good.disks["b"][0]), ("a", 7, 1));
+    }
 }
