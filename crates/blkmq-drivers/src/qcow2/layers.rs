@@ -122,6 +122,23 @@ pub(super) fn read_by<'a>(
 }
 
 impl Mapping<'_> {
+    /// Returns whether it reads as zeroes, as far as tables say, and holes of files below the image; and for how many bytes,
+    /// at most `len`, that holds.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn reads_as_zeroes(&self, len: u64) -> io::Result<(bool, u64)> {
+        match self {
+            Self::Zero => Ok((true, len)),
+            Self::Data {
+                file,
+                host,
+                is_own: false,
+            } => file.look_for_hole(*host, len),
+            Self::Data { .. } | Self::Packed { .. } => Ok((false, len)),
+        }
+    }
+
     fn read(&self, into: &mut [u8]) -> io::Result<()> {
         match self {
             Self::Zero => into.fill(0),

@@ -4,6 +4,7 @@
 mod conversions;
 mod flatten;
 mod handover;
+mod jobs;
 mod snapshots;
 
 use std::path::Path;

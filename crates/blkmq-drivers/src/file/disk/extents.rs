@@ -43,6 +43,29 @@ impl FileDisk {
         Ok(())
     }
 
+    /// Returns whether a byte of a file of an image is in a hole, or behind the end, and for how many bytes, at most `len`,
+    /// that goes on.
+    ///
+    /// # Errors
+    /// The system's.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn look_for_hole(&self, at: u64, len: u64) -> io::Result<(bool, u64)> {
+        if self.is_block_device() {
+            return Ok((false, len));
+        }
+        let find = |from, otherwise| match rustix::fs::seek(&self.file, from) {
+            Err(Errno::NXIO) => Ok(otherwise),
+            found => found,
+        };
+        let end = at + len;
+        let data = find(SeekFrom::Data(at), end)?.min(end);
+        if data > at {
+            return Ok((true, data - at));
+        }
+        let hole = find(SeekFrom::Hole(at), end)?.clamp(at + 1, end);
+        Ok((false, hole - at))
+    }
+
     /// Returns where the file's next data or hole begins, or its end.
     fn next(&self, from: SeekFrom) -> io::Result<u64> {
         match rustix::fs::seek(&self.file, from) {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::header::{BACKING_FIELD, Header};
-use super::super::layers::{self, Mapping};
+use super::super::layers;
 use super::super::tables::{Place, Prepared, Tables};
 use super::super::transfer::{self, Buffer};
 use super::{Image, Parts};
@@ -53,7 +53,7 @@ pub(super) fn copy_up(image: &Image, tables: &Tables, range: Range<u64>) -> io::
     Ok(())
 }
 
-/// Finds the first bytes of a range that are read from below, and may be other than zeroes.
+/// Finds the first bytes of a range that are read from below, and may be other than zeroes: holes of files are left out.
 fn next_below(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
     let mut at = range.start;
     while at < range.end {
@@ -61,8 +61,9 @@ fn next_below(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<O
         let mut len = known.clamp(1, range.end - at);
         if place == Place::Below {
             let (below, known) = layers::look_up_below(image.base.as_ref(), at, len)?;
+            let (is_zero, known) = below.reads_as_zeroes(len.min(known))?;
             len = len.min(known.max(1));
-            if !matches!(below, Mapping::Zero) {
+            if !is_zero {
                 return Ok(Some(at..at + len));
             }
         }

@@ -121,10 +121,10 @@ impl Image {
         let (mut at, first) = (offset, out.len());
         while at < end {
             let (mapping, len) = self.mapping(&tables, at, end - at)?;
-            let len = len.clamp(1, end - at);
-            let extent = match mapping {
-                Mapping::Zero => Extent::hole(len),
-                _ => Extent::data(len),
+            let (is_zero, len) = mapping.reads_as_zeroes(len.clamp(1, end - at))?;
+            let extent = match is_zero {
+                true => Extent::hole(len),
+                false => Extent::data(len),
             };
             let is_full = out.len() - first == max;
             match out[first..].last_mut() {

@@ -107,7 +107,7 @@ fn zero_start(raw: &str) {
         .expect("there is room");
 }
 
-fn overlay(scratch: &Scratch, base: &str, format: &str, name: &str) {
+pub(super) fn overlay(scratch: &Scratch, base: &str, format: &str, name: &str) {
     let words = [
         "create",
         "-q",
