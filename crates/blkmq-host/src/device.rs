@@ -216,8 +216,10 @@ pub enum Replacement {
     Reset,
     /// Nothing: only says whether [`Replacement::Flat`] makes sense.
     BeginFlat,
-    /// The same image without what it lies on, of which all was copied before by reads with
-    /// [`Flags::TASK`](blkmq_core::bio::Flags::TASK).
+    /// Nothing: makes sure that all of what the image lies on was copied, by reads with
+    /// [`Flags::TASK`](blkmq_core::bio::Flags::TASK), and that the copies are durable. May take long.
+    SettleFlat,
+    /// The same image without what it lies on, after [`Replacement::SettleFlat`].
     Flat,
 }
 

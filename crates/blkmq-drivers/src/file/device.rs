@@ -285,34 +285,38 @@ impl Device for FileDevice {
     ) -> io::Result<()> {
         let all = self.shared.disks();
         let other = || io::Error::other("it is no image: only those of qcow2= can be replaced");
-        let put = |opened: Vec<Arc<qcow2::Image>>| {
-            for ((id, _), image) in disks.iter().zip(opened) {
-                self.shared.set_disk(*id, Some(NewDisk::image(image)));
+        let found = disks
+            .iter()
+            .map(|(id, _)| all.image(*id).cloned().ok_or_else(other));
+        let former = found.collect::<io::Result<Vec<_>>>()?;
+        drop(all);
+        let set = |images: &[Arc<qcow2::Image>]| {
+            for ((id, _), image) in disks.iter().zip(images) {
+                self.shared.set_disk(*id, Some(NewDisk::image(Arc::clone(image))));
             }
+        };
+        let put = |opened: Vec<Arc<qcow2::Image>>| {
+            set(&opened);
             refresh()
         };
-        if let [(id, wanted @ (Replacement::BeginFlat | Replacement::Flat))] = disks {
-            let image = Arc::clone(all.image(*id).ok_or_else(other)?);
-            drop(all);
-            return match wanted {
-                Replacement::Flat => qcow2::flatten::finish(&image, put),
-                _ => qcow2::flatten::check(&image),
-            };
+        if let ([(_, wanted)], [image]) = (disks, &former[..]) {
+            match wanted {
+                Replacement::BeginFlat => return qcow2::flatten::check(image),
+                Replacement::SettleFlat => return qcow2::flatten::settle(image),
+                Replacement::Flat => return qcow2::flatten::finish(image, put),
+                Replacement::Snapshot(_) | Replacement::Reset => {}
+            }
         }
-        let mut images = Vec::new();
-        for (id, wanted) in disks {
-            let image = all.image(*id).ok_or_else(other)?;
+        let change = |(image, (_, wanted)): (&Arc<qcow2::Image>, &(DiskId, Replacement))| {
             let change = match wanted {
-                Replacement::BeginFlat | Replacement::Flat => {
-                    return Err(io::Error::other("one at a time is made flat"));
-                }
                 Replacement::Snapshot(path) => Change::Snapshot(path.clone()),
                 Replacement::Reset => Change::Reset,
+                _ => return Err(io::Error::other("one at a time is made flat")),
             };
-            images.push((Arc::clone(image), change));
-        }
-        drop(all);
-        qcow2::replace(&images, put)
+            Ok((Arc::clone(image), change))
+        };
+        let images = former.iter().zip(disks).map(change);
+        qcow2::replace(&images.collect::<io::Result<Vec<_>>>()?, put)
     }
 
     fn is_removable(&self) -> bool {

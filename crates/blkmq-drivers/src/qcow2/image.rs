@@ -58,6 +58,8 @@ pub(crate) struct Image {
     gate: RwLock<()>,
     /// It is about to be replaced.
     is_closing: AtomicBool,
+    /// Nothing is read from below, and that is durable.
+    is_flat: AtomicBool,
     /// It has taken another's place, and that is not durable yet.
     unsettled: Mutex<Option<files::Unsettled>>,
     is_settled: AtomicBool,
@@ -107,6 +109,7 @@ impl Image {
             opening: Mutex::default(),
             gate: RwLock::default(),
             is_closing: AtomicBool::new(false),
+            is_flat: AtomicBool::new(false),
             unsettled: Mutex::default(),
             is_settled: AtomicBool::new(true),
             has_lost: AtomicBool::new(false),

@@ -273,6 +273,15 @@ fn extents_are_the_holes_of_the_file() {
     assert_eq!((out.len(), out[0].len, out[0].hole), (1, 1024, false));
 }
 
+/// It has no memory for what a read of the file would bring.
+#[test]
+fn work_on_an_image_is_refused_by_a_plain_file() {
+    let path = scratch_file("task", 1 << 20);
+    let mut rig = rig(&path, Direct::Auto);
+    let rq = flagged(Op::Read, Flags::TASK, 4096, 8192);
+    assert_eq!(rig.run(&rq), Status::Invalid);
+}
+
 #[test]
 fn file_that_became_shorter_is_an_io_error_and_no_stale_data() {
     let path = scratch_file("shorter", 1 << 20);

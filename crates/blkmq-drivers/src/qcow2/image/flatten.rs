@@ -7,6 +7,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::super::header::{BACKING_FIELD, Header};
 use super::super::layers;
@@ -32,8 +33,9 @@ pub(crate) fn check(image: &Image) -> io::Result<()> {
 /// Copies what is below a range into the image, beside requests of others. Blocks.
 ///
 /// # Errors
-/// The system's, or the image is corrupt there.
+/// The image is not written here, the system's, or the image is corrupt there.
 pub(super) fn copy_up(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<()> {
+    check_written(image)?;
     let _gate = image.enter()?;
     let mut at = range.start;
     while let Some(part) = next_below(image, tables, at..range.end)? {
@@ -51,6 +53,16 @@ pub(super) fn copy_up(image: &Image, tables: &Tables, range: Range<u64>) -> io::
         };
     }
     Ok(())
+}
+
+/// Tables that are not kept are of a moment in which another daemon writes.
+fn check_written(image: &Image) -> io::Result<()> {
+    match image.writable_tables() {
+        Some(_) => Ok(()),
+        None => Err(io::Error::other(
+            "it is read-only, or another daemon still writes to it",
+        )),
+    }
 }
 
 /// Finds the first bytes of a range that are read from below, and may be other than zeroes: holes of files are left out.
@@ -72,16 +84,15 @@ fn next_below(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<O
     Ok(None)
 }
 
-/// Takes the base from an image of which all was copied: `put` gives the image without one its place. Blocks.
+/// Makes sure that nothing of an image is read from below any more, and that this is durable. Blocks, for long: clients go
+/// on meanwhile.
 ///
 /// # Errors
-/// Something is still read from below, or the system's. Then it lies on its base as before.
-pub(crate) fn finish(
-    image: &Arc<Image>,
-    put: impl FnOnce(Vec<Arc<Image>>) -> io::Result<()>,
-) -> io::Result<()> {
+/// Something is still read from below, or the system's.
+pub(crate) fn settle(image: &Image) -> io::Result<()> {
     check(image)?;
     let tables = image.tables()?;
+    check_written(image)?;
     // What was looked at stays as it is, unless tables of a former moment take the place of these.
     let reverted = tables.reverted();
     if let Some(part) = next_below(image, &tables, 0..image.size())? {
@@ -91,22 +102,40 @@ pub(crate) fn finish(
         )));
     }
     image.flush()?;
+    if tables.reverted() != reverted {
+        return Err(io::Error::other("it was opened again meanwhile: begin again"));
+    }
+    image.is_flat.store(true, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Takes the base from an image that is [settled](settle): `put` gives the image without one its place. Blocks; requests
+/// wait only for `put`.
+///
+/// # Errors
+/// It is not settled, or the system's. Then it lies on its base as before.
+pub(crate) fn finish(
+    image: &Arc<Image>,
+    put: impl FnOnce(Vec<Arc<Image>>) -> io::Result<()>,
+) -> io::Result<()> {
+    check(image)?;
+    if !image.is_flat.load(Ordering::SeqCst) {
+        return Err(io::Error::other("another image is in its place: begin again"));
+    }
+    let tables = image.tables()?;
+    // It is true from now on, whatever happens.
+    let link = Removed::new(image, &tables)?;
     image.set_closing(true);
     image.wait_for_flushes();
     let finished = image.alone(0..u64::MAX, || {
-        image.flush()?;
-        if tables.reverted() != reverted {
-            return Err(io::Error::other("it was opened again meanwhile: begin again"));
-        }
-        let link = Removed::new(image, &tables)?;
         let next = Arc::new(without_base(image, &tables));
         put(vec![Arc::clone(&next)])?;
-        link.keep();
         image.follow(next);
         Ok(())
     });
-    if finished.is_err() {
-        image.set_closing(false);
+    match finished {
+        Ok(()) => link.keep(),
+        Err(_) => image.set_closing(false),
     }
     finished
 }
@@ -127,6 +156,8 @@ fn without_base(image: &Image, tables: &Arc<Tables>) -> Image {
     });
     let is_first = next.tables.set(Arc::clone(tables));
     debug_assert!(is_first.is_ok(), "it was just made");
+    next.has_lost
+        .store(image.has_lost.load(Ordering::SeqCst), Ordering::SeqCst);
     next
 }
 

@@ -124,6 +124,44 @@ fn flush_of_a_successor_writes_what_was_not_flushed_below_it() {
     assert_eq!([0, 4096, 8192].map(|at| content[at]), [7, 8, 7]);
 }
 
+/// Copies all that is below the image of a rig into it.
+fn copy_up(rig: &mut Rig, size: u64) {
+    assert_eq!(rig.run(flagged(Op::Read, Flags::TASK, 0, size)), Status::Ok);
+    rig.device
+        .replace(&[(DiskId(0), Replacement::SettleFlat)], &|| Ok(()))
+        .unwrap();
+}
+
+#[test]
+fn image_is_flat_only_when_all_was_copied_and_goes_on_without_its_base() {
+    let scratch = Scratch::new("flat");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 -b base -F raw image 2M").is_none() {
+        return;
+    }
+    let mut rig = Rig::at(&scratch.path("image"));
+    let early = replace(&mut rig, Replacement::Flat).unwrap_err();
+    assert!(early.to_string().contains("begin again"), "{early}");
+    let early = replace(&mut rig, Replacement::SettleFlat).unwrap_err();
+    assert!(
+        early.to_string().contains("at 0 is still read from below"),
+        "{early}"
+    );
+    // What the disk grows by shows nothing of the base.
+    copy_up(&mut rig, 2 << 20);
+    assert_eq!(rig.device.resize(DiskId(0), Some(4 << 20)).unwrap(), 4 << 20);
+    assert_eq!(rig.write(Flags::NONE, (3 << 20) + 512, &[5; 512]), Status::Ok);
+    replace(&mut rig, Replacement::Flat).unwrap();
+    std::fs::remove_file(scratch.path("base")).unwrap();
+    assert_eq!(rig.write(Flags::NONE, 512, &[4; 512]), Status::Ok);
+    rig.flush();
+    drop(rig);
+    check(&scratch, &scratch.path("image"));
+    let content = raw_content(&scratch, &scratch.path("image"));
+    let found = [0, 512, 1 << 20, (3 << 20) + 512].map(|at| content[at]);
+    assert_eq!(found, [3, 4, 0, 5]);
+}
+
 #[test]
 fn reset_shows_the_base_again_and_gives_the_space_back() {
     let scratch = Scratch::new("reset");

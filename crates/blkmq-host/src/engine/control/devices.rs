@@ -192,7 +192,10 @@ impl Control {
     /// # Errors
     /// There is no such disk, the disks are of several queues, one that is to be emptied has users, or a drive refuses.
     pub fn replace_disks(&self, wanted: &[(String, Replacement)]) -> Result<(), Error> {
-        let _changing = self.changing()?;
+        let changing = self.changing()?;
+        // That takes long and changes nothing: other changes go on meanwhile.
+        let is_change = |(_, replacement): &(String, Replacement)| *replacement != Replacement::SettleFlat;
+        let _changing = wanted.iter().any(is_change).then_some(changing);
         let disks = self.shared.disks();
         let mut found: Vec<(DiskId, Replacement)> = Vec::new();
         let mut queue = None;

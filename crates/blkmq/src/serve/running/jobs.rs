@@ -210,7 +210,9 @@ impl Running {
             copied.is_ok(),
             "a part of it could not be copied ({copied:?}): see the log"
         );
-        Ok(self.control().replace_disks(&[(name, Replacement::Flat)])?)
+        let replace = |wanted| self.control().replace_disks(&[(name.clone(), wanted)]);
+        replace(Replacement::SettleFlat)?;
+        Ok(replace(Replacement::Flat)?)
     }
 }
 
