@@ -297,7 +297,13 @@ impl Device for FileDevice {
         };
         let put = |opened: Vec<Arc<qcow2::Image>>| {
             set(&opened);
-            refresh()
+            refresh().inspect_err(|_| {
+                // Nothing of what they have is written any more.
+                opened.iter().for_each(|image| image.set_closing(true));
+                set(&former);
+                // Contexts that have them let them go.
+                let _ = refresh();
+            })
         };
         if let ([(_, wanted)], [image]) = (disks, &former[..]) {
             match wanted {

@@ -156,14 +156,15 @@ impl Image {
     }
 
     /// From now on, or not any more, flushes go by the threads: the image is about to be replaced.
-    pub(super) fn set_closing(&self, on: bool) {
+    pub(crate) fn set_closing(&self, on: bool) {
         self.is_closing.store(on, Ordering::SeqCst);
     }
 
-    /// Tells it under which number a drive has it, and where its requests are announced. Once.
+    /// Tells it under which number a drive has it, and where its requests are announced; once more if its successor could
+    /// not stay.
     pub(crate) fn join(&self, guests: &Arc<Guests>, disk: DiskId) {
-        let joined = self.place.set((Arc::clone(guests), disk));
-        debug_assert!(joined.is_ok(), "an image joins one drive");
+        let (_, joined) = self.place.get_or_init(|| (Arc::clone(guests), disk));
+        debug_assert_eq!(*joined, disk, "an image joins one drive");
     }
 
     /// The right to use what is there, beside others.

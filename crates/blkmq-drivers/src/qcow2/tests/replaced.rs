@@ -133,6 +133,62 @@ fn copy_up(rig: &mut Rig, size: u64) {
 }
 
 #[test]
+fn image_whose_successor_a_context_refuses_is_in_its_place_again() {
+    let scratch = Scratch::new("refused");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    for wanted in [
+        Replacement::Flat,
+        Replacement::Reset,
+        Replacement::Snapshot(scratch.path("first")),
+    ] {
+        let words = "create -q -f qcow2 -b base -F raw image 2M";
+        if qemu(&scratch, "qemu-img", words).is_none() {
+            return;
+        }
+        let mut rig = Rig::at(&scratch.path("image"));
+        assert_eq!(rig.write(Flags::NONE, 65536, &[4; 4096]), Status::Ok);
+        copy_up(&mut rig, 2 << 20);
+        let (device, mut refused) = (rig.device.clone(), true);
+        let hctx = std::cell::RefCell::new((&mut rig.hctx, &mut refused));
+        let refresh = || {
+            let (hctx, refused) = &mut *hctx.borrow_mut();
+            hctx.refresh_disks().map_err(std::io::Error::other)?;
+            match std::mem::take(*refused) {
+                true => Err(std::io::Error::other("no")),
+                false => Ok(()),
+            }
+        };
+        let error = device
+            .replace(&[(DiskId(0), wanted.clone())], &refresh)
+            .unwrap_err();
+        assert_eq!(error.to_string(), "no");
+        // What is written now is in the image, and the image on its base.
+        assert_eq!(rig.write(Flags::NONE, 1 << 20, &[5; 4096]), Status::Ok);
+        let found = [0, 65536, 1 << 20].map(|at| rig.read(at, 512)[0]);
+        assert_eq!(found, [3, 4, 5], "{wanted:?}");
+        rig.flush();
+        device
+            .replace(&[(DiskId(0), Replacement::BeginFlat)], &|| Ok(()))
+            .unwrap();
+        drop(rig);
+        drop(device);
+        check(&scratch, &scratch.path("image"));
+        let content = raw_content(&scratch, &scratch.path("image"));
+        assert_eq!(
+            [content[0], content[65536], content[1 << 20]],
+            [3, 4, 5],
+            "{wanted:?}"
+        );
+        let info = qemu(&scratch, "qemu-img", "info -f qcow2 image").unwrap();
+        assert!(info.contains("backing file: base"), "{info}");
+        std::fs::remove_file(scratch.path("image")).unwrap();
+        for left in ["first", "image.blkmq-old", "image.blkmq-new"] {
+            assert!(!scratch.path(left).exists(), "{wanted:?}: {left}");
+        }
+    }
+}
+
+#[test]
 fn image_is_flat_only_when_all_was_copied_and_goes_on_without_its_base() {
     let scratch = Scratch::new("flat");
     std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
