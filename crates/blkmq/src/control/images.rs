@@ -46,8 +46,7 @@ pub(super) fn reset(_: &mut Session, params: Value, daemon: &Daemon) -> Result<V
 }
 
 fn replace(daemon: &Daemon, wanted: &[(String, Replacement)]) -> Result<Value, Failure> {
-    let control = daemon.running.control();
-    control.replace_disks(wanted).map_err(anyhow::Error::from)?;
+    daemon.running.replace_disks(wanted)?;
     Ok(json!({}))
 }
 

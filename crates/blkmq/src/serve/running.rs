@@ -194,13 +194,16 @@ impl Running {
         Ok((place.transpose()?, config.detail))
     }
 
-    /// Permits no change any more, since the daemon ends, and waits for the one that is under way, for
-    /// a while: it may wait for a drive that does not answer.
+    /// Permits no change any more, since the daemon ends, and waits for the one that is under way and for work on images,
+    /// which is given up, for a while: they may wait for a drive that does not answer.
     pub(crate) fn close(&self) {
         self.gate.close();
-        self.jobs.cancel_all();
         if self.wait_for_change().is_none() {
             tracing::error!("a change has not ended after {CHANGE_MAX:?}: the daemon ends beside it");
+        }
+        // Before the images are closed: nothing is written to them afterwards.
+        if !self.jobs.end_all(CHANGE_MAX) {
+            tracing::error!("work on an image has not ended after {CHANGE_MAX:?}: the daemon ends beside it");
         }
     }
 
@@ -474,6 +477,9 @@ impl Running {
     }
 
     fn remove_disk(&self, state: &mut State, (old, new): (&Config, &Config), name: &str) -> Result<()> {
+        if !self.jobs.end(name, CHANGE_MAX) {
+            anyhow::bail!("disk {name}: work on its image has not ended after {CHANGE_MAX:?}: try again");
+        }
         let others = without(&self.engine.disks(), name);
         if let Err(error) = self.offer(state, new, &others) {
             self.offer_again(state, &state.config.clone());

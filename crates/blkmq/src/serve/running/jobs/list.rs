@@ -1,0 +1,225 @@
+//! The jobs of a daemon: which disks have one, how far each is, and how those that have ended went.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use blkmq_host::service::Waker;
+
+/// The jobs, by their disks; of those that have ended, the last one of a disk, and the last [`KEPT`] of all.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs(Mutex<BTreeMap<String, Arc<Job>>>);
+
+/// A job.
+#[derive(Debug, Default)]
+pub(super) struct Job {
+    /// Bytes of the disk, and those that are done with. Relaxed, as all uses: counts for people.
+    pub(super) all: AtomicU64,
+    pub(super) done: AtomicU64,
+    is_cancelled: AtomicBool,
+    /// Wakes its requests' service, so that it finds out that it is cancelled.
+    waker: Mutex<Option<Waker>>,
+    /// When and how it ended.
+    end: Mutex<Option<(Instant, Result<(), String>)>>,
+    ended: Condvar,
+}
+
+/// What is told of a job.
+pub(crate) struct Report {
+    pub(crate) disk: String,
+    pub(crate) all: u64,
+    pub(crate) done: u64,
+    /// How it ended, if it did.
+    pub(crate) end: Option<Result<(), String>>,
+}
+
+impl Jobs {
+    /// All of them.
+    pub(crate) fn reports(&self) -> Vec<Report> {
+        let report = |(disk, job): (&String, &Arc<Job>)| Report {
+            disk: disk.clone(),
+            all: job.all.load(Ordering::Relaxed),
+            done: job.done.load(Ordering::Relaxed),
+            end: job.lock_end().as_ref().map(|(_, end)| end.clone()),
+        };
+        self.lock().iter().map(report).collect()
+    }
+
+    /// Gives a disk's job up: it ends soon.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn cancel(&self, disk: &str) -> Result<()> {
+        let job = self.lock().get(disk).filter(|job| !job.has_ended()).cloned();
+        let job = job.with_context(|| format!("disk {disk}: nothing is done to it: see ctl jobs"))?;
+        job.cancel();
+        Ok(())
+    }
+
+    /// Checks that a disk has no job.
+    ///
+    /// # Errors
+    /// It has one.
+    pub(super) fn check_free(&self, disk: &str) -> Result<()> {
+        let is_free = self.lock().get(disk).is_none_or(|job| job.has_ended());
+        ensure!(
+            is_free,
+            "disk {disk}: it is being made flat: wait for the end, which ctl jobs shows, or give that up by ctl cancel {disk}"
+        );
+        Ok(())
+    }
+
+    /// Adds a job of a disk that has none.
+    ///
+    /// # Errors
+    /// There are [`RUNNING_MAX`].
+    pub(super) fn add(&self, disk: &str) -> Result<Arc<Job>> {
+        let mut jobs = self.lock();
+        let running = jobs.values().filter(|job| !job.has_ended()).count();
+        ensure!(
+            running < RUNNING_MAX,
+            "disk {disk}: {running} disks are being made flat, and more cannot be at a time: wait for one of them, see ctl jobs"
+        );
+        let job = Arc::new(Job::default());
+        jobs.insert(disk.to_owned(), Arc::clone(&job));
+        let mut ended: Vec<(Instant, String)> = jobs
+            .iter()
+            .filter_map(|(disk, job)| Some((job.lock_end().as_ref()?.0, disk.clone())))
+            .collect();
+        ended.sort_unstable();
+        let spare = ended.len().saturating_sub(KEPT);
+        ended.iter().take(spare).for_each(|(_, disk)| {
+            jobs.remove(disk);
+        });
+        Ok(job)
+    }
+
+    /// Removes a disk's job, which has not begun.
+    pub(super) fn remove(&self, disk: &str) {
+        self.lock().remove(disk);
+    }
+
+    /// Gives up the job of a disk, if there is one, and waits until it has ended. Returns whether it has, within `limit`.
+    pub(in crate::serve::running) fn end(&self, disk: &str, limit: Duration) -> bool {
+        let job = self.lock().get(disk).cloned();
+        end_within(job.as_slice(), limit)
+    }
+
+    /// The same of all.
+    pub(in crate::serve::running) fn end_all(&self, limit: Duration) -> bool {
+        let all: Vec<_> = self.lock().values().cloned().collect();
+        end_within(&all, limit)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Job>>> {
+        lock(&self.0)
+    }
+}
+
+fn end_within(jobs: &[Arc<Job>], limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    jobs.iter().for_each(|job| job.cancel());
+    jobs.iter().all(|job| {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = job
+            .ended
+            .wait_timeout_while(job.lock_end(), left, |end| end.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_some()
+    })
+}
+
+impl Job {
+    fn has_ended(&self) -> bool {
+        self.lock_end().is_some()
+    }
+
+    fn cancel(&self) {
+        // Relaxed: it says nothing of other memory.
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        if let Some(waker) = &*lock(&self.waker) {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Who has its requests is woken when it is cancelled.
+    pub(super) fn is_done_by(&self, waker: Waker) {
+        *lock(&self.waker) = Some(waker);
+    }
+
+    pub(super) fn end(&self, how: Result<(), String>) {
+        *self.lock_end() = Some((Instant::now(), how));
+        self.ended.notify_all();
+    }
+
+    fn lock_end(&self) -> MutexGuard<'_, Option<(Instant, Result<(), String>)>> {
+        lock(&self.end)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Most jobs at a time: each has a thread.
+const RUNNING_MAX: usize = 16;
+/// Jobs that have ended and are still listed.
+const KEPT: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_beyond_the_limit_are_refused_until_one_has_ended() {
+        let jobs = Jobs::default();
+        let all: Vec<_> = (0..RUNNING_MAX)
+            .map(|number| jobs.add(&format!("vm{number}")).unwrap())
+            .collect();
+        let refused = jobs.add("other").unwrap_err().to_string();
+        assert!(refused.contains("disk other: 16 disks"), "{refused}");
+        assert!(jobs.check_free("vm3").is_err());
+        all[3].end(Ok(()));
+        jobs.check_free("vm3").unwrap();
+        jobs.add("other").unwrap();
+        jobs.add("another").unwrap_err();
+    }
+
+    #[test]
+    fn jobs_that_have_ended_long_ago_are_forgotten() {
+        let jobs = Jobs::default();
+        let running = jobs.add("running").unwrap();
+        for number in 0..KEPT + 9 {
+            jobs.add(&format!("vm{number}")).unwrap().end(Ok(()));
+        }
+        jobs.add("next").unwrap();
+        let listed: Vec<String> = jobs.reports().into_iter().map(|report| report.disk).collect();
+        assert_eq!(listed.len(), KEPT + 2);
+        for (disk, is_there) in [("vm8", false), ("vm9", true), ("running", true), ("next", true)] {
+            assert_eq!(listed.iter().any(|other| other == disk), is_there, "{disk}");
+        }
+        drop(running);
+    }
+
+    #[test]
+    fn jobs_are_cancelled_and_waited_for_within_one_limit() {
+        let jobs = Jobs::default();
+        let (one, _other) = (jobs.add("one").unwrap(), jobs.add("other").unwrap());
+        assert!(jobs.end("none", Duration::ZERO));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !one.is_cancelled() {
+                    std::thread::yield_now();
+                }
+                one.end(Err("given up".to_owned()));
+            });
+            assert!(jobs.end("one", Duration::from_secs(60)));
+        });
+        assert!(!jobs.end_all(Duration::from_millis(1)));
+    }
+}
