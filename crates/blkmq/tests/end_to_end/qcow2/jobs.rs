@@ -180,6 +180,26 @@ fn replaced_image_is_a_change_of_the_daemon() {
 }
 
 #[test]
+fn image_with_snapshots_inside_is_not_made_flat() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let base = scratch.noisy_image("base.raw", 1 << 20, 8);
+    overlay(&scratch, &base, "raw", "vm1.qcow2");
+    let image = scratch.word("vm1.qcow2");
+    run("qemu-img", &["snapshot", "-c", "first", &image]);
+    let daemon = serve(&scratch, &[]);
+    let said = ctl(&scratch, &["flatten", "vm1"]);
+    assert!(said.contains("snapshots inside"), "{said}");
+    daemon.stop();
+    run("qemu-img", &["snapshot", "-a", "first", &image]);
+    run(
+        "qemu-img",
+        &["compare", "-f", "raw", "-F", "qcow2", &base, &image],
+    );
+}
+
 fn serve(scratch: &Scratch, more: &[&str]) -> Daemon {
     let disk = format!("name=vm1,qcow2={},group=/blkmq/jobs", scratch.word("vm1.qcow2"));
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
