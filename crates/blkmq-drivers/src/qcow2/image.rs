@@ -391,6 +391,14 @@ impl Image {
         range.start - range.start % cluster..range.end.next_multiple_of(cluster)
     }
 
+    /// Where what is written of new clusters ends: a data file may end with the disk, inside the last one.
+    pub(super) fn end_of_clusters(&self, range: &Range<u64>) -> u64 {
+        match self.has_beside {
+            true => range.end.min(self.size()),
+            false => range.end,
+        }
+    }
+
     /// The same, by their numbers.
     pub(super) fn clusters(&self, range: &Range<u64>) -> Range<u64> {
         let bits = self.header.cluster_bits;

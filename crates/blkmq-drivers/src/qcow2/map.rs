@@ -73,6 +73,25 @@ struct Page {
     entries: OnceLock<Box<[AtomicU64]>>,
 }
 
+impl Page {
+    /// Forgets those of its granules that are from `first` to before `end`.
+    fn forget(&self, first: u64, end: u64) {
+        let Some(number) = (self.tag.load(Ordering::SeqCst) >> GENERATION_BITS).checked_sub(1) else {
+            return;
+        };
+        let start = number * ENTRIES;
+        let (from, to) = (first.max(start), end.min(start + ENTRIES));
+        if from < to
+            && let Some(entries) = self.entries.get()
+        {
+            let range = (from - start) as usize..(to - start) as usize;
+            entries[range]
+                .iter()
+                .for_each(|entry| entry.store(0, Ordering::SeqCst));
+        }
+    }
+}
+
 /// Who changes the map: one at a time.
 pub(super) struct Writer {
     /// Changes of the image's tables so far: what was looked up before one must not be entered after it.
@@ -151,20 +170,13 @@ impl Map {
 
     /// Forgets the granules from `first` to before `end`.
     pub(super) fn forget(&self, _writer: &mut Writer, first: u64, end: u64) {
-        for page in &self.pages {
-            let Some(number) = (page.tag.load(Ordering::SeqCst) >> GENERATION_BITS).checked_sub(1) else {
-                continue;
-            };
-            let start = number * ENTRIES;
-            let (from, to) = (first.max(start), end.min(start + ENTRIES));
-            if from < to
-                && let Some(entries) = page.entries.get()
-            {
-                let range = (from - start) as usize..(to - start) as usize;
-                entries[range]
-                    .iter()
-                    .for_each(|entry| entry.store(0, Ordering::SeqCst));
-            }
+        let numbers = first / ENTRIES..end.div_ceil(ENTRIES);
+        if numbers.end.saturating_sub(numbers.start) < self.pages.len() as u64 {
+            numbers
+                .filter_map(|number| self.find(number))
+                .for_each(|page| page.forget(first, end));
+        } else {
+            self.pages.iter().for_each(|page| page.forget(first, end));
         }
     }
 

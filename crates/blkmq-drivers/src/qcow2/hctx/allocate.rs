@@ -99,6 +99,7 @@ impl ImageHctx {
         let tables = image.writable_tables()?;
         let (range, cluster) = (rq.offset..rq.offset + rq.len, tables.cluster());
         let whole = image.whole_clusters(&range);
+        let whole = whole.start..image.end_of_clusters(&whole);
         let around = self.around(rq, &whole, cluster)?;
         let view = self.image(rq.disk)?;
         let data = view.files[usize::from(image.data_file())].0;
@@ -245,7 +246,7 @@ impl ImageHctx {
         if !status.is_ok() {
             self.undone.push(cookie);
         }
-        self.copies.extend(allocation.copy);
+        self.keep_copy(allocation.copy);
         // Not announced any more: its clusters are entered.
         self.end_file_part(number, status)
     }
@@ -256,9 +257,17 @@ impl ImageHctx {
             return;
         };
         allocation.land(false);
-        self.copies.extend(allocation.copy);
+        self.keep_copy(allocation.copy);
         self.end_parts(number, 1);
         pool::submit(allocation.job);
+    }
+
+    /// Keeps the memory of a copy for others; after a burst, only what a usual one needs.
+    fn keep_copy(&mut self, copy: Option<Mapping>) {
+        self.copies.extend(copy);
+        if self.allocating.is_empty() {
+            self.copies.truncate(COPIES_KEPT);
+        }
     }
 
     fn take_allocation(&mut self, number: u32) -> Option<Box<Allocation>> {
@@ -316,3 +325,5 @@ impl Allocation {
 
 /// Clusters of at most so many bytes are copied on a reactor.
 const COPY_BYTES: u64 = 256 << 10;
+/// Copies whose memory is kept while none is under way.
+const COPIES_KEPT: usize = 32;

@@ -87,7 +87,7 @@ impl Image {
             is_zero = tables.space.is_fresh(host(range.start)..host(range.end));
         }
         let (mut from, mut to) = (at, end);
-        for part in [range.start..at, end..range.end] {
+        for part in [range.start..at, end..self.end_of_clusters(&range)] {
             if part.is_empty() {
                 continue;
             }

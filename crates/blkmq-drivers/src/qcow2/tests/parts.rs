@@ -190,3 +190,24 @@ const CLUSTER: u64 = 128 << 10;
 /// Requests of a cluster that have an area at a time.
 const AREAS: u64 = 16;
 const ROUNDS: u64 = 400;
+
+/// A block device may end there.
+#[test]
+fn data_file_ends_with_the_disk_inside_its_last_cluster() {
+    let scratch = Scratch::new("ends");
+    // What the base has behind the disk is not copied.
+    std::fs::write(scratch.path("base"), vec![3; 128 << 10]).unwrap();
+    for (name, on) in [("one", ""), ("two", "-b base -F raw")] {
+        let words = format!("create -q -f qcow2 -o data_file={name}.data {on} {name} 100K");
+        if qemu(&scratch, "qemu-img", &words).is_none() {
+            return;
+        }
+        let mut rig = Rig::at(&scratch.path(name));
+        assert_eq!(rig.write(Flags::NONE, 98_304, &[4; 4096]), Status::Ok);
+        rig.flush();
+        let data = std::fs::metadata(scratch.path(&format!("{name}.data"))).unwrap();
+        assert_eq!(data.len(), 100 << 10, "{name}");
+        let around = rig.read(65_536, 512)[0];
+        assert_eq!(around, if on.is_empty() { 0 } else { 3 });
+    }
+}
