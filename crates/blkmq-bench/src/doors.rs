@@ -201,13 +201,7 @@ fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan
     let place = dir.path("s");
     let server = start(command(door, side, queues, &place)?, door, dir, place)?;
     let sample = match door {
-        Door::VhostUser => {
-            let generators = vhost_user::Attached::new(server.place(), queues, depth, sleeps)?;
-            let window = Window::new(usize::from(queues));
-            let loads = (0..).zip(generators.loads);
-            let loads = loads.map(|(index, load)| move |window: &Window| load.run(index, window));
-            run(&server, &window, loads, plan)
-        }
+        Door::VhostUser => run_vhost_user(&server, queues, depth, sleeps, plan),
         Door::Nbd => {
             let connections = connect(server.place(), usize::from(queues), HeaderStyle::Simple)?;
             let mut load = Load::new(connections, depth, BLOCK_BYTES);
@@ -227,6 +221,19 @@ fn measure(door: Door, side: Side, queues: u16, depth: usize, sleeps: bool, plan
         }
     };
     sample.with_context(|| server.last_words())
+}
+
+/// Reads 4 KiB at random over vhost-user, as a virtual machine that sleeps until it is told of ends.
+pub(crate) fn measure_reads(server: &Running, queues: u16, depth: usize, plan: &Plan) -> Result<Sample> {
+    run_vhost_user(server, queues, depth, true, plan).with_context(|| server.last_words())
+}
+
+fn run_vhost_user(server: &Running, queues: u16, depth: usize, sleeps: bool, plan: &Plan) -> Result<Sample> {
+    let generators = vhost_user::Attached::new(server.place(), queues, depth, sleeps)?;
+    let window = Window::new(usize::from(queues));
+    let loads = (0..).zip(generators.loads);
+    let loads = loads.map(|(index, load)| move |window: &Window| load.run(index, window));
+    run(server, &window, loads, plan)
 }
 
 /// Starts a server at a socket, or at a file, which is the disk once it has a size.

@@ -10,6 +10,7 @@ pub mod doors;
 pub mod engine;
 pub mod fairness;
 pub mod histogram;
+pub mod images;
 mod interrupt;
 mod loop_device;
 pub mod nbd;

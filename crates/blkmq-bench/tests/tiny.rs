@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use blkmq_bench::engine::many::{self, Crowd};
 use blkmq_bench::engine::{self, EngineArgs};
 use blkmq_bench::fairness::{self, FairnessArgs};
+use blkmq_bench::images::{self, ImagesArgs};
 use blkmq_bench::nbd::{self, NbdArgs};
 use blkmq_bench::poll::{self, PollArgs};
 use blkmq_bench::run_queue::{self, RunQueueArgs};
@@ -24,6 +25,12 @@ use serde_json::Value;
 struct Nbd {
     #[command(flatten)]
     args: NbdArgs,
+}
+
+#[derive(Parser)]
+struct Images {
+    #[command(flatten)]
+    args: ImagesArgs,
 }
 
 #[derive(Parser)]
@@ -540,6 +547,41 @@ fn nbd_bench_measures_every_peer_that_is_installed() {
         assert!(picture.starts_with("<svg"));
         let _ = (std::fs::remove_file(json), std::fs::remove_file(svg));
     }
+}
+
+#[test]
+fn images_bench_measures_images_of_ours_and_of_qemu_and_raw_files() {
+    for program in ["fio", "qemu-img", "qemu-io", "qemu-storage-daemon"] {
+        if Command::new(program).arg("--version").output().is_err() {
+            return blkmq_testkit::skip(&format!("{program} is not installed (run `cargo xtask setup`)"));
+        }
+    }
+    if !blkmq_testkit::daemon::program().is_file() {
+        return blkmq_testkit::skip("blkmq is not built beside this test (cargo build -p blkmq)");
+    }
+    let json = scratch("images", "json");
+    let line = format!("images --mib 16 --case read4k-depth1,first64k,chain4 {TINY}");
+    let words = line.split_whitespace().map(PathBuf::from);
+    let files = ["--json".into(), json.clone()];
+    images::main(&Images::parse_from(words.chain(files)).args).expect("the bench runs");
+    let report = read(&json);
+    assert_eq!(report["bench"], "images");
+    let rows = report["rows"].as_array().expect("rows").iter();
+    let rows: Vec<(&str, &str)> = rows
+        .inspect(|row| assert!(is_positive(&row["iops"]) && is_positive(&row["p50_ns"]), "{row}"))
+        .filter_map(|row| Some((row["case"].as_str()?, row["side"].as_str()?)))
+        .collect();
+    let wanted = [
+        ("read=4k/depth=1", "ours"),
+        ("read=4k/depth=1", "qemu-storage-daemon"),
+        ("read=4k/depth=1", "ours-raw"),
+        ("first=64k/depth=32", "ours"),
+        ("first=64k/depth=32", "qemu-storage-daemon"),
+        ("read=4k/depth=32/chain=4", "ours"),
+        ("read=4k/depth=32/chain=4", "qemu-storage-daemon"),
+    ];
+    assert_eq!(rows, wanted);
+    let _ = std::fs::remove_file(json);
 }
 
 /// Whether the file supports direct I/O, without which the bench on a file is pointless.

@@ -59,6 +59,8 @@ enum Bench {
     Observers(blkmq_bench::observers::ObserversArgs),
     /// Disks in a Ceph cluster: beside fio's rbd engine and QEMU's servers, shared by weight, and hanging
     Rbd(blkmq_bench::rbd::RbdArgs),
+    /// Disks in qcow2 images: beside qemu-storage-daemon with the same image, and beside raw files
+    Images(blkmq_bench::images::ImagesArgs),
     /// NBD by TLS beside NBD without, ours and others'
     Tls(blkmq_bench::tls::TlsArgs),
     /// How elevators scale to many submitters, in a model of as many CPUs
@@ -98,6 +100,7 @@ fn bench(what: Bench) -> Result<()> {
         Bench::Stats(args) => blkmq_bench::stats::main(&args),
         Bench::Observers(args) => blkmq_bench::observers::main(&args),
         Bench::Rbd(args) => blkmq_bench::rbd::main(&args),
+        Bench::Images(args) => blkmq_bench::images::main(&args),
         Bench::Tls(args) => blkmq_bench::tls::main(&args),
         Bench::Scale(args) => blkmq_bench::scale::main(&args),
     }
