@@ -7,6 +7,7 @@
 mod dbench;
 mod hosts;
 mod initrd;
+mod libvirt;
 mod load;
 mod machine;
 mod nbd_client;
@@ -51,6 +52,9 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
         if is_wanted(kind.name) {
             hosts::run(steps, &place, &kind)?;
         }
+    }
+    if is_wanted(libvirt::TEST) {
+        libvirt::run(steps, &place)?;
     }
     if is_wanted(VIRTUAL_DISK) {
         let program = steps.command_under_test()?;
@@ -368,10 +372,11 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// The tests that `cargo xtask guest NAME` runs.
-const TESTS: [&str; 12] = [
+const TESTS: [&str; 13] = [
     POLLED,
     hosts::HOSTS.name,
     hosts::DM_CRYPT.name,
+    libvirt::TEST,
     VIRTUAL_DISK,
     WEIGHTS,
     DBENCH,

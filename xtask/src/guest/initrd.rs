@@ -18,6 +18,8 @@ pub(super) struct Initrd<'a> {
     modules: BTreeSet<String>,
     /// Commands that load the modules, in this order.
     load: String,
+    /// The tree that has the kernel of the modules.
+    kernel: PathBuf,
 }
 
 impl<'a> Initrd<'a> {
@@ -35,9 +37,15 @@ impl<'a> Initrd<'a> {
             tree,
             modules: BTreeSet::new(),
             load: String::new(),
+            kernel: place.root(),
         };
         initrd.add_program(&place.find_program("busybox")?, "busybox")?;
         Ok(initrd)
+    }
+
+    /// Takes modules of the kernel below another directory.
+    pub(super) fn of_kernel(self, kernel: PathBuf) -> Self {
+        Self { kernel, ..self }
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -90,16 +98,14 @@ impl<'a> Initrd<'a> {
         if !self.modules.insert(file.clone()) {
             return Ok(());
         }
-        let modules = self.place.find_file("lib/modules", "")?.join("kernel");
-        let Some(packed) = find_module(&modules, &file)? else {
+        let Some(found) = find_module(&self.kernel.join("lib/modules"), &file)? else {
             return Ok(());
         };
-        let unpacked = Command::new("xz").arg("-dc").arg(&packed).output()?;
-        ensure!(unpacked.status.success(), "xz -dc {}", packed.display());
-        for needed in needed_modules(&unpacked.stdout) {
+        let module = unpacked(&found)?;
+        for needed in needed_modules(&module) {
             self.add_module(&needed, "")?;
         }
-        fs::write(self.tree.join(format!("{file}.ko")), unpacked.stdout)?;
+        fs::write(self.tree.join(format!("{file}.ko")), module)?;
         self.load
             .push_str(format!("busybox insmod /{file}.ko {options}").trim_end());
         self.load.push('\n');
@@ -121,6 +127,16 @@ impl<'a> Initrd<'a> {
         fs::write(&image, archive.stdout)?;
         Ok(image)
     }
+}
+
+/// The content of a module, which some kernels compress.
+fn unpacked(module: &Path) -> Result<Vec<u8>> {
+    if module.extension().is_some_and(|end| end == "ko") {
+        return Ok(fs::read(module)?);
+    }
+    let unpacked = Command::new("xz").arg("-dc").arg(module).output()?;
+    ensure!(unpacked.status.success(), "xz -dc {}", module.display());
+    Ok(unpacked.stdout)
 }
 
 /// The libraries in the loader's list: `NAME => PATH (ADDRESS)`.
@@ -150,7 +166,7 @@ fn find_module(directory: &Path, name: &str) -> Result<Option<PathBuf>> {
             if let Some(found) = find_module(&path, name)? {
                 return Ok(Some(found));
             }
-        } else if file.replace('_', "-") == format!("{name}.ko.xz") {
+        } else if file.trim_end_matches(".xz").replace('_', "-") == format!("{name}.ko") {
             return Ok(Some(path));
         }
     }

@@ -110,12 +110,31 @@ impl Place {
         let output = self
             .apt("apt-cache", "depends linux-image-cloud-amd64")
             .output()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let mut depends = text
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let found = depends.find(|package| package.starts_with("linux-image-"));
-        Ok(found.context("no kernel is among the packages")?.to_owned())
+        kernel_in(&String::from_utf8_lossy(&output.stdout))
+    }
+
+    /// The kernel of this machine's own Debian, for an emulator of its own, unpacked in a directory of its own.
+    pub(super) fn own_kernel(&self) -> Result<PathBuf> {
+        let directory = self.0.join("own-kernel");
+        let unpacked = directory.join("root");
+        if unpacked.join("boot").is_dir() {
+            return Ok(unpacked);
+        }
+        fs::create_dir_all(&directory)?;
+        let output = Command::new("apt-cache")
+            .args(["depends", "linux-image-cloud-amd64"])
+            .output()?;
+        let package = kernel_in(&String::from_utf8_lossy(&output.stdout))?;
+        let mut download = Command::new("apt-get");
+        download.args(["download", "-qq", "-o", "APT::Sandbox::User=root", &package]);
+        run_shown(download.current_dir(&directory))?;
+        for package in fs::read_dir(&directory)? {
+            let package = package?.path();
+            if package.extension().is_some_and(|end| end == "deb") {
+                run_shown(Command::new("dpkg").arg("-x").arg(package).arg(&unpacked))?;
+            }
+        }
+        Ok(unpacked)
     }
 
     /// Starts the unpacked emulator, so that a missing library is found now.
@@ -145,6 +164,15 @@ impl Place {
         });
         found.with_context(|| format!("nothing in {} begins with {begin:?}", directory.display()))
     }
+}
+
+/// The package of a kernel in the list of what a package needs.
+fn kernel_in(listed: &str) -> Result<String> {
+    let mut depends = listed
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let found = depends.find(|package| package.starts_with("linux-image-"));
+    Ok(found.context("no kernel is among the packages")?.to_owned())
 }
 
 /// The mirror from which this machine gets Debian's packages.
