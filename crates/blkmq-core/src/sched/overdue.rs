@@ -49,10 +49,6 @@ impl Overdue {
             self.young = self.young.saturating_sub(1);
         } else if issued_at < self.before {
             self.count = self.count.saturating_sub(1);
-            if time.is_some_and(|time| time < self.patience()) {
-                // It was no late one: the epochs are too short for what this drive does.
-                self.finds = 0;
-            }
         }
         if let Some(Nanos(time)) = time {
             self.learn(time);
@@ -85,7 +81,9 @@ impl Overdue {
     pub(crate) fn epoch_ends(&self) -> Instant {
         let patience = self.patience();
         let shortened = Nanos(patience.0 >> (2 * self.finds));
-        self.epoch + shortened.max(self.longest_usual().min(patience))
+        // Not so short that what is only slower than most is late.
+        let usual = self.longest_usual().max(Nanos(self.slow_ns + self.slow_ns / 2));
+        self.epoch + shortened.max(usual.min(patience))
     }
 
     /// The usual time of a request.
@@ -144,7 +142,8 @@ const FALL_PART: u64 = 256;
 const PATIENCE_TIMES: u64 = 4;
 const PATIENCE_MIN: Nanos = Nanos::from_millis(1);
 const PATIENCE_MAX: Nanos = Nanos::from_millis(20);
-/// An epoch is shortened at most so often, and to no less than what a request of a usual kind may take.
+/// An epoch is shortened at most so often, and to no less than what a request of a usual kind, or of the slower kinds,
+/// may take.
 const FINDS_MAX: u32 = 8;
 
 #[cfg(test)]

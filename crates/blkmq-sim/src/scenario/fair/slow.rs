@@ -6,6 +6,9 @@
 //! time without an end is their longest wait. What they have beside a neighbour whose requests do not hang is their due.
 
 use std::fmt::{self, Write};
+use std::num::NonZero;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blkmq_core::bio::Op;
 use blkmq_core::ids::GroupId;
@@ -18,7 +21,7 @@ use super::{Case, SECOND, Slow, World, shares};
 pub const NAME: &str = "slow";
 /// A summary, for the command line.
 pub const ABOUT: &str =
-    "asserts what a tenant's requests that hang cost 1 to 8 others: 1080 cases, some minutes; a table";
+    "asserts what a tenant's requests that hang cost 1 to 8 others: 1440 cases, some minutes; a table";
 
 /// A tenant with requests that hang, beside others.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +132,7 @@ impl fmt::Display for SlowCase {
 /// Every combination.
 pub(super) fn cases() -> impl Iterator<Item = SlowCase> {
     let tenants = |(takes, op, all_hang)| {
-        let depths = [1, 16, 64].into_iter();
+        let depths = [1, 4, 16, 64].into_iter();
         depths.flat_map(move |depth| {
             let others = [1, 2, 8].into_iter();
             others.flat_map(move |others| {
@@ -157,15 +160,14 @@ pub(super) fn cases() -> impl Iterator<Item = SlowCase> {
     requests(false).chain(requests(true)).flat_map(tenants)
 }
 
-/// Runs every case.
+/// Runs every case, as many at a time as there are processors.
 ///
 /// # Errors
 /// The table, if the others lack something in any case.
 pub fn table(seed: u64) -> Result<String, String> {
     let (mut table, mut wrong) = (String::new(), 0);
     let (mut wait, mut percent) = (Nanos::ZERO, u64::MAX);
-    for case in cases() {
-        let cost = case.cost(seed);
+    for (case, cost) in costs(seed) {
         (wait, percent) = (wait.max(cost.wait), percent.min(cost.percent));
         if !cost.is_right() {
             wrong += 1;
@@ -178,6 +180,27 @@ pub fn table(seed: u64) -> Result<String, String> {
          longest wait {wait}, least part {percent} %"
     );
     if wrong > 0 { Err(table) } else { Ok(table) }
+}
+
+/// The cost in every case, in their order.
+fn costs(seed: u64) -> Vec<(SlowCase, Cost)> {
+    let cases: Vec<SlowCase> = cases().collect();
+    let costs: Vec<OnceLock<Cost>> = cases.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(case) = cases.get(place) else { return };
+                    costs[place].get_or_init(|| case.cost(seed));
+                }
+            });
+        }
+    });
+    let costs = costs.into_iter().filter_map(OnceLock::into_inner);
+    cases.into_iter().zip(costs).collect()
 }
 
 const SLOW: GroupId = GroupId(1);
