@@ -229,10 +229,15 @@ fn check_reach(socket: &Socket, tls: &Settings) -> Result<(), ServeError> {
         return Ok(());
     };
     let is_here = |address: SocketAddr| address.ip().to_canonical().is_loopback();
+    let address = socket.address();
     if listener.local_addr().is_ok_and(is_here) {
+        if !tls.is_secure() || tls.ca.is_none() {
+            tracing::info!(
+                "export {address}: each user of this host has its disks: a unix socket has an owner"
+            );
+        }
         return Ok(());
     }
-    let address = socket.address();
     match (tls.is_secure(), &tls.ca) {
         (true, Some(_)) => {}
         (true, None) => tracing::warn!(

@@ -105,7 +105,7 @@ impl Address for ConfiguredAddress {
                 "-drive file={},format=raw,if=virtio,cache=none",
                 uri.replace(',', ",,")
             )),
-            Client::Libvirt | Client::NbdClient => self.plain_settings(client, &disk.export),
+            Client::Libvirt | Client::NbdClient => self.plain_settings(client, disk),
             Client::CloudHypervisor | Client::Firecracker | Client::Crosvm => None,
         }
     }
@@ -163,7 +163,7 @@ impl ConfiguredAddress {
     }
 
     /// The words of the kernel's client, and libvirt's element, as far as the address needs no certificates.
-    fn plain_settings(&self, client: Client, export: &str) -> Option<String> {
+    fn plain_settings(&self, client: Client, disk: &Disk) -> Option<String> {
         if self.tls.mode == Mode::Require {
             return None;
         }
@@ -181,8 +181,14 @@ impl ConfiguredAddress {
             ),
             _ => return None,
         };
+        let export = &disk.export;
+        // The kernel's sectors: larger ones than the disk's would hide its partitions, and cut its end off.
+        let sectors = match disk.block_size {
+            SECTOR => String::new(),
+            larger => format!(" -b {larger}"),
+        };
         Some(match client {
-            Client::NbdClient => format!("nbd-client {words} -N {export} -C 4 -b 4096 -t 30 /dev/nbd0"),
+            Client::NbdClient => format!("nbd-client {words} -N {export} -C 4{sectors} -t 30 /dev/nbd0"),
             _ => format!(
                 "<disk type='network' device='disk'>\n  <driver name='qemu' type='raw' cache='none'/>\n  \
                  <source protocol='nbd' name='{}'>\n    <host {host}/>\n    <reconnect delay='60'/>\n  </source>\n  \
@@ -246,6 +252,9 @@ fn escape(text: &str) -> String {
     }
     escaped
 }
+
+/// The kernel's sectors unless its client says otherwise.
+const SECTOR: u32 = 512;
 
 #[cfg(test)]
 mod tests {

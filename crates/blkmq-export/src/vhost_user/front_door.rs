@@ -373,6 +373,11 @@ fn settings(client: Client, disk: &str, path: &str, connects: bool) -> Option<St
     } else {
         "reconnect-ms=1000"
     };
+    let before = if connects {
+        ""
+    } else {
+        "\n# QEMU before 9.2: reconnect=1 instead of reconnect-ms=1000"
+    };
     // The others always connect.
     let may_listen = client == Client::Qemu;
     let settings = match client {
@@ -380,10 +385,11 @@ fn settings(client: Client, disk: &str, path: &str, connects: bool) -> Option<St
         Client::Qemu => format!(
             "-object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
              -chardev socket,id=disk-{disk},path={word},{how} \
-             -device vhost-user-blk-pci,chardev=disk-{disk},num-queues=2"
+             -device vhost-user-blk-pci,chardev=disk-{disk},num-queues=2{before}"
         ),
         Client::Libvirt => format!(
-            "<disk type='vhostuser' device='disk'>\n  <driver name='qemu' type='raw' queues='2'/>\n  \
+            "<!-- its domain: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking> -->\n\
+             <disk type='vhostuser' device='disk'>\n  <driver name='qemu' type='raw' queues='2'/>\n  \
              <source type='unix' path='{}'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>\n  \
              <target dev='vda' bus='virtio'/>\n</disk>",
             xml(path)

@@ -387,6 +387,22 @@ fn command_lists_sets_and_says_what_is_wrong() {
             "\"settings\": \"nbd-client -unix /",
         ),
         (
+            &["show", "disk", "vm1", "--client", "nbd-client"],
+            0,
+            " -N vm1 -C 4 -t 30 /dev/nbd0",
+        ),
+        (
+            &["add", "disk", "wide", "ram=1M", "block_size=4096"],
+            0,
+            "add disk wide",
+        ),
+        (
+            &["show", "disk", "wide", "--client", "nbd-client"],
+            0,
+            " -N wide -C 4 -b 4096 -t 30 /dev/nbd0",
+        ),
+        (&["remove", "disk", "wide"], 0, ""),
+        (
             &["show", "disk", "vm1", "--client", "firecracker"],
             1,
             "no address of it is for firecracker: add an export",

@@ -314,7 +314,7 @@ fn service_manager_knows_the_main_process_and_reload_ends_when_it_serves() {
 }
 
 /// How many upgrades there are under load.
-fn upgrades() -> usize {
+pub(crate) fn upgrades() -> usize {
     let wanted = std::env::var("BLKMQ_UPGRADES").ok();
     wanted.map_or(10, |count| count.parse().expect("BLKMQ_UPGRADES is a number"))
 }

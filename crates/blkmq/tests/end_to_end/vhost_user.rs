@@ -391,7 +391,7 @@ fn driver_with_a_packed_ring_goes_on_under_load_while_other_daemons_take_over() 
 
 /// `BLKMQ_UPGRADES` is the number of upgrades.
 fn upgrade_under_load(ring: Ring) {
-    let upgrades = std::env::var("BLKMQ_UPGRADES").map_or(10, |value| value.parse().expect("a number"));
+    let upgrades = crate::upgrade::upgrades();
     let scratch = Scratch::new();
     let disk = format!("name=vm,file={},size=1M,create=on", scratch.word("vm.raw"));
     let address = format!("unix:{}", scratch.word("{disk}.sock"));

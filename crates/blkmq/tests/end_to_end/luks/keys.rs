@@ -19,6 +19,7 @@ use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::{Said, output_within};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
+use crate::upgrade::upgrades;
 
 /// Runs `blkmq ctl` against the daemon of a test.
 pub(super) fn ctl(scratch: &Scratch, words: &[&str]) -> Said {
@@ -237,7 +238,7 @@ fn clients_of_an_encrypted_disk_go_on_over_upgrades_without_its_key_file() {
     let mut daemon = start(&scratch, &all, &["--upgrade-socket", &upgrade]);
     std::fs::remove_file(scratch.path("key")).expect("the key's file");
     let load = Load::start(&scratch.path("nbd.sock"), "vm1", 3);
-    for _ in 0..5 {
+    for _ in 0..upgrades() {
         std::thread::sleep(Duration::from_millis(50));
         let next = start(&scratch, &all, &["--take-over", &upgrade]);
         let status = daemon.ended_within(Duration::from_secs(20));

@@ -7,6 +7,7 @@ use super::{MIB, keys};
 use crate::common::Scratch;
 use crate::common::tools::{installed, run};
 use crate::upgrade::load::Load;
+use crate::upgrade::upgrades;
 
 #[test]
 fn clients_of_an_encrypted_disk_over_an_image_find_what_they_wrote_after_upgrades() {
@@ -37,7 +38,7 @@ fn clients_of_an_encrypted_disk_over_an_image_find_what_they_wrote_after_upgrade
     let mut daemon = keys::start(&scratch, &all, &["--upgrade-socket", &upgrade]);
     // Each block is allocated by its first write, and read again after it.
     let load = Load::start(&scratch.path("nbd.sock"), "vm1", 3);
-    for _ in 0..5 {
+    for _ in 0..upgrades() {
         std::thread::sleep(Duration::from_millis(50));
         let next = keys::start(&scratch, &all, &["--take-over", &upgrade]);
         let status = daemon.ended_within(Duration::from_secs(20));
