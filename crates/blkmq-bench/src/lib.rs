@@ -13,6 +13,7 @@ pub mod histogram;
 pub mod images;
 mod interrupt;
 mod loop_device;
+pub mod luks;
 pub mod nbd;
 pub mod observers;
 pub mod poll;

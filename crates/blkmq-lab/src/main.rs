@@ -63,6 +63,8 @@ enum Bench {
     Images(blkmq_bench::images::ImagesArgs),
     /// NBD by TLS beside NBD without, ours and others'
     Tls(blkmq_bench::tls::TlsArgs),
+    /// Encrypted disks beside plain ones and qemu-storage-daemon's, and the cipher beside OpenSSL's
+    Luks(blkmq_bench::luks::LuksArgs),
     /// How elevators scale to many submitters, in a model of as many CPUs
     Scale(blkmq_bench::scale::ScaleArgs),
 }
@@ -102,6 +104,7 @@ fn bench(what: Bench) -> Result<()> {
         Bench::Rbd(args) => blkmq_bench::rbd::main(&args),
         Bench::Images(args) => blkmq_bench::images::main(&args),
         Bench::Tls(args) => blkmq_bench::tls::main(&args),
+        Bench::Luks(args) => blkmq_bench::luks::main(&args),
         Bench::Scale(args) => blkmq_bench::scale::main(&args),
     }
 }

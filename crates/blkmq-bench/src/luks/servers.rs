@@ -1,0 +1,228 @@
+//! The servers that are compared, plain and encrypted, on one image.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use blkmq_testkit::Scratch;
+
+use crate::server::{Running, daemon};
+
+/// What serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// This program, the image as it is.
+    Plain,
+    /// This program, what is encrypted in it.
+    Luks,
+    /// qemu-storage-daemon, what is encrypted in it.
+    Qemu,
+}
+
+/// An image in LUKS1 full of noise, a plain one, the header once more in a file, and the key.
+pub(super) struct Image {
+    path: PathBuf,
+    /// Writes to the other one would destroy its header.
+    plain: PathBuf,
+    files: Scratch,
+}
+
+/// What the disks lie on.
+pub(super) enum Drive<'a> {
+    /// Nothing: the header is elsewhere.
+    Null(&'a Image),
+    /// A file in memory.
+    Memory(&'a Image),
+    /// A file on a drive.
+    File(&'a Image),
+}
+
+/// A running server.
+pub(super) struct Server {
+    running: Running,
+    pub(super) uri: String,
+}
+
+impl Side {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Luks => "luks",
+            Self::Qemu => "qemu-luks",
+        }
+    }
+}
+
+impl Image {
+    /// Makes an image in a directory.
+    ///
+    /// # Errors
+    /// There is no `cryptsetup`, it fails, or the file cannot be written.
+    pub(super) fn make(dir: &Path) -> Result<Self> {
+        let path = |kind: &str| dir.join(format!("blkmq-bench-{kind}-{}", std::process::id()));
+        let image = Self {
+            path: path("luks"),
+            plain: path("plain"),
+            files: Scratch::new(),
+        };
+        for path in [&image.path, &image.plain] {
+            let shown = || format!("image {}", path.display());
+            let mut noise = File::open("/dev/urandom")?.take(IMAGE_BYTES);
+            let mut file = File::create(path).with_context(shown)?;
+            std::io::copy(&mut noise, &mut file).with_context(shown)?;
+        }
+        fs::write(image.files.path("key"), "a key of the bench")?;
+        image.format(&["--header", &image.word("header")])?;
+        image.format(&[])?;
+        Ok(image)
+    }
+
+    fn format(&self, words: &[&str]) -> Result<()> {
+        let options = "luksFormat --batch-mode --type luks1 --cipher aes-xts-plain64 --key-size 512";
+        let mut command = Command::new("cryptsetup");
+        command.args(options.split(' '));
+        command.args([
+            "--pbkdf-force-iterations",
+            "1000",
+            "--key-file",
+            &self.word("key"),
+        ]);
+        command.args(words).arg(&self.path).stdin(Stdio::null());
+        let output = command
+            .output()
+            .context("cryptsetup cannot be started: apt-get install cryptsetup-bin")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "cryptsetup luksFormat: {said}");
+        Ok(())
+    }
+
+    fn word(&self, file: &str) -> String {
+        self.files.path(file).display().to_string()
+    }
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+        let _ = fs::remove_file(&self.plain);
+    }
+}
+
+impl Drive<'_> {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Null(_) => "null",
+            Self::Memory(_) => "tmpfs",
+            Self::File(_) => "drive",
+        }
+    }
+
+    /// What can be measured there.
+    pub(super) fn sides(&self) -> &'static [Side] {
+        match self {
+            Self::Null(_) => &[Side::Plain, Side::Luks],
+            _ => &[Side::Plain, Side::Luks, Side::Qemu],
+        }
+    }
+
+    fn image(&self) -> &Image {
+        let (Self::Null(image) | Self::Memory(image) | Self::File(image)) = self;
+        image
+    }
+
+    /// Our disk below, and what an encrypted one needs beside its key.
+    fn disk(&self, side: Side) -> (String, String) {
+        let image = self.image();
+        match (self, side) {
+            (Self::Null(_), _) => (
+                format!("null={IMAGE_BYTES}"),
+                format!(",header={}", image.word("header")),
+            ),
+            (_, Side::Plain) => (format!("file={}", image.plain.display()), String::new()),
+            _ => (format!("file={}", image.path.display()), String::new()),
+        }
+    }
+}
+
+impl Server {
+    /// Starts a server.
+    ///
+    /// # Errors
+    /// It does not serve.
+    pub(super) fn start(side: Side, drive: &Drive<'_>) -> Result<Self> {
+        let dir = Scratch::new();
+        let socket = dir.path("s");
+        let command = match side {
+            Side::Qemu => qemu(drive, &socket),
+            _ => ours(side, drive, &socket)?,
+        };
+        let running = Running::start(command, dir, socket)?;
+        let uri = format!("nbd+unix:///bench?socket={}", running.place().display());
+        Ok(Self { running, uri })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.running.pid()
+    }
+}
+
+fn ours(side: Side, drive: &Drive<'_>, socket: &Path) -> Result<Command> {
+    let (disk, header) = drive.disk(side);
+    let mut command = Command::new(daemon()?);
+    command.args([
+        "serve",
+        "--control",
+        "none",
+        "--nbd",
+        &format!("unix:{}", socket.display()),
+    ]);
+    match side {
+        Side::Plain => command.args(["--disk", &format!("name=bench,{disk}")]),
+        _ => {
+            let key = drive.image().word("key");
+            command.args(["--disk", &format!("name=bench,luks=below,key={key}{header}")]);
+            command.args(["--disk", &format!("name=below,{disk}")])
+        }
+    };
+    Ok(command)
+}
+
+fn qemu(drive: &Drive<'_>, socket: &Path) -> Command {
+    let image = drive.image();
+    let direct = match drive {
+        Drive::File(_) => "on",
+        _ => "off",
+    };
+    let mut command = Command::new("qemu-storage-daemon");
+    for (option, words) in [
+        ("--object", format!("secret,id=key,file={}", image.word("key"))),
+        (
+            "--blockdev",
+            format!(
+                "driver=file,node-name=file,filename={},aio=io_uring,cache.direct={direct}",
+                image.path.display()
+            ),
+        ),
+        (
+            "--blockdev",
+            "driver=luks,node-name=luks,file=file,key-secret=key".to_owned(),
+        ),
+        (
+            "--nbd-server",
+            format!("addr.type=unix,addr.path={}", socket.display()),
+        ),
+        (
+            "--export",
+            "type=nbd,id=export,node-name=luks,name=bench,writable=on".to_owned(),
+        ),
+    ] {
+        command.args([option, &words]);
+    }
+    command
+}
+
+/// Bytes of an image.
+const IMAGE_BYTES: u64 = 256 << 20;
