@@ -12,6 +12,7 @@ pub mod fairness;
 pub mod histogram;
 pub mod images;
 mod interrupt;
+pub mod library;
 mod loop_device;
 pub mod luks;
 pub mod nbd;

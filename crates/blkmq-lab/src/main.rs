@@ -65,6 +65,8 @@ enum Bench {
     Tls(blkmq_bench::tls::TlsArgs),
     /// Encrypted disks beside plain ones and qemu-storage-daemon's, and the cipher beside OpenSSL's
     Luks(blkmq_bench::luks::LuksArgs),
+    /// The library in Rust and C, beside the engine alone, libblkio and tokio
+    Library(blkmq_bench::library::LibraryArgs),
     /// How elevators scale to many submitters, in a model of as many CPUs
     Scale(blkmq_bench::scale::ScaleArgs),
 }
@@ -105,6 +107,7 @@ fn bench(what: Bench) -> Result<()> {
         Bench::Images(args) => blkmq_bench::images::main(&args),
         Bench::Tls(args) => blkmq_bench::tls::main(&args),
         Bench::Luks(args) => blkmq_bench::luks::main(&args),
+        Bench::Library(args) => blkmq_bench::library::main(&args),
         Bench::Scale(args) => blkmq_bench::scale::main(&args),
     }
 }

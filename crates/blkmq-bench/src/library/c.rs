@@ -1,0 +1,61 @@
+//! The side through C: the shared library, loaded as a C program has it loaded, so that nothing is inlined.
+
+use std::ffi::CString;
+
+use anyhow::{Context, Result, ensure};
+use blkmq_engine::Buffer;
+
+use super::sys::{Api, Completion, Handles, Io};
+use super::{BLOCK, Side};
+use crate::offsets::Offsets;
+
+/// The functions of `blkmq.h` on an open queue.
+pub(super) struct C {
+    /// Closed first: what is under way uses the buffers.
+    handles: Handles,
+    offsets: Offsets,
+    idle: Vec<usize>,
+    room: Vec<Completion>,
+    buffers: Vec<Buffer>,
+}
+
+impl C {
+    /// Opens the disk `d` that is described as for `--disk`.
+    pub(super) fn open(disk: &str, depth: usize) -> Result<Box<dyn Side>> {
+        let api = Api::load()?;
+        let pairs = disk.split(',').filter_map(|pair| pair.split_once('='));
+        let keys: Vec<String> = pairs
+            .filter(|(key, _)| *key != "name")
+            .map(|(key, value)| format!("{key} = \"{value}\""))
+            .collect();
+        let config = CString::new(format!("[disk.d]\n{}\n", keys.join("\n"))).context("a text")?;
+        let handles = Handles::open(api, &config)?;
+        Ok(Box::new(Self {
+            offsets: Offsets::new(handles.disk_size(), BLOCK as u64, true, 1),
+            handles,
+            idle: (0..depth).collect(),
+            room: (0..depth).map(|_| Completion::default()).collect(),
+            buffers: (0..depth).map(|_| Buffer::new(BLOCK)).collect(),
+        }))
+    }
+}
+
+impl Side for C {
+    fn batch(&mut self) -> Result<u64> {
+        while let Some(slot) = self.idle.pop() {
+            let data = self.buffers[slot].as_mut_ptr();
+            let io = Io::read(self.offsets.next(), BLOCK as u64, data.cast(), slot);
+            let code = self.handles.submit(&io);
+            ensure!(code == 0, "blkmq_queue_submit: {code}");
+        }
+        let count = self.handles.wait(&mut self.room);
+        let ended = usize::try_from(count)
+            .ok()
+            .with_context(|| format!("blkmq_queue_wait: {count}"))?;
+        for completion in &self.room[..ended] {
+            ensure!(completion.code == 0, "a read ended with {}", completion.code);
+            self.idle.push(completion.user);
+        }
+        Ok(ended as u64)
+    }
+}
