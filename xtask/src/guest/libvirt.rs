@@ -82,7 +82,7 @@ fn walk(kernel: &Path, program: &Path, initrd: &Path, dir: &Path) -> Result<()> 
     daemon = Daemon::start(program, dir, None)?;
     session.wait_for("vda", "right")?;
     println!("    the domain went on after a kill of the daemon");
-    // Behind the kill: QEMU 7.2 does not connect a disk again that was attached while the machine ran.
+    // Behind the kill: libvirt 9.0 and QEMU 7.2 do not connect a disk again that was attached while the machine ran.
     let vdb = session.write("vdb.xml", &daemon.xml("vdb")?)?;
     session.virsh(&["attach-device", NAME, &vdb, "--live"])?;
     session.wait_for("vdb", "right")?;
