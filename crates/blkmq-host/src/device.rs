@@ -36,6 +36,10 @@ pub enum State {
     Failing,
     /// The latest request found no room on the drive.
     Full,
+    /// Nothing is at the path of its file any more.
+    Missing,
+    /// Another file is at the path of its file.
+    Replaced,
     /// An encrypted disk without its key.
     Locked,
     /// Somebody else has taken the lock that this process had: nothing is written any more.
@@ -48,10 +52,12 @@ pub enum State {
 
 impl State {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Ok,
         Self::Failing,
         Self::Full,
+        Self::Missing,
+        Self::Replaced,
         Self::Locked,
         Self::LockLost,
         Self::Truncated,
@@ -64,6 +70,8 @@ impl State {
             Self::Ok => "ok",
             Self::Failing => "failing",
             Self::Full => "full",
+            Self::Missing => "missing",
+            Self::Replaced => "replaced",
             Self::Locked => "locked",
             Self::LockLost => "lock_lost",
             Self::Truncated => "truncated",
@@ -344,7 +352,11 @@ pub trait Allocation: Send + Sync {
     /// Notes that all present losses were reported to a user.
     fn mark_losses_seen(&self, _disk: DiskId) {}
 
-    /// How a disk is, as far as its requests have shown; of a disk on others, the worst of theirs. Does not block.
+    /// Looks at what no request of a disk shows, and [`Self::state`] tells from then on: whether its file is still at its
+    /// path. May block for as long as a local filesystem takes to look a name up. A disk on others has none of its own.
+    fn look(&self, _disk: DiskId) {}
+
+    /// How a disk is, as far as its requests and looks have shown; of a disk on others, the worst of theirs. Does not block.
     fn state(&self, _disk: DiskId) -> State {
         State::Ok
     }

@@ -220,6 +220,11 @@ impl Disk {
         self.allocation.losses(self.id)
     }
 
+    /// Looks at what no request shows; see [`Allocation::look`]. May block: for threads that have no requests.
+    pub fn look(&self) {
+        self.allocation.look(self.id);
+    }
+
     /// How it is; see [`Allocation::state`].
     pub fn state(&self) -> State {
         self.allocation.state(self.id)

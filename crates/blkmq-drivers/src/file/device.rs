@@ -71,6 +71,23 @@ impl Shared {
         disks.get(disk).into_iter().for_each(|file| visit(file));
     }
 
+    /// Looks what is at the paths of the files that a disk writes: on network filesystems, too, if the caller `may_wait`.
+    /// Not under the lock, which reactors take: it may block.
+    fn look_at_paths(&self, disk: DiskId, may_wait: bool) {
+        let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(feature = "qcow2")]
+        if let Some(image) = disks.image(disk).cloned() {
+            drop(disks);
+            let is_moving = || image.is_closing();
+            let files = image.own_files();
+            return files.for_each(|file| file.look_at_path(may_wait, is_moving));
+        }
+        let file = disks.get(disk).cloned();
+        drop(disks);
+        file.into_iter()
+            .for_each(|file| file.look_at_path(may_wait, || false));
+    }
+
     /// Adds the table of a new hardware context.
     pub(super) fn add_announced(&self, depth: u32) -> Arc<Announced> {
         let announced = Arc::new(Announced::new(depth));
@@ -259,6 +276,7 @@ impl Device for FileDevice {
     }
 
     fn resize(&self, disk: DiskId, wanted: Option<u64>) -> io::Result<u64> {
+        self.shared.look_at_paths(disk, true);
         let disks = self.shared.disks();
         #[cfg(feature = "qcow2")]
         if let Some(image) = disks.image(disk) {
@@ -451,6 +469,10 @@ impl Allocation for FileDevice {
 
     fn mark_losses_seen(&self, disk: DiskId) {
         self.shared.for_each_file(disk, FileDisk::mark_losses_seen);
+    }
+
+    fn look(&self, disk: DiskId) {
+        self.shared.look_at_paths(disk, false);
     }
 
     fn state(&self, disk: DiskId) -> State {

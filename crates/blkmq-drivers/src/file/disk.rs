@@ -1,7 +1,8 @@
 //! One disk in a file: its size and alignment, and the operations that its filesystem does not support.
-//! `extents` has its holes, `health` how its requests end, `losses` what of it is lost. Made by `open`, joined with others by `device`, used
+//! `at_path` looks what others find at its path, `extents` has its holes, `health` how its requests end, `losses` what of it is lost. Made by `open`, joined with others by `device`, used
 //! by all hardware contexts at once.
 
+mod at_path;
 mod extents;
 mod health;
 mod losses;
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use blkmq_core::time::{Instant, Nanos};
@@ -92,6 +93,8 @@ pub struct FileDisk {
     pub(super) is_failing: AtomicBool,
     /// Whether the last failure was for lack of room.
     pub(super) is_full: AtomicBool,
+    /// What the latest look has found at its path: see `at_path`.
+    at_path: AtomicU8,
     log: LogBudget,
     pub(super) errors: AtomicU64,
 }
@@ -167,6 +170,7 @@ impl FileDisk {
             look_due: AtomicU64::new(0),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            at_path: AtomicU8::default(),
             log: LogBudget::new("it"),
             errors: AtomicU64::new(0),
         }

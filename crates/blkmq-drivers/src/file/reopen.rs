@@ -91,7 +91,7 @@ impl FileDisk {
     }
 
     /// Returns whether this file was opened, by another mount of its filesystem: its number and when it was made say so.
-    fn is_on_another_mount(&self, there: &Metadata) -> bool {
+    pub(super) fn is_on_another_mount(&self, there: &Metadata) -> bool {
         let inode = self.id.map(|id| id.inode);
         let birth = there.created().ok();
         there.is_file() && Some(there.ino()) == inode && birth.is_some() && birth == self.birth

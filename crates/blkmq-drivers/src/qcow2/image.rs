@@ -155,6 +155,11 @@ impl Image {
         is_settled && !self.is_dirty() && !self.is_closing.load(Ordering::SeqCst)
     }
 
+    /// Returns whether another image takes its place, or has taken it.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::SeqCst)
+    }
+
     /// From now on, or not any more, flushes go by the threads: the image is about to be replaced.
     pub(crate) fn set_closing(&self, on: bool) {
         self.is_closing.store(on, Ordering::SeqCst);

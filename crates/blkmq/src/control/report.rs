@@ -13,7 +13,7 @@ use blkmq_core::time::Nanos;
 use blkmq_export::client_settings::Client;
 use blkmq_host::Error;
 use blkmq_host::control::Control;
-use blkmq_host::disk::{MAPPED, QueueId};
+use blkmq_host::disk::{Disk, MAPPED, QueueId};
 use serde_json::{Map, Value, json};
 
 use super::readings::Reading;
@@ -43,7 +43,9 @@ pub(super) fn status(daemon: &Daemon) -> Value {
 pub(super) fn disks(control: &Control) -> Value {
     let queues: BTreeMap<QueueId, String> = names(control);
     let disks = control.disks();
-    let disk = |disk: &blkmq_host::disk::Disk| {
+    // All of them first: a disk on others has their state.
+    disks.iter().for_each(Disk::look);
+    let disk = |disk: &Disk| {
         json!({
             "name": disk.name,
             "description": disk.description,

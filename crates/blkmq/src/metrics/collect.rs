@@ -9,6 +9,7 @@ use blkmq_config::Detail;
 use blkmq_core::bio::Direction;
 use blkmq_core::stat::{GroupStats, Histogram};
 use blkmq_host::device::State;
+use blkmq_host::disk::Disk;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
@@ -60,6 +61,10 @@ impl Taken {
     fn take(daemon: &Daemon, form: Form, detail: Detail) -> Self {
         let (control, common) = (daemon.running.control(), daemon.running.common());
         let disks = control.disks();
+        if detail.disks {
+            // All of them first: a disk on others has their state.
+            disks.iter().for_each(Disk::look);
+        }
         let queues = daemon.readings.take(daemon);
         Self {
             form,

@@ -1,14 +1,17 @@
-//! What `ctl list disks` says of disks whose drives are elsewhere, and of disks on others.
+//! What `ctl list disks` and the metrics say of disks whose drives are elsewhere or whose files are not where they were, and of
+//! disks on others.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use blkmq::control::client::Client as Control;
+use rustix::process::Signal;
 use serde_json::json;
 
 use crate::common::nbd::Client;
-use crate::common::pattern::BLOCK;
+use crate::common::pattern::{BLOCK, block};
 use crate::common::{Daemon, Scratch};
+use crate::metrics;
 
 /// The state of each disk, by its name.
 fn states(scratch: &Scratch) -> BTreeMap<String, String> {
@@ -35,9 +38,9 @@ fn await_state(scratch: &Scratch, disks: &[&str], state: &str) -> BTreeMap<Strin
 }
 
 fn serve(scratch: &Scratch, disks: &[&str]) -> Daemon {
-    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
-    let control = format!("unix:{}", scratch.word("control.sock"));
-    let mut words = vec!["--nbd", &nbd, "--control", &control];
+    let [nbd, control, metrics] =
+        ["nbd", "control", "metrics"].map(|of| format!("unix:{}", scratch.word(&format!("{of}.sock"))));
+    let mut words = vec!["--nbd", &nbd, "--control", &control, "--metrics", &metrics];
     disks.iter().for_each(|disk| words.extend(["--disk", disk]));
     Daemon::start(&words)
 }
@@ -96,4 +99,108 @@ fn state_of_a_truncated_member_is_that_of_the_disk_on_it() {
     daemon.stop();
 }
 
+/// The states of a disk for which `blkmq_disk_state` is 1; it has a series for each state.
+fn states_in_metrics(scratch: &Scratch, disk: &str) -> Vec<String> {
+    let text = metrics::text(&scratch.path("metrics.sock"));
+    let series = format!("blkmq_disk_state{{disk=\"{disk}\",state=\"");
+    let all = text.lines().filter_map(|line| line.strip_prefix(&series));
+    let values: Vec<(&str, &str)> = all.filter_map(|rest| rest.split_once("\"} ")).collect();
+    assert_eq!(values.len(), STATES.len(), "{text}");
+    assert!(
+        STATES
+            .iter()
+            .all(|state| values.iter().any(|(found, _)| found == state)),
+        "{values:?}"
+    );
+    let is_in = |(state, value): &(&str, &str)| (*value == "1.0").then(|| (*state).to_owned());
+    values.iter().filter_map(is_in).collect()
+}
+
+#[test]
+fn state_of_a_disk_whose_file_is_truncated_is_in_the_metrics() {
+    let scratch = Scratch::new();
+    let image = scratch.image("vm.raw", 4 << 20);
+    let daemon = serve(&scratch, &[&format!("name=vm,file={image}"), "name=ram,ram=4M"]);
+    assert_eq!(states_in_metrics(&scratch, "vm"), ["ok"]);
+    let file = std::fs::File::options().write(true).open(&image);
+    file.expect("the image").set_len(1 << 20).expect("it shrinks");
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    let _ = client.read(2 << 20, BLOCK);
+    assert_eq!(states_in_metrics(&scratch, "vm"), ["truncated"]);
+    assert_eq!(states_in_metrics(&scratch, "ram"), ["ok"]);
+    daemon.stop();
+}
+
+#[test]
+fn image_that_is_removed_moved_or_replaced_is_shown_as_such_and_logged_once() {
+    let scratch = Scratch::new();
+    let [removed, replaced, moved] =
+        ["removed", "replaced", "moved"].map(|name| scratch.image(name, 4 << 20));
+    let mut daemon = serve(
+        &scratch,
+        &[
+            &format!("name=removed,file={removed}"),
+            &format!("name=replaced,file={replaced}"),
+            &format!("name=moved,file={moved}"),
+            "name=ram,ram=4M",
+            "name=whole,striped=removed+ram",
+        ],
+    );
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "replaced").expect("it is served");
+    let of = |found: &BTreeMap<String, String>| {
+        ["removed", "replaced", "moved", "whole", "ram"].map(|disk| found[disk].clone())
+    };
+    assert_eq!(of(&states(&scratch)), ["ok"; 5]);
+    // Each kind of look finds one of them.
+    std::fs::remove_file(&removed).expect("it is there");
+    assert_eq!(of(&states(&scratch)), ["missing", "ok", "ok", "missing", "ok"]);
+    std::fs::rename(scratch.image("new", 4 << 20), &replaced).expect("both are there");
+    assert_eq!(states_in_metrics(&scratch, "replaced"), ["replaced"]);
+    let aside = scratch.path("aside");
+    std::fs::rename(&moved, &aside).expect("it is there");
+    daemon.signal(Signal::HUP);
+    let line = |file: &str, what: &str| format!("file {file:?}: {what}");
+    let missing = "nothing is at its path any more";
+    let is_logged = line(&moved, missing);
+    assert!(daemon.wait_for(LONG, |said| said.contains(&is_logged)));
+    let found = states(&scratch);
+    assert_eq!(of(&found), ["missing", "replaced", "missing", "missing", "ok"]);
+    // Clients go on.
+    client.write(0, &block(0, 1)).expect("a write");
+    assert_eq!(client.read(0, BLOCK).expect("a read"), block(0, 1));
+    std::fs::rename(&aside, &moved).expect("both are there");
+    let found = states(&scratch);
+    assert_eq!(of(&found), ["missing", "replaced", "ok", "missing", "ok"]);
+    let deleted =
+        "and what is written goes to a deleted file that nobody can open again: copy it through the daemon";
+    let all = [
+        line(&removed, &format!("{missing}, {deleted}")),
+        line(&replaced, &format!("another file is at its path, {deleted}")),
+        line(
+            &moved,
+            &format!(
+                "{missing}, and what is written goes to the one that was opened, which has another name"
+            ),
+        ),
+        line(&moved, "is at its path again"),
+    ];
+    for wanted in all {
+        assert!(daemon.wait_for(LONG, |said| said.contains(&wanted)), "{wanted}");
+        let count = daemon.said().matches(&wanted).count();
+        assert_eq!(count, 1, "{wanted}");
+    }
+    daemon.stop();
+}
+
+const STATES: [&str; 9] = [
+    "ok",
+    "failing",
+    "full",
+    "missing",
+    "replaced",
+    "locked",
+    "lock_lost",
+    "truncated",
+    "gone",
+];
 const LONG: Duration = Duration::from_secs(20);

@@ -10,14 +10,16 @@ use rustix::io::Errno;
 use super::FileDisk;
 
 impl FileDisk {
-    /// How its latest requests have ended.
+    /// How its latest requests have ended, and what was found at its path.
     pub(in crate::file) fn state(&self) -> State {
-        match self.is_failing.load(Ordering::Relaxed) || self.flush_failed.load(Ordering::Relaxed) {
-            _ if self.is_truncated() => State::Truncated,
-            true if self.is_full.load(Ordering::Relaxed) => State::Full,
-            true => State::Failing,
-            false => State::Ok,
-        }
+        let of_requests =
+            match self.is_failing.load(Ordering::Relaxed) || self.flush_failed.load(Ordering::Relaxed) {
+                _ if self.is_truncated() => State::Truncated,
+                true if self.is_full.load(Ordering::Relaxed) => State::Full,
+                true => State::Failing,
+                false => State::Ok,
+            };
+        of_requests.max(self.state_of_path())
     }
 
     /// Counts a failed request, and logs it if the one before did not fail, unless too many lines

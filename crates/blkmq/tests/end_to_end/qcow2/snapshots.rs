@@ -2,7 +2,11 @@
 //! new.
 
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use blkmq::control::client::Client as Control;
+use serde_json::json;
 
 use crate::common::daemon::program;
 use crate::common::nbd::Client;
@@ -93,6 +97,52 @@ fn reset_is_refused_while_a_client_has_the_disk_and_then_shows_its_base() {
     );
     assert!(ctl(&scratch, &["snapshot", "raw=/x"]).contains("no such disk"));
     daemon.stop();
+}
+
+#[test]
+fn image_that_the_daemon_replaces_is_at_its_path_and_a_removed_one_is_missing() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let daemon = serve(&scratch, &["vm1"]);
+    let is_over = AtomicBool::new(false);
+    let looks = std::thread::scope(|threads| {
+        let looks = threads.spawn(|| {
+            let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+            let mut looks = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                assert_eq!(states(&mut control), ["ok"]);
+                looks += 1;
+            }
+            looks
+        });
+        let mut refusals = Vec::new();
+        for number in 0..3 {
+            let wanted = format!("vm1={}", scratch.word(&format!("before{number}")));
+            refusals.push(ctl(&scratch, &["snapshot", &wanted]));
+            refusals.push(ctl(&scratch, &["reset", "vm1"]));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(refusals, [""; 6]);
+        looks.join().expect("each look finds it well")
+    });
+    assert!(looks > 0);
+    let said = daemon.said();
+    assert!(!said.contains("at its path"), "{said}");
+    std::fs::remove_file(scratch.path("vm1.qcow2")).expect("it is there");
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    assert_eq!(states(&mut control), ["missing"]);
+    daemon.stop();
+}
+
+/// The states of all disks.
+fn states(control: &mut Control) -> Vec<String> {
+    let disks = control.call("disk.list", &json!({})).expect("an answer");
+    let disks = disks.as_array().expect("a list").iter();
+    disks
+        .map(|disk| disk["state"].as_str().expect("a text").to_owned())
+        .collect()
 }
 
 #[test]
