@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use blkmq_host::device::State;
+
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::installed;
@@ -204,6 +206,46 @@ fn examples_for_prometheus_and_grafana_name_metrics_that_there_are() {
     let unknown: Vec<&str> = names.filter(known).collect();
     assert_eq!(unknown, [""; 0], "in\n{text}");
     daemon.stop();
+}
+
+#[test]
+fn alert_of_disks_tells_of_each_state_but_ok_and_locked() {
+    if !installed(&["promtool"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/prometheus/blkmq.rules.yml");
+    let mut series = String::new();
+    let mut alerts = String::new();
+    for state in State::ALL.map(State::name) {
+        // The disk has had this state for 5 minutes, and its former one before.
+        for (name, values) in [(state, "0 1x5"), ("other", "1 0x5")] {
+            let labels = format!("instance=\"h\", disk=\"d-{state}\", state=\"{name}\"");
+            series += &format!("      - {{series: 'blkmq_disk_state{{{labels}}}', values: '{values}'}}\n");
+        }
+        if !["ok", "locked"].contains(&state) {
+            let labels = format!("{{severity: critical, instance: h, disk: d-{state}, state: {state}}}");
+            let summary = format!("h: disk d-{state} is {state}: blkmq ctl list disks, and its log");
+            alerts +=
+                &format!("          - {{exp_labels: {labels}, exp_annotations: {{summary: '{summary}'}}}}\n");
+        }
+    }
+    let test = format!(
+        "rule_files: [{rules:?}]\ntests:\n  - interval: 1m\n    input_series:\n{series}    alert_rule_test:\n      - eval_time: 5m\n        \
+         alertname: BlkmqDiskNotOk\n        exp_alerts:\n{alerts}"
+    );
+    let path = scratch.path("test.yml");
+    std::fs::write(&path, &test).expect("it is written");
+    let said = Command::new("promtool")
+        .args(["test", "rules"])
+        .arg(&path)
+        .output();
+    let said = said.expect("the tool runs");
+    assert!(
+        said.status.success(),
+        "{}\n{test}",
+        String::from_utf8_lossy(&[said.stdout, said.stderr].concat())
+    );
 }
 
 #[test]
