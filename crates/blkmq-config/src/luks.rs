@@ -15,6 +15,7 @@ use blkmq_host::Control;
 use blkmq_host::device::FileId;
 use blkmq_host::disk::Disk;
 use blkmq_host::encrypted::{EncryptedData, EncryptedSpec, SectorCipher};
+use blkmq_host::found::{open_file, open_file_or_device};
 use blkmq_host::value::{self, ConfigError};
 use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts, secret};
 
@@ -165,7 +166,12 @@ impl KeySource {
             Self::Command(_) => "a command is run when the daemon starts, and not later",
             _ => "there are no credentials of systemd's here",
         })?;
-        Ok(Secret::read_from(File::open(path)?)?)
+        let file = match self {
+            // Whatever the daemon was given; a pipe is read until its writers have closed it.
+            Self::Descriptor(_) => File::open(path)?,
+            _ => open_file(&path)?,
+        };
+        Ok(Secret::read_from(file)?)
     }
 }
 
@@ -411,7 +417,7 @@ enum HeaderPlace<'a> {
 impl<'a> HeaderPlace<'a> {
     fn of(control: &'a Control, source: &LuksSource) -> Result<Self> {
         if let Some(path) = &source.header {
-            let file = File::open(path).with_context(|| format!("header {}", path.display()))?;
+            let file = open_file_or_device(path).with_context(|| format!("header {}", path.display()))?;
             return Ok(Self::File(file));
         }
         let disks = control.disks();

@@ -7,7 +7,7 @@
 //! | `reactor` | one thread with one place to wait: it runs the queues, calls doors ([`service`]), and [`sleep`]s or [`mod@wait`]s |
 //! | `uring` | a thread's io_uring, shared among drivers and doors ([`ring`]) |
 //!
-//! [`device`] is the interface that a drive implements, [`value`] defines how the values of keys are written.
+//! [`device`] is the interface that a drive implements, [`found`] opens what a configuration names, [`value`] defines how the values of keys are written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod clock;
@@ -15,6 +15,7 @@ pub mod device;
 pub mod disk;
 pub mod engine;
 pub mod error;
+pub mod found;
 pub mod group_paths;
 mod log_budget;
 pub mod process;

@@ -2,8 +2,10 @@
 
 use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -224,12 +226,16 @@ fn read(path: &Path) -> Result<Vec<u8>, FileError> {
         path: path.to_owned(),
         cause,
     };
-    let is_regular = std::fs::metadata(path).map_err(unreadable)?.is_file();
-    if !is_regular {
+    // What is opened is what is looked at, and the open of a pipe does not wait.
+    let mut options = File::options();
+    options
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let file = options.open(path).map_err(unreadable)?;
+    if !file.metadata().map_err(unreadable)?.is_file() {
         return Err(content(path, "is no regular file"));
     }
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(unreadable)?;
     file.take(BYTES_MAX + 1)
         .read_to_end(&mut bytes)
         .map_err(unreadable)?;
@@ -253,3 +259,61 @@ const CURVES: [(&str, &str); 7] = [
 const ALGORITHMS: [(&str, &str); 2] = [("1.3.101.112", "Ed25519"), ("1.3.101.113", "Ed448")];
 /// More than all authorities that a system knows.
 const BYTES_MAX: u64 = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use rustix::fs::{CWD, Mode};
+
+    use super::*;
+
+    #[test]
+    fn file_in_whose_place_a_pipe_is_put_is_read_or_refused_and_nobody_waits() {
+        let directory = std::env::temp_dir().join(format!("blkmq-tls-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let [path, file, pipe, next] = ["path", "file", "pipe", "next"].map(|name| directory.join(name));
+        fs::write(&file, "content").unwrap();
+        fs::write(&path, "content").unwrap();
+        rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let swaps = thread::spawn({
+            let (is_over, path) = (Arc::clone(&is_over), path.clone());
+            move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    for one in [&pipe, &file] {
+                        fs::hard_link(one, &next).unwrap();
+                        fs::rename(&next, &path).unwrap();
+                    }
+                }
+            }
+        });
+        let (done, counts) = mpsc::channel();
+        thread::spawn(move || {
+            let (start, mut counts) = (Instant::now(), [0, 0]);
+            // Both of them are met, but for a machine that is too busy.
+            while start.elapsed() < Duration::from_secs(1) || counts.contains(&0) {
+                match read(&path) {
+                    Ok(bytes) => {
+                        assert_eq!(bytes, b"content");
+                        counts[0] += 1;
+                    }
+                    Err(error) => {
+                        assert!(error.to_string().ends_with("is no regular file"), "{error}");
+                        counts[1] += 1;
+                    }
+                }
+            }
+            let _ = done.send(counts);
+        });
+        let counts = counts.recv_timeout(Duration::from_secs(30));
+        is_over.store(true, Ordering::Relaxed);
+        swaps.join().unwrap();
+        counts.expect("no read waits for a writer");
+        fs::remove_dir_all(directory).unwrap();
+    }
+}

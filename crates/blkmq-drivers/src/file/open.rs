@@ -3,13 +3,13 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use blkmq_host::device::FileId;
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags};
+use blkmq_host::found::Found;
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use super::bounce::BLOCK_BYTES_MAX;
@@ -156,17 +156,17 @@ fn lock_for(purpose: Purpose, file: &File, config: &FileConfig) -> Result<Lock, 
 fn open_or_create(purpose: Purpose, config: &FileConfig) -> Result<(File, bool), FileError> {
     let mut options = File::options();
     options.read(true).write(!config.read_only);
-    match look(&config.path) {
-        Ok((found, kind)) => {
-            refuse_other_kinds(kind, config)?;
-            if kind == FileType::BlockDevice && !config.read_only && !lock::is_inherited(&config.path) {
+    match Found::at(&config.path) {
+        Ok(found) => {
+            refuse_other_kinds(&found, config)?;
+            if found.is_block_device() && !config.read_only && !lock::is_inherited(&config.path) {
                 // For a block device, O_EXCL without O_CREAT demands that nothing in the kernel, a mount
                 // for instance, uses it. After a takeover the outgoing daemon has checked that, and the
                 // inherited lock's descriptor keeps it so.
                 options.custom_flags(libc::O_EXCL);
             }
-            // What was looked at, not what is there by now: opening a pipe blocks, and opening a device may do anything.
-            let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+            // What was looked at, not what is there by now.
+            let path = found.path();
             let file = options.open(&path).or_else(|error| match purpose {
                 Purpose::Check if error.kind() == io::ErrorKind::ResourceBusy => {
                     open_in_use(&path).ok_or(error)
@@ -200,25 +200,14 @@ fn open_in_use(path: &str) -> Option<File> {
     lock::is_held(&file).then_some(file)
 }
 
-/// What is at a path, without access to its content, and of which kind it is.
-fn look(path: &Path) -> io::Result<(OwnedFd, FileType)> {
-    let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
-    Ok((found, kind))
-}
-
-fn refuse_other_kinds(kind: FileType, config: &FileConfig) -> Result<(), FileError> {
-    let kind = match kind {
-        FileType::RegularFile | FileType::BlockDevice => return Ok(()),
-        FileType::Directory => "a directory",
-        FileType::CharacterDevice => "a character device",
-        FileType::Fifo => "a pipe",
-        _ => "a socket",
-    };
-    Err(FileError::Kind {
-        path: config.path.clone(),
-        kind,
-    })
+fn refuse_other_kinds(found: &Found, config: &FileConfig) -> Result<(), FileError> {
+    match found.is_file() || found.is_block_device() {
+        true => Ok(()),
+        false => Err(FileError::Kind {
+            path: config.path.clone(),
+            kind: found.kind(),
+        }),
+    }
 }
 
 /// Removes a file that was made, unless something else is in its place by now.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use blkmq_config::{Config, DiskSpec};
+use blkmq_host::found::open_file_or_device;
 
 /// The files that clients can write to. A clone shares them, so that they are synced with no lock held.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +51,7 @@ impl Files {
         let found = writable.find(|spec| spec.name == disk);
         let written = found.and_then(|disk| Some(disk.source.driver()?.file()?.path));
         if let Some(path) = written {
-            let file = File::open(path)
+            let file = open_file_or_device(path)
                 .with_context(|| format!("file {}: cannot be opened once more", path.display()))?;
             self.0.push(Arc::new(Written {
                 disk: disk.to_owned(),
@@ -111,7 +112,30 @@ fn paths<'a>(config: &'a Config, disk: &str) -> Vec<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use rustix::fs::{CWD, Mode};
+
     use super::*;
+
+    #[test]
+    fn pipe_in_the_place_of_a_served_file_is_refused_at_once() {
+        let pipe = std::env::temp_dir().join(format!("blkmq-last-sync-{}", std::process::id()));
+        rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        let config = Config {
+            disks: vec![DiskSpec::parse(&format!("name=vm,file={}", pipe.display())).unwrap()],
+            ..Config::default()
+        };
+        let (done, said) = mpsc::channel();
+        std::thread::spawn(move || done.send(format!("{:#}", Files::open(&config).unwrap_err())));
+        let said = said.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(
+            said.contains("cannot be opened once more: it is a pipe"),
+            "{said}"
+        );
+        std::fs::remove_file(pipe).unwrap();
+    }
 
     #[test]
     fn file_that_fails_does_not_keep_the_others_from_being_synced_and_all_are_named() {

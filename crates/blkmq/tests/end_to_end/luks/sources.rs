@@ -11,6 +11,7 @@ use super::{MIB, serve};
 use crate::common::daemon::{program, serve_command};
 use crate::common::nbd::{Client, Command as Request};
 use crate::common::pattern::{BLOCK, block};
+use crate::common::tools::run;
 use crate::common::{Daemon, Scratch};
 
 /// The words that serve an image whose key is said to be somewhere.
@@ -87,6 +88,33 @@ fn descriptor_that_is_not_there_leaves_its_disk_locked() {
         daemon,
         "disk vm1: stays locked: key fd:77: No such file",
     );
+}
+
+#[test]
+fn key_or_header_that_is_a_pipe_leaves_its_disk_locked_and_nobody_waits() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    let pipe = scratch.word("pipe");
+    run("mkfifo", &[&pipe]);
+    let keys = crypt.key_file();
+    for (key, why) in [
+        (
+            pipe.clone(),
+            format!("disk vm1: stays locked: key {pipe}: it is a pipe, and must be a regular file"),
+        ),
+        (
+            format!("{keys},header={pipe}"),
+            format!("header {pipe}: it is a pipe, and must be a regular file or a block device"),
+        ),
+    ] {
+        let words = words(&scratch, &image, &key);
+        let daemon = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        is_locked(&scratch, daemon, &why);
+    }
 }
 
 #[test]
