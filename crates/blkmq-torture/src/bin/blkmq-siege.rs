@@ -29,7 +29,7 @@ struct Args {
     /// Run only this setting
     #[arg(long)]
     setting: Option<String>,
-    /// Show the tenant's latencies, and judge only the longest
+    /// Show the latencies of the tenant beside each attack, and judge only the longest and the typical one
     #[arg(long)]
     lenient: bool,
     /// Be a client of the daemon at this socket: attackers start this

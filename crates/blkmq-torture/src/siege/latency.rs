@@ -51,6 +51,19 @@ impl Latencies {
         let too_long = judged.filter(|(_, pairs)| median(pairs).part_of_allowed() > 1.0);
         too_long.map(|(attack, _)| *attack).collect()
     }
+
+    /// Returns the median p99 of all windows with attacks, whatever the attack; none if there was no window. Few windows
+    /// of a busy machine do not move it, a daemon that has everybody wait does.
+    pub fn typical(&self) -> Option<Duration> {
+        let mut all: Vec<Duration> = self
+            .by_attack
+            .values()
+            .flatten()
+            .map(|pair| pair.beside)
+            .collect();
+        all.sort_unstable();
+        all.get(all.len().saturating_sub(1) / 2).copied()
+    }
 }
 
 impl fmt::Display for Latencies {
@@ -121,5 +134,20 @@ mod tests {
         }
         latencies.note("seldom", pair(100, 9000));
         assert_eq!(latencies.too_long(), ["two"]);
+    }
+
+    #[test]
+    fn typical_p99_is_that_of_most_windows_of_all_attacks() {
+        let mut latencies = Latencies::default();
+        assert_eq!(latencies.typical(), None);
+        latencies.note("one", pair(100, 70_000));
+        latencies.note("one", pair(100, 300));
+        latencies.note("two", pair(100, 200));
+        assert_eq!(latencies.typical(), Some(Duration::from_micros(300)));
+        // Those that wait as long without an attack: no comparison of the two finds it.
+        let slow = pair(60_000, 60_000);
+        (0..3).for_each(|_| latencies.note("three", slow));
+        assert!(latencies.too_long().is_empty());
+        assert_eq!(latencies.typical(), Some(slow.beside));
     }
 }
