@@ -64,6 +64,8 @@ pub(crate) fn replace(
     let opened = match replaced {
         Ok(opened) => opened,
         Err(error) => {
+            // The former files are at their places again before anybody looks there.
+            drop(begun);
             close(false);
             return Err(error);
         }

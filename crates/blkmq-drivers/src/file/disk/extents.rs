@@ -44,13 +44,14 @@ impl FileDisk {
     }
 
     /// Returns whether a byte of a file of an image is in a hole, or behind the end, and for how many bytes, at most `len`,
-    /// that goes on.
+    /// that goes on. A filesystem that is not known to be local and true to its data is not asked: it may hang, or call a
+    /// hole what was written a moment ago, and a hole is never copied.
     ///
     /// # Errors
     /// The system's.
     #[cfg(feature = "qcow2")]
     pub(crate) fn look_for_hole(&self, at: u64, len: u64) -> io::Result<(bool, u64)> {
-        if self.is_block_device() {
+        if self.is_block_device() || self.may_block {
             return Ok((false, len));
         }
         let find = |from, otherwise| match rustix::fs::seek(&self.file, from) {

@@ -18,7 +18,7 @@ use super::{Image, Parts};
 /// Says why an image cannot be made flat.
 ///
 /// # Errors
-/// It has no base, is not written, or has snapshots inside, which may read from the base as well.
+/// It has no base, is not written, has snapshots inside, which may read from the base as well, or a base is not whole.
 pub(crate) fn check(image: &Image) -> io::Result<()> {
     match (&image.base, image.read_only) {
         (None, _) => Err(io::Error::other("it lies on nothing")),
@@ -26,8 +26,23 @@ pub(crate) fn check(image: &Image) -> io::Result<()> {
         _ if image.header.snapshots > 0 => Err(io::Error::other(
             "it has snapshots inside, which may read from its base: delete them with qemu-img first",
         )),
-        _ => Ok(()),
+        _ => check_bases(image),
     }
+}
+
+/// Says whether a raw base has become shorter since it was opened: what it has lost reads as zeroes, and would for ever.
+fn check_bases(image: &Image) -> io::Result<()> {
+    let bases = image.base.iter().flat_map(|base| base.all());
+    for base in bases.filter(|base| base.header.is_none()) {
+        let (end, had) = (base.disk.end()?, base.size);
+        if end < had {
+            let path = base.path.display();
+            return Err(io::Error::other(format!(
+                "its base {path} ends at {end} and ended at {had} bytes: restore it first"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Copies what is below a range into the image, beside requests of others. Blocks.

@@ -6,11 +6,12 @@ mod list;
 mod walk;
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use blkmq_config::live;
 use blkmq_core::bio::Status;
 use blkmq_core::ids::{GroupId, ReactorId};
@@ -72,7 +73,9 @@ impl Running {
     }
 
     fn work(&self, disk: &Disk, group: GroupId, job: &Arc<Job>) {
-        let ended = self.copy_and_finish(disk, group, job);
+        // A job that never ends would keep its disk, and each take-over, from all others.
+        let work = AssertUnwindSafe(|| self.copy_and_finish(disk, group, job));
+        let ended = catch_unwind(work).unwrap_or_else(|_| Err(anyhow!("the daemon failed: see the log")));
         match &ended {
             Ok(()) => tracing::info!("disk {}: its image lies on nothing now", disk.name),
             Err(error) => tracing::warn!(

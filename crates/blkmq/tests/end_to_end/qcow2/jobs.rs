@@ -200,6 +200,31 @@ fn image_with_snapshots_inside_is_not_made_flat() {
     );
 }
 
+#[test]
+fn image_on_a_base_that_was_cut_off_is_not_made_flat_until_the_base_is_whole() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let base = scratch.noisy_image("base.raw", 1 << 20, 8);
+    let content = std::fs::read(&base).expect("the base");
+    overlay(&scratch, &base, "raw", "vm1.qcow2");
+    let daemon = serve(&scratch, &[]);
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&base)
+        .expect("the base");
+    file.set_len(1 << 18).expect("it becomes shorter");
+    let said = ctl(&scratch, &["flatten", "vm1"]);
+    assert!(said.contains("restore it first"), "{said}");
+    std::fs::write(&base, content).expect("there is room");
+    assert_eq!(ctl(&scratch, &["flatten", "vm1"]), "");
+    daemon.stop();
+    let image = scratch.word("vm1.qcow2");
+    let words = ["compare", "-f", "raw", "-F", "qcow2", &base, &image];
+    run("qemu-img", &words);
+}
+
 fn serve(scratch: &Scratch, more: &[&str]) -> Daemon {
     let disk = format!("name=vm1,qcow2={},group=/blkmq/jobs", scratch.word("vm1.qcow2"));
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
