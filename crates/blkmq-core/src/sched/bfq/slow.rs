@@ -43,13 +43,17 @@ impl SlowQueues {
     pub(super) fn completed(&mut self, id: usize, time: Nanos, least: Nanos, now: Instant) {
         let stretch =
             (time.0.saturating_mul(ONE) / least.0.max(1)).clamp(ONE, u64::from(u32::MAX / MEAN_OF)) as u32;
-        let counted_max = if time < LATE_MIN { SLOW_TIMES } else { STRETCH_MAX };
+        // Well below the threshold, which moves with the leader.
+        let counted_max = if time < LATE_MIN {
+            STRETCH_USUAL
+        } else {
+            STRETCH_MAX
+        };
         let own = &mut self.stretches[id];
         *own = match *own {
-            0 => stretch.min(self.lowest.saturating_mul(SLOW_TIMES)),
+            0 => stretch.min(self.lowest.saturating_mul(STRETCH_USUAL)),
             // A pause of the drive is no property of a queue: some in a row are.
-            mean => (mean * (MEAN_OF - 1) + stretch.min(self.lowest.saturating_mul(counted_max)))
-                .div_ceil(MEAN_OF),
+            mean => (mean * (MEAN_OF - 1) + stretch.min(self.lowest.saturating_mul(counted_max))) / MEAN_OF,
         };
         if id == self.leader || *own < self.lowest || now.since(self.seen_at) >= LEADS_FOR {
             (self.leader, self.lowest, self.seen_at) = (id, *own, now);
@@ -69,6 +73,7 @@ const ONE: u64 = 1024;
 /// The mean is one of about so many requests, each counted up to so many times the leader's stretch.
 const MEAN_OF: u32 = 8;
 const STRETCH_MAX: u32 = 2 * SLOW_TIMES;
+const STRETCH_USUAL: u32 = SLOW_TIMES / 2;
 /// A queue is slow if its requests take more than so many times as long as the leader's.
 const SLOW_TIMES: u32 = 16;
 /// Whatever others take, less than this makes nobody slow: a drive's own work takes so long beside what its cache has.
@@ -127,6 +132,7 @@ mod tests {
         };
         assert!(!far_longer(999), "a drive's own work");
         assert!(far_longer(1_000));
+        assert!(!far_longer(500), "it is slow no more");
     }
 
     #[test]
