@@ -182,13 +182,12 @@ impl ConfiguredAddress {
             _ => return None,
         };
         let export = &disk.export;
-        // The kernel's sectors: larger ones than the disk's would hide its partitions, and cut its end off.
-        let sectors = match disk.block_size {
-            SECTOR => String::new(),
-            larger => format!(" -b {larger}"),
-        };
+        // The kernel's sectors: others than the disk's would hide its partitions, and larger ones cut its end off. Versions
+        // of the client differ in what they are unless it is said.
+        let sectors = disk.block_size;
         Some(match client {
-            Client::NbdClient => format!("nbd-client {words} -N {export} -C 4{sectors} -t 30 /dev/nbd0"),
+            Client::NbdClient if sectors > SECTOR_MAX => return None,
+            Client::NbdClient => format!("nbd-client {words} -N {export} -C 4 -b {sectors} -t 30 /dev/nbd0"),
             _ => format!(
                 "<disk type='network' device='disk'>\n  <driver name='qemu' type='raw' cache='none'/>\n  \
                  <source protocol='nbd' name='{}'>\n    <host {host}/>\n    <reconnect delay='60'/>\n  </source>\n  \
@@ -253,8 +252,8 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// The kernel's sectors unless its client says otherwise.
-const SECTOR: u32 = 512;
+/// The largest sectors that the kernel's client can ask for.
+const SECTOR_MAX: u32 = 4096;
 
 #[cfg(test)]
 mod tests {

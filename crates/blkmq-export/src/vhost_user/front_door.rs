@@ -373,11 +373,6 @@ fn settings(client: Client, disk: &str, path: &str, connects: bool) -> Option<St
     } else {
         "reconnect-ms=1000"
     };
-    let before = if connects {
-        ""
-    } else {
-        "\n# QEMU before 9.2: reconnect=1 instead of reconnect-ms=1000"
-    };
     // The others always connect.
     let may_listen = client == Client::Qemu;
     let settings = match client {
@@ -385,7 +380,7 @@ fn settings(client: Client, disk: &str, path: &str, connects: bool) -> Option<St
         Client::Qemu => format!(
             "-object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem \
              -chardev socket,id=disk-{disk},path={word},{how} \
-             -device vhost-user-blk-pci,chardev=disk-{disk},num-queues=2{before}"
+             -device vhost-user-blk-pci,chardev=disk-{disk},num-queues=2"
         ),
         Client::Libvirt => format!(
             "<!-- its domain: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking> -->\n\

@@ -389,7 +389,7 @@ fn command_lists_sets_and_says_what_is_wrong() {
         (
             &["show", "disk", "vm1", "--client", "nbd-client"],
             0,
-            " -N vm1 -C 4 -t 30 /dev/nbd0",
+            " -N vm1 -C 4 -b 512 -t 30 /dev/nbd0",
         ),
         (
             &["add", "disk", "wide", "ram=1M", "block_size=4096"],
