@@ -159,7 +159,9 @@ impl Serving {
                     cx.ring_client().push_poll(fd, libc::POLLIN, false, POLL);
                 }
             }
-            (Phase::Suspended, End::Client(stream)) if !self.registration.has_settled() => {
+            // Once: a later report would take the place of this one.
+            (Phase::Suspended, _) if self.registration.has_settled() => {}
+            (Phase::Suspended, End::Client(stream)) => {
                 let socket = stream.as_fd().try_clone_to_owned();
                 self.registration.settle(socket.ok().map(|socket| Saved {
                     door: NAME,
@@ -168,7 +170,7 @@ impl Serving {
                     fds: vec![Arc::new(socket)],
                 }));
             }
-            (Phase::Suspended, _) => self.registration.settle(None),
+            (Phase::Suspended, End::Listener(_)) => self.registration.settle(None),
             (Phase::Gone, end) => {
                 if let End::Listener(socket) = end {
                     socket.disown();
