@@ -22,6 +22,7 @@ mod reopen;
 mod slot;
 mod syncs;
 mod sys;
+mod watch;
 
 pub use config::{Direct, FileConfig};
 pub use device::FileDevice;

@@ -23,6 +23,7 @@ use super::disk::{self, FileDisk};
 use super::disks::{Disks, NewDisk};
 use super::hctx::FileHctx;
 use super::locks::Announced;
+use super::watch;
 use crate::mapping::Mapping;
 #[cfg(feature = "qcow2")]
 use crate::qcow2::{self, Change, Guests, ImageHctx, PARTS};
@@ -118,7 +119,9 @@ impl Shared {
         #[cfg(feature = "qcow2")]
         let before = disks.image(id).cloned();
         disks.set(id, disk);
+        let file = disks.get(id).cloned();
         drop(disks);
+        file.iter().for_each(watch::watch);
         #[cfg(feature = "qcow2")]
         if let Some(image) = before {
             // Not under the lock: it blocks.

@@ -1,8 +1,9 @@
 //! One disk in a file: its size and alignment, and the operations that its filesystem does not support.
-//! `at_path` looks what others find at its path, `extents` has its holes, `health` how its requests end, `losses` what of it is lost. Made by `open`, joined with others by `device`, used
-//! by all hardware contexts at once.
+//! `at_path` looks what others find at its path, `end` where it ends, `extents` has its holes, `health` how its requests end,
+//! `losses` what of it is lost. Made by `open`, joined with others by `device`, used by all hardware contexts at once.
 
 mod at_path;
+mod end;
 mod extents;
 mod health;
 mod losses;
@@ -17,7 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use blkmq_core::time::{Instant, Nanos};
+use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
 use blkmq_host::device::FileId;
 use rustix::fs::SeekFrom;
@@ -86,8 +87,10 @@ pub struct FileDisk {
     /// a client was told of.
     pub(super) losses: AtomicU64,
     pub(super) seen: AtomicU64,
-    /// From when on the next write looks where the file ends, in nanoseconds; 0 if none has looked.
-    look_due: AtomicU64,
+    /// Until when requests that end look where the file ends, in nanoseconds: it is written. 0 if it was never. See `end`.
+    watched_until: AtomicU64,
+    /// Another thread is to look, since the look may block.
+    is_look_due: AtomicBool,
     /// Whether the last request failed, so that a failure is logged once, and the budget of log
     /// lines.
     pub(super) is_failing: AtomicBool,
@@ -167,7 +170,8 @@ impl FileDisk {
             lost_from: AtomicU64::new(u64::MAX),
             losses: AtomicU64::new(0),
             seen: AtomicU64::new(0),
-            look_due: AtomicU64::new(0),
+            watched_until: AtomicU64::new(0),
+            is_look_due: AtomicBool::new(false),
             is_failing: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             at_path: AtomicU8::default(),
@@ -215,7 +219,7 @@ impl FileDisk {
         let size = match wanted {
             // What was cut off is lost; the caller says so, and nothing hides it.
             _ if size < self.size() => {
-                self.look_at_end();
+                self.note_end(size, Instant(0));
                 return Ok(size);
             }
             Some(wanted) if wanted > size && self.is_block_device() => {
@@ -239,7 +243,7 @@ impl FileDisk {
             let what = "its last block is padded with zeroes, so it cannot grow: remove the disk and add it";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        self.look_at_end();
+        self.note_end(size, Instant(0));
         Ok(if size < self.content_end {
             size
         } else {
@@ -450,19 +454,6 @@ impl FileDisk {
         self.file.as_raw_fd()
     }
 
-    /// Looks where the file ends, if that was not done lately: a write lengthens a file that somebody has
-    /// truncated. Where the look itself may block, a read finds it out.
-    #[inline]
-    pub(super) fn look_before_write(&self, now: Instant) {
-        // Relaxed: writes that look at the same moment do no harm.
-        if now.0 < self.look_due.load(Ordering::Relaxed) || self.may_block || self.is_block_device() {
-            return;
-        }
-        self.look_due.store(now.0 + LOOK_PERIOD.0, Ordering::Relaxed);
-        self.look_at_end();
-        self.look_at_alignment();
-    }
-
     /// Cuts the next piece of a discard or a zeroing. A block device gets them whole: it has no extents, others do not
     /// wait for it, and it may be able to free large blocks alone.
     pub(super) fn cut(&self, offset: u64, left: u64, now: Instant) -> Piece {
@@ -478,7 +469,12 @@ impl FileDisk {
 /// waits until its server has answered a write (seen on Linux 6.18), and network filesystems may do
 /// the same. Only filesystems that are known not to block are trusted.
 fn may_block(file: &File) -> bool {
-    !NEVER_BLOCK.contains(&filesystem(file))
+    !is_local(file)
+}
+
+/// Returns whether a file is on a filesystem that is known to be of this host alone.
+pub(super) fn is_local(file: &File) -> bool {
+    NEVER_BLOCK.contains(&filesystem(file))
 }
 
 /// Returns whether the file is on tmpfs, on a host without swap. io_uring leaves all requests for
@@ -494,8 +490,6 @@ pub(super) fn filesystem(file: &File) -> u64 {
 
 /// How often a sync looks whether those that overlapped it have ended.
 const OVERLAP_LOOK: std::time::Duration = std::time::Duration::from_micros(100);
-/// How often writes look where their file ends: a look is a system call.
-const LOOK_PERIOD: Nanos = Nanos::from_millis(100);
 /// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2).
 const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, TMPFS];
 const TMPFS: u64 = 0x0102_1994;
@@ -505,22 +499,6 @@ mod tests {
     use super::*;
     use crate::testing::scratch_file;
     use blkmq_host::device::Device;
-
-    #[test]
-    fn writes_look_where_their_file_ends_at_most_every_100_ms() {
-        let path = scratch_file("looks", 8192);
-        let file = File::options().read(true).write(true).open(&*path).unwrap();
-        let mut disk = FileDisk::new(file, path.to_path_buf(), 8192, 512, Backing::Filesystem(1));
-        disk.may_block = false;
-        let start = Instant(5);
-        disk.look_before_write(start);
-        disk.file.set_len(4096).unwrap();
-        for (ms, has_lost) in [(0, false), (99, false), (100, true)] {
-            disk.look_before_write(start + Nanos::from_millis(ms));
-            assert_eq!(disk.has_lost(8192), has_lost, "{ms} ms");
-        }
-        assert!(!disk.has_lost(4096));
-    }
 
     #[test]
     fn where_no_holes_can_be_made_zeroing_is_charged_as_writing() {

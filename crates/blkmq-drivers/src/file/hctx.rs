@@ -55,6 +55,9 @@ pub(crate) struct FileHctx {
     /// Entries pushed in this turn that this context has not submitted.
     pushed: u32,
     completions: Vec<Completion>,
+    /// The number of this turn, and of the one in which the end of each disk's file was looked at last.
+    turn: u64,
+    looked_in: Vec<u64>,
 }
 
 /// Memory that entries of the ring name beside clients' memory.
@@ -84,6 +87,8 @@ impl FileHctx {
             is_timer_set: false,
             pushed: 0,
             completions: Vec::with_capacity(depth as usize),
+            turn: 0,
+            looked_in: Vec::new(),
             device,
         };
         hctx.ring_client.reserve(depth as usize);
@@ -100,6 +105,7 @@ impl FileHctx {
     fn take_disks(&mut self) {
         let disks = self.device.disks();
         self.targets.resize(disks.len(), Target::NONE);
+        self.looked_in.resize(disks.len(), 0);
         for (id, target) in (0..).map(DiskId).zip(&mut self.targets) {
             let (old, new) = (self.disks.get(id), disks.get(id));
             if old.map(Arc::as_ptr) == new.map(Arc::as_ptr) {
@@ -125,7 +131,7 @@ impl FileHctx {
         );
         let mut slot = Slot::new(rq, cookie);
         if slot.op.is_write() {
-            disk.look_before_write(now);
+            disk.look_before_write(now, rq.offset + rq.len);
         }
         if let Some(status) = slot.start(disk) {
             return Err(Issued::Done(status));
@@ -135,7 +141,7 @@ impl FileHctx {
         }
         let disk = self.disks.of(slot.disk);
         // A scheduler needs a drive that is busy for a while: else there is nothing to hold back.
-        if disk.is_in_memory && !rq.is_ordered && slot.is_read_at_once(disk) {
+        if disk.is_in_memory && !rq.is_ordered && slot.is_read_at_once(disk, now) {
             disk.note_success(now);
             return Err(Issued::Done(Status::Ok));
         }
@@ -263,12 +269,35 @@ impl FileHctx {
         Ok(Memory::Bounced(area, row))
     }
 
+    /// Looks where the files end whose requests have made a step, once for each: nothing of that is believed before.
+    fn look_at_ends(&mut self, completions: &[Completion], now: Instant) {
+        self.turn += 1;
+        for completion in completions {
+            let Some(slot) = self.slots.get(completion.user as usize) else {
+                // No slot's.
+                continue;
+            };
+            let looked_in = &mut self.looked_in[slot.disk as usize];
+            if std::mem::replace(looked_in, self.turn) < self.turn {
+                self.disks.of(slot.disk).look_after(now);
+            }
+        }
+    }
+
     /// Handles the result of a slot's entry. Returns how the request ended, if it did.
     fn take_result(&mut self, number: usize, result: i32, now: Instant) -> Option<Done> {
         let slot = &mut self.slots[number];
         let disk = self.disks.of(slot.disk);
         let (was_polled, step) = (slot.is_polled, slot.step);
-        let next = slot.take_result(result, disk, now);
+        let next = match slot.take_result(result, disk, now) {
+            // Looked at since.
+            Next::End(Status::Ok) | Next::Pad(_)
+                if slot.op != Op::Flush && disk.has_lost(slot.range().end) =>
+            {
+                Next::End(disk.refuse_lost())
+            }
+            next => next,
+        };
         if was_polled && let Some(polled) = &mut self.polled {
             polled.completed(matches!(next, Next::End(_)));
         }
@@ -385,6 +414,7 @@ impl HctxDriver for FileHctx {
         if let Some(polled) = &self.polled {
             polled.look(&mut completions);
         }
+        self.look_at_ends(&completions, now);
         for completion in completions.drain(..) {
             match completion.user {
                 CANCEL => {}
@@ -488,6 +518,8 @@ const CANCEL: u64 = USER_MAX;
 /// prepared all at once, a batch of 31 reached it about 30 µs late.
 const SUBMIT_AT: u32 = 8;
 
+#[cfg(test)]
+mod cut_tests;
 #[cfg(test)]
 mod full_tests;
 #[cfg(test)]

@@ -239,14 +239,17 @@ impl Slot {
     /// Copies the data of a short read from a file in memory, as a copy takes less time than its way
     /// through a thread of the kernel. Returns whether the request is done; if not, nothing is decided.
     #[inline]
-    pub(super) fn is_read_at_once(&self, disk: &FileDisk) -> bool {
+    pub(super) fn is_read_at_once(&self, disk: &FileDisk, now: Instant) -> bool {
         match self.memory {
             Memory::Flat(piece)
                 if self.op == Op::Read
                     && self.len <= AT_ONCE_MAX
                     && !disk.has_lost(self.offset + self.len) =>
             {
-                sys::read_all(&disk.file, piece, self.offset)
+                let is_read = sys::read_all(&disk.file, piece, self.offset);
+                disk.look_after(now);
+                // What is lost may have been read as zeroes: the request finds that out.
+                is_read && !disk.has_lost(self.offset + self.len)
             }
             _ => false,
         }
@@ -389,6 +392,9 @@ impl Slot {
         if self.is_paused {
             return;
         }
+        if self.op.is_write() && matches!(self.step, Step::Transfer | Step::WriteOut) {
+            disk.look_before_write(now, self.offset + self.len);
+        }
         if matches!(self.step, Step::Discard | Step::Punch | Step::ZeroRange) {
             self.piece = disk.cut(self.offset + self.moved, self.len - self.moved, now);
         }
@@ -483,7 +489,7 @@ impl Slot {
         let block = u64::from(disk.range());
         let moved = moved - moved % block;
         if moved == 0 {
-            disk.look_at_end();
+            disk.look_after_short_read(now);
             return match self.op == Op::Read && disk.has_lost(self.offset + self.len) {
                 true => Next::End(disk.refuse_lost()),
                 false => self.fail(0, disk, now),

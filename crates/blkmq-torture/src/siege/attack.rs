@@ -16,6 +16,7 @@ mod servers;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -83,8 +84,14 @@ pub struct Site<'a> {
     pub vhost_user: PathBuf,
     /// The daemon.
     pub pid: Pid,
+    /// The daemon's program.
+    pub program: PathBuf,
+    /// Its control socket.
+    pub control: PathBuf,
     /// The image that is truncated.
     pub cut: PathBuf,
+    /// Held by the attacker that truncates it.
+    pub cutting: Mutex<()>,
     /// The image that is trimmed.
     pub extents: PathBuf,
     /// The filesystems below [`FULL`], [`SLOW`] and [`LATE`], if there is FUSE.

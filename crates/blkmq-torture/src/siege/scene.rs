@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -163,7 +164,10 @@ impl Scene {
             tcp: self.tcp,
             vhost_user: self.path(VHOST_USER),
             pid: target.daemon.pid(),
+            program: self.program.clone(),
+            control: self.path(CONTROL),
             cut: self.images.path(CUT),
+            cutting: Mutex::default(),
             extents: self.path(EXTENTS),
             mounts: self.mounts.as_ref(),
             servers: &self.servers,
@@ -238,6 +242,9 @@ impl Scene {
 reactors = 2
 shutdown_limit = "10s"
 
+[control]
+socket = "unix:{}"
+
 [nbd]
 memory = {nbd_memory}
 handshake_deadline = "2s"
@@ -301,6 +308,7 @@ disks = ["{PREY}", "{BIG}", "{HOLES}"]
 vhost-user = "unix:{}"
 disks = ["{BIG}"]
 "#,
+            self.path(CONTROL).display(),
             image(GOOD),
             self.path(EXTENTS).display(),
             DISK_BYTES / 2,
@@ -390,6 +398,7 @@ const DATA_BYTES_MAX: u64 = 2 << 30;
 /// How long a daemon may take to end.
 pub const END_TIME_MAX: Duration = Duration::from_secs(20);
 const VHOST_USER: &str = "vhost.sock";
+const CONTROL: &str = "control.sock";
 const IN_MEMORY: &str = "/dev/shm";
 const FULL_DEVICE: &str = "/dev/full";
 const NO_DEVICE: &str = "/dev/null";

@@ -331,6 +331,34 @@ fn truncated_image_never_reads_as_zeroes_whatever_is_written_behind_its_end() {
 }
 
 #[test]
+fn image_that_is_cut_off_between_two_writes_never_reads_as_zeroes() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("vm.raw"), vec![7; DISK_BYTES as usize]).expect("an image");
+    let disk = format!("name=vm,file={}", scratch.word("vm.raw"));
+    let daemon = Daemon::serve(&scratch, &[&disk]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    let image = std::fs::OpenOptions::new()
+        .write(true)
+        .open(scratch.path("vm.raw"));
+    let image = image.expect("the image");
+    client.write(0, &block(0, 1)).expect("a write");
+    // The next write comes before anybody looks.
+    image.set_len(DISK_BYTES / 2).expect("it is cut off");
+    let behind = DISK_BYTES / 2 + (64 << 10);
+    let written = client.write(behind, &block(behind, 1));
+    let read = client.read(DISK_BYTES / 2, BLOCK);
+    assert!(written.is_err(), "a write behind the end");
+    assert!(
+        read.is_err(),
+        "what was lost reads as {:?}",
+        read.map(|data| data[0])
+    );
+    let said = daemon.said();
+    assert_eq!(said.matches("nobody knows what is lost").count(), 1, "{said}");
+    daemon.stop();
+}
+
+#[test]
 fn image_that_is_missing_is_created_aloud() {
     let scratch = Scratch::new();
     let disk = format!("name=vm,file={},size=1M,create=on", scratch.word("vm.raw"));

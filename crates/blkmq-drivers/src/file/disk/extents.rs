@@ -1,6 +1,7 @@
 //! The data and the holes of a file, as clients ask for them (`blkmq_host::device::Allocation`).
 
 use std::io;
+use std::ops::Range;
 
 use blkmq_host::device::Extent;
 use rustix::fs::SeekFrom;
@@ -25,7 +26,17 @@ impl FileDisk {
             out.push(Extent::data(end - offset));
             return Ok(());
         }
-        let mut at = offset;
+        self.find_extents(offset..end, max, out)?;
+        // What somebody has cut off is no hole.
+        self.look_for_certain();
+        match self.has_lost(end) {
+            true => Err(io::ErrorKind::UnexpectedEof.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn find_extents(&self, range: Range<u64>, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        let Range { start: mut at, end } = range;
         for _ in 0..max {
             let data = self.next(SeekFrom::Data(at))?.min(end);
             let (extent, until) = if data > at {

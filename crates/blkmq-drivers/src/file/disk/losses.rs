@@ -5,30 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use blkmq_core::bio::Status;
 use blkmq_host::device::Losses;
-use rustix::fs::SeekFrom;
 
 use super::FileDisk;
 
 impl FileDisk {
-    /// Looks whether the file ends before the disk does. Data behind its end is lost, and would read as zeroes once a write
-    /// behind it has made the file longer: requests there fail until the disk is opened again.
-    pub(in crate::file) fn look_at_end(&self) {
-        let Ok(end) = rustix::fs::seek(&self.file, SeekFrom::End(0)) else {
-            return;
-        };
-        if end < self.size().min(self.content_end)
-            && self.lost_from.fetch_min(end, Ordering::Relaxed) == u64::MAX
-        {
-            self.note_loss();
-            tracing::error!(
-                "file {:?}: is truncated: it ends at {end}, and the disk at {}; what was behind is lost, and requests there fail \
-                 until the disk is opened again (blkmq ctl reopen): restore the file first",
-                self.path,
-                self.size()
-            );
-        }
-    }
-
     /// Returns whether bytes before `end` are lost.
     pub(in crate::file) fn has_lost(&self, end: u64) -> bool {
         end > self.lost_from.load(Ordering::Relaxed)

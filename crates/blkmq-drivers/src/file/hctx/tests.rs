@@ -338,9 +338,8 @@ fn short_read_of_a_file_in_memory_is_done_when_it_is_issued() {
     let mut memory = vec![0u8; 8192];
     assert_eq!(rig.read(0, &mut memory), Status::Io);
     assert_eq!(rig.device.disks()[0].errors(), 1);
-    let mut memory = vec![1u8; 4096];
-    assert_eq!(rig.read(0, &mut memory), Status::Ok);
-    assert!(memory == [0; 4096]);
+    // Nobody knows where: it was written a moment ago.
+    assert_eq!(rig.read(0, &mut memory[..4096]), Status::Io);
 }
 
 #[test]
