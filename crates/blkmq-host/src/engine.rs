@@ -8,6 +8,7 @@ pub mod control;
 pub mod encrypted;
 pub mod mapped;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Sender};
@@ -113,7 +114,8 @@ impl Engine {
     }
 
     /// Shuts down: services finish their work under way and take no more, attached threads are waited for,
-    /// queues drain, reactors end. Blocks for at most about `limit`, or until [`Control::hurry`].
+    /// queues drain, reactors end. Blocks for at most about `limit`, or until [`Control::hurry`]; drives
+    /// that have to write what is only in this process get 30 s.
     ///
     /// # Errors
     /// If work was not finished in time; the text says which. The threads and their buffers are left as they
@@ -186,10 +188,41 @@ impl Engine {
             // A reactor that panicked has ended the process.
             let _ = thread.join();
         }
-        shared
-            .entries()
-            .iter()
-            .for_each(|(_, entry)| entry.device.close());
+        self.close_drives(limit.max(CLOSE_LIMIT))
+    }
+
+    /// Has drives write what is only in this process, each on a thread of its own: one that does not answer keeps neither the
+    /// others nor the end waiting for longer.
+    fn close_drives(&self, limit: Nanos) -> Result<(), Error> {
+        let (closed, closings) = mpsc::channel();
+        let mut open: BTreeMap<_, _> = self.shared.entries().into_iter().collect();
+        for (id, entry) in open.clone() {
+            let closed = closed.clone();
+            let close = move || {
+                entry.device.close();
+                // Nobody may wait any more.
+                let _ = closed.send(id);
+            };
+            let started = thread::Builder::new().name("close".to_owned()).spawn(close);
+            if let Err(error) = started {
+                tracing::error!("engine: there is no thread that closes a drive: {error}");
+            }
+        }
+        drop(closed);
+        let until = self.shared.clock.now() + limit;
+        while !open.is_empty() {
+            let left = until.since(self.shared.clock.now());
+            match closings.recv_timeout(Duration::from_nanos(left.0)) {
+                Ok(id) => drop(open.remove(&id)),
+                Err(_) => {
+                    let names: Vec<&str> = open.values().map(|entry| entry.queue.name()).collect();
+                    return Err(Error::Shutdown(format!(
+                        "the drives of queue {} do not answer: what was not flushed may be lost",
+                        names.join(", ")
+                    )));
+                }
+            }
+        }
         Ok(())
     }
 
@@ -300,3 +333,5 @@ fn say_last_words(words: String) {
 const PAUSE: Duration = Duration::from_millis(1);
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 const DROP_LIMIT: Nanos = Nanos::from_secs(30);
+/// How long drives may take at least to write what is only in this process.
+const CLOSE_LIMIT: Nanos = Nanos::from_secs(30);

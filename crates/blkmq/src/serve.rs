@@ -17,6 +17,7 @@ pub(crate) mod upgrade;
 mod watchdog;
 
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -443,7 +444,10 @@ impl Daemon {
     /// # Errors
     /// What was not finished in time.
     fn end(self, limit: Duration) -> Result<()> {
-        Ok(self.end_engine(limit)?)
+        let this = ManuallyDrop::new(self);
+        this.end_engine(limit)?;
+        drop(ManuallyDrop::into_inner(this));
+        Ok(())
     }
 
     fn end_engine(&self, limit: Duration) -> Result<(), blkmq_host::Error> {
@@ -459,12 +463,15 @@ impl Daemon {
     /// # Errors
     /// What was not finished in time, or may be lost.
     pub fn shutdown(self, limit: Duration) -> Result<()> {
-        let finished = self.end_engine(limit);
-        match (finished, self.running.sync()) {
-            (Ok(()), synced) => synced,
-            (Err(error), Ok(())) => Err(error.into()),
+        // What has not ended is not closed, which may take as long as a drive does not answer: the process ends.
+        let this = ManuallyDrop::new(self);
+        match (this.end_engine(limit), this.running.sync()) {
+            (Ok(()), Ok(())) => drop(ManuallyDrop::into_inner(this)),
+            (Ok(()), Err(unsynced)) => return Err(unsynced),
+            (Err(error), Ok(())) => return Err(error.into()),
             (Err(error), Err(unsynced)) => bail!("{error}; {unsynced:#}"),
         }
+        Ok(())
     }
 }
 

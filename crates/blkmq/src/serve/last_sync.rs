@@ -1,9 +1,13 @@
 //! The last sync, at the end of an orderly shutdown: every file that clients could write to, even if others
 //! fail. The files are opened at the start, so that write errors of the kernel since then are reported here.
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use blkmq_config::{Config, DiskSpec};
@@ -19,6 +23,8 @@ struct Written {
     disk: String,
     path: PathBuf,
     file: File,
+    /// The device number of what it lies on.
+    device: u64,
 }
 
 impl Files {
@@ -53,10 +59,12 @@ impl Files {
         if let Some(path) = written {
             let file = open_file_or_device(path)
                 .with_context(|| format!("file {}: cannot be opened once more", path.display()))?;
+            let device = file.metadata().map_or(0, |found| found.dev());
             self.0.push(Arc::new(Written {
                 disk: disk.to_owned(),
                 path: path.to_owned(),
                 file,
+                device,
             }));
         }
         Ok(())
@@ -80,21 +88,47 @@ impl Files {
         self.0.retain(|written| !is_other(written));
     }
 
-    /// Makes writes of clients durable that no flush has covered. May block for as long as a drive
-    /// does not answer.
+    /// Makes writes of clients durable that no flush has covered, for at most about `limit`. Each filesystem has a thread of
+    /// its own, so that one that does not answer keeps no other's files from being synced.
     ///
     /// # Errors
     /// All files with data that may be lost, by name.
-    pub(super) fn sync(&self) -> Result<()> {
-        let mut failed = Vec::new();
+    pub(super) fn sync(&self, limit: Duration) -> Result<()> {
+        let until = Instant::now() + limit;
+        let (end, ended) = mpsc::channel();
+        let mut devices: BTreeMap<u64, Vec<Arc<Written>>> = BTreeMap::new();
         for written in &self.0 {
-            let Written { path, file, .. } = &**written;
-            if let Err(error) = file.sync_data() {
-                failed.push(format!(
-                    "file {}: what was not flushed may be lost: {error}",
-                    path.display()
-                ));
+            devices
+                .entry(written.device)
+                .or_default()
+                .push(Arc::clone(written));
+        }
+        for files in devices.into_values() {
+            let end = end.clone();
+            let sync = move || {
+                for file in files {
+                    let synced = file.file.sync_data();
+                    // Nobody may wait any more.
+                    let _ = end.send((file, synced));
+                }
+            };
+            let started = thread::Builder::new().name("sync".to_owned()).spawn(sync);
+            started.context("there is no thread for the last sync")?;
+        }
+        drop(end);
+        let (mut left, mut failed) = (self.0.clone(), Vec::new());
+        while let Ok((file, synced)) = ended.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            left.retain(|other| !Arc::ptr_eq(other, &file));
+            if let Err(error) = synced {
+                let path = file.path.display();
+                failed.push(format!("file {path}: what was not flushed may be lost: {error}"));
             }
+        }
+        for Written { disk, path, .. } in left.iter().map(|file| &**file) {
+            let path = path.display();
+            failed.push(format!(
+                "disk {disk}: file {path}: its filesystem does not answer, for {limit:?}: what was not flushed may be lost"
+            ));
         }
         if !failed.is_empty() {
             bail!("{}", failed.join("; "));
@@ -145,6 +179,7 @@ mod tests {
                 disk: path.to_owned(),
                 path: PathBuf::from(path),
                 file: File::open(path).unwrap(),
+                device: 1,
             })
         };
         let good = std::env::current_exe().unwrap();
@@ -153,7 +188,7 @@ mod tests {
             open(good.to_str().unwrap()),
             open("/proc/self/status"),
         ]);
-        let said = files.sync().unwrap_err().to_string();
+        let said = files.sync(Duration::from_secs(60)).unwrap_err().to_string();
         assert!(
             said.contains("/dev/null") && said.contains("/proc/self/status"),
             "{said}"

@@ -343,7 +343,7 @@ impl Running {
     /// last report of lost writes.
     fn sync_removed(&self, removed: Vec<(String, Files)>) {
         for (disk, files) in removed {
-            if let Err(error) = files.sync() {
+            if let Err(error) = files.sync(SYNC_MAX) {
                 tracing::error!("disk {disk}: removed; {error:#}");
             }
             self.files().remove(&files);
@@ -393,7 +393,7 @@ impl Running {
     /// All files with data that may be lost, by name.
     pub(super) fn sync(&self) -> Result<()> {
         let files = self.files().clone();
-        files.sync()
+        files.sync(self.shutdown_limit().max(SYNC_MAX))
     }
 
     /// Does all steps, or none.
@@ -543,4 +543,6 @@ fn checked(document: &Document) -> Result<Config> {
 const REMOVE_MAX: Nanos = Nanos::from_secs(10);
 /// How long the end of the daemon, or a takeover, waits for a change that is under way.
 const CHANGE_MAX: Duration = Duration::from_secs(5);
+/// How long the last sync of a file may take at least.
+const SYNC_MAX: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);

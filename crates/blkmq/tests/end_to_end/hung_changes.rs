@@ -132,6 +132,21 @@ fn change_that_hangs_at_a_close_leaves_the_end_to_a_second_signal() {
 }
 
 #[test]
+fn end_of_the_daemon_does_not_wait_for_a_last_sync_that_hangs() {
+    let Some(stage) = Stage::new("hung") else { return };
+    let mut daemon = stage.start("--upgrade-socket");
+    stage.fall_silent();
+    let start = Instant::now();
+    daemon.signal(Signal::TERM);
+    let status = daemon.ended_within(SYNC_LIMIT);
+    assert_eq!(status.code(), Some(1), "{status}: {}", daemon.said());
+    let (took, said) = (start.elapsed(), daemon.said());
+    assert!(took > Duration::from_secs(25), "{took:?}");
+    assert!(said.contains("disk hung: file"), "{said}");
+    assert!(said.contains("its filesystem does not answer, for 30s"), "{said}");
+}
+
+#[test]
 fn start_that_hangs_at_an_open_is_ended_by_a_second_signal() {
     let Some(stage) = Stage::new("hung") else { return };
     stage.fall_silent();
@@ -160,3 +175,5 @@ fn start_that_hangs_at_an_open_is_ended_by_a_second_signal() {
 }
 
 const LIMIT: Duration = Duration::from_secs(15);
+/// The last sync gets 30 s.
+const SYNC_LIMIT: Duration = Duration::from_secs(45);
