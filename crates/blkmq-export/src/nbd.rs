@@ -10,6 +10,7 @@
 //! | [`export`] | what a client may select: names, sizes, features |
 //! | [`saved`] | a connection that is handed over to another daemon |
 //! | [`limits`] | every bound of a connection, with default, unit and trade-off |
+//! | [`tls_files`] | what the TLS files of an address held when they were read |
 //! | [`session`] | the server's states: negotiation, then requests and replies |
 
 pub mod door;
@@ -19,5 +20,6 @@ pub mod limits;
 pub mod saved;
 pub mod session;
 mod settings;
+pub mod tls_files;
 
 pub use front_door::Nbd;

@@ -278,7 +278,7 @@ fn memory_that_cannot_hold_one_request_is_refused() {
 
 fn address(socket: Socket, limits: Limits) -> Served<'static> {
     Served {
-        tls: &blkmq_tls::settings::OFF,
+        tls: Arc::default(),
         socket,
         disks: None,
         limits,

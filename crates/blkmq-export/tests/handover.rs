@@ -121,7 +121,7 @@ impl Daemon {
         let handover = Arc::new(Handover::new(phase));
         let common = Arc::new(Common::taking_part(64 << 20, CONNECTIONS_MAX, &handover));
         let served = Served {
-            tls: &blkmq_tls::settings::OFF,
+            tls: Arc::default(),
             socket: Socket::Unix(listener, None),
             disks: None,
             limits,

@@ -59,7 +59,7 @@ fn start(name: &str, disk: &str) -> Engine {
     let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path).unwrap();
     let address = Served {
-        tls: &blkmq_tls::settings::OFF,
+        tls: Arc::default(),
         socket: Socket::Unix(listener, OwnedPath::of(path).ok()),
         disks: None,
         limits: Limits::default(),

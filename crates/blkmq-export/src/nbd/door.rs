@@ -30,6 +30,7 @@ use super::export::{Export, ExportId, ExportTable, Features};
 use super::front_door::ConfiguredAddress;
 use super::limits::Limits;
 use super::session::Session;
+use super::tls_files::TlsFiles;
 use crate::common::listener::{Admitted, Listener, OpenAddress};
 use crate::common::log::Log;
 use crate::common::sessions::DiskSessions;
@@ -71,7 +72,7 @@ pub struct Served<'a> {
     /// How many connections are admitted.
     pub admitted: AddressLimits,
     /// The TLS settings of the address.
-    pub tls: &'a Settings,
+    pub tls: Arc<TlsFiles>,
 }
 
 /// What new clients find.
@@ -79,8 +80,8 @@ pub struct Served<'a> {
 pub(crate) struct Offered {
     /// The exports that clients may select; an export's id is the disk's number.
     exports: Arc<ExportTable>,
-    tls: Settings,
-    /// The TLS files, as they were when they were read.
+    tls: Arc<TlsFiles>,
+    /// What clients find of the TLS files.
     server: Option<Server>,
 }
 
@@ -108,8 +109,9 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
         admitted,
         tls,
     } = served;
-    check_reach(&socket, tls)?;
-    let server = load(tls, &socket.address())?;
+    check_reach(&socket, &tls)?;
+    let server = tls.latest()?;
+    warn_of(server.as_ref(), &socket.address());
     limits.check()?;
     if common.memory.bytes_max() < u64::from(limits.payload_bytes_max) {
         return Err(ServeError::Memory {
@@ -127,7 +129,7 @@ pub fn serve(engine: &Engine, served: Served<'_>, common: &Arc<Common>) -> Resul
     let door = Arc::new(Door {
         offered: Mutex::new(Arc::new(Offered {
             exports: Arc::new(exports),
-            tls: tls.clone(),
+            tls,
             server,
         })),
         limits,
@@ -169,17 +171,22 @@ impl front_door::Served for NbdAddress {
         let before = self.door.offered();
         let settings = what.settings::<ConfiguredAddress>();
         let tls = settings.map_or(&before.tls, |at| &at.tls);
-        let loaded = match before.tls == *tls {
+        let other = match **before.tls == ***tls {
             true => None,
-            false => Some(load(tls, &self.door.address).map_err(|error| wrong(error.into()))?),
+            false => Some(tls.latest().map_err(|error| wrong(error.into()))?),
         };
+        if let Some(server) = &other {
+            warn_of(server.as_ref(), &self.door.address);
+        }
         table.instance = before.exports.instance;
         let mut offered = self.door.lock();
+        // The files may have been read again meanwhile.
+        let server = other.unwrap_or_else(|| offered.server.clone());
+        tls.set(server.clone());
         *offered = Arc::new(Offered {
             exports: Arc::new(table),
-            tls: tls.clone(),
-            // The files may have been read again meanwhile.
-            server: loaded.unwrap_or_else(|| offered.server.clone()),
+            tls: Arc::clone(tls),
+            server,
         });
         drop(offered);
         self.address.set_limits(what.admitted, groups(disks, what.disks));
@@ -188,15 +195,17 @@ impl front_door::Served for NbdAddress {
 
     fn refresh(&self) -> Result<bool, front_door::ServeError> {
         let before = self.door.offered();
-        let server =
-            load(&before.tls, &self.door.address).map_err(|error| front_door::ServeError(error.into()))?;
+        let read = before.tls.read();
+        let server = read.map_err(|error| front_door::ServeError(error.into()))?;
+        warn_of(server.as_ref(), &self.door.address);
         let has_files = server.is_some();
         let mut offered = self.door.lock();
         // An offer that came meanwhile stays; one of other files has read those.
-        if offered.tls == before.tls {
+        if **offered.tls == **before.tls {
+            offered.tls.set(server.clone());
             *offered = Arc::new(Offered {
                 exports: Arc::clone(&offered.exports),
-                tls: before.tls.clone(),
+                tls: Arc::clone(&offered.tls),
                 server,
             });
         }
@@ -251,13 +260,11 @@ fn check_reach(socket: &Socket, tls: &Settings) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Reads the TLS files of an address, and says which authorities were left out.
-fn load(tls: &Settings, address: &str) -> Result<Option<Server>, FileError> {
-    let server = Server::load(tls)?;
-    for problem in server.iter().flat_map(Server::left_out) {
+/// Says which authorities of the TLS files of an address are left out.
+fn warn_of(server: Option<&Server>, address: &str) {
+    for problem in server.into_iter().flat_map(Server::left_out) {
         tracing::warn!("export {address}: an authority is left out: {problem}");
     }
-    Ok(server)
 }
 
 /// How many groups have disks at an address.

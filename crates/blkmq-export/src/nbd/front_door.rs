@@ -12,13 +12,14 @@ use blkmq_host::value::ConfigError;
 use super::door::{self, Served};
 use super::limits::Limits;
 use super::settings;
+use super::tls_files::TlsFiles;
 use crate::client_settings::{Client, xml};
 use crate::common::access;
 use crate::common::{self, Access, AddressError, Common, OpenError, Place, Socket};
 use crate::front_door::{self, Address, DaemonLimits, DiskName, FrontDoor, Given, Offer, Opened, ServeError};
 use crate::handover::Handover;
 use crate::keys::{Key, Keys};
-use blkmq_tls::{Mode, Server, Settings};
+use blkmq_tls::Mode;
 
 /// The network block device protocol.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ impl FrontDoor for Nbd {
         Ok(Box::new(ConfiguredAddress {
             access: Access::parse(given.keys, &address)?,
             address,
-            tls: settings::tls(given.keys)?,
+            tls: TlsFiles::new(settings::tls(given.keys)?),
             handshake_deadline: settings::table(given.table, &mut DaemonLimits::default())?,
         }))
     }
@@ -61,7 +62,7 @@ impl FrontDoor for Nbd {
 pub(super) struct ConfiguredAddress {
     address: common::Address,
     access: Access,
-    pub(super) tls: Settings,
+    pub(super) tls: Arc<TlsFiles>,
     handshake_deadline: Option<Duration>,
 }
 
@@ -130,7 +131,9 @@ impl Address for ConfiguredAddress {
             common::Address::Tcp(at) if !at.ip().to_canonical().is_loopback() && is_exposed => {
                 Err(wrong(door::ServeError::Exposed(self.to_string())))
             }
-            _ => Server::load(&self.tls)
+            _ => self
+                .tls
+                .read()
                 .map(drop)
                 .map_err(|error| ServeError(error.into())),
         }
@@ -229,7 +232,7 @@ impl Opened for Listening {
             disks: what.disks,
             limits,
             admitted: what.admitted,
-            tls: &self.at.tls,
+            tls: self.at.tls,
         };
         match door::serve(engine, served, common) {
             Ok(served) => Ok(Box::new(served)),

@@ -91,7 +91,7 @@ fn count(source: &str, elevator: &'static ElevatorType, dir: &Path) -> u64 {
     let engine = engine(source, elevator, dir);
     let path = dir.join("socket");
     let served = Served {
-        tls: &blkmq_tls::settings::OFF,
+        tls: Arc::default(),
         socket: Socket::Unix(
             UnixListener::bind(&path).unwrap(),
             OwnedPath::of(path.clone()).ok(),

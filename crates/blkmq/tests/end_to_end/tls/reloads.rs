@@ -125,3 +125,56 @@ fn hangup_moves_an_address_to_other_files_though_the_former_are_gone() {
     );
     daemon.stop();
 }
+
+#[test]
+fn change_that_is_taken_back_needs_no_files_of_certificates_again() {
+    if !installed(&["nbdinfo"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let [old, new] = ["old", "new"].map(|name| {
+        let authority = Authority::new(&scratch, name);
+        authority.server();
+        authority.client("host-a");
+        authority
+    });
+    let write = |authority: &Authority, disks: &str| {
+        let socket = scratch.word("first.sock");
+        let [certificate, key, ca] =
+            ["server-cert.pem", "server-key.pem", "ca-cert.pem"].map(|file| authority.path(file));
+        let other = scratch.word("{disk}.vsock");
+        let text = format!(
+            "[disk.a]\nram = \"1M\"\n[disk.b]\nram = \"1M\"\n[[export]]\nnbd = \"unix:{socket}\"\ntls = \"require\"\n\
+             tls_certificate = {certificate:?}\ntls_key = {key:?}\ntls_ca = {ca:?}\n[[export]]\n\
+             vhost-user = \"unix:{other}\"\ndisks = [{disks}]\n"
+        );
+        std::fs::write(scratch.path("a.toml"), text).expect("the file can be written");
+    };
+    let client = |directory: &str| {
+        let (socket, directory) = (scratch.word("first.sock"), scratch.word(directory));
+        let uri =
+            format!("nbds+unix:///a?socket={socket}&tls-certificates={directory}&tls-hostname=localhost");
+        try_run("nbdinfo", &[uri]).success
+    };
+    write(&old, "\"a\"");
+    let mut daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
+    assert!(client("old") && !client("new"));
+    // A socket cannot be made where a directory is, which the second step finds out.
+    std::fs::create_dir(scratch.path("b.vsock")).expect("a directory");
+    std::fs::remove_file(old.path("server-cert.pem")).expect("a file");
+    write(&new, "\"a\", \"b\"");
+    daemon.signal(Signal::HUP);
+    let is_refused = |line: &str| line.contains("SIGHUP: the configuration is not changed");
+    assert!(
+        daemon.wait_for(Duration::from_secs(20), is_refused),
+        "{}",
+        daemon.said()
+    );
+    assert!(
+        !daemon.said().contains("to take a change back"),
+        "{}",
+        daemon.said()
+    );
+    assert!(client("old") && !client("new"));
+    daemon.stop();
+}
