@@ -407,12 +407,14 @@ fn settings(client: Client, disk: &str, path: &str, connects: bool) -> Option<St
 const SEG_MAX: Key = Key {
     name: "seg_max",
     range: "1 to 1022",
-    default: "126",
+    default: "62",
     help: "Most pieces of a request; two less than the ring of a driver without indirect descriptors",
     flag: None,
 };
-/// The default: what a ring of 128 descriptors has room for, as QEMU's are unless it is told otherwise.
-const SEGMENTS_MAX: u32 = 126;
+/// The default: what a ring of 64 descriptors has room for. A driver without indirect descriptors that was told more than
+/// its ring can hold waits for ever, in the middle of its work; one that was told less makes more requests of scattered pages.
+/// Others report 126, for QEMU's rings of 128.
+const SEGMENTS_MAX: u32 = 62;
 /// Descriptors that are kept for a front end: a socket that listens and its own, a channel, a record of requests in flight,
 /// and 8 regions of memory. Monitors have 2 regions up to 3 GiB, and one more for each module of memory.
 const FOR_A_FRONT_END: usize = 4 + 8;

@@ -175,16 +175,16 @@ fn ring_outside_of_the_memory_is_spoken_of_once_and_served_when_the_memory_is_th
 }
 
 #[test]
-fn small_ring_without_indirect_descriptors_writes_512_kib_where_seg_max_fits_it() {
+fn ring_of_64_without_indirect_descriptors_writes_512_kib() {
     let scratch = Scratch::new();
     let file = scratch.word("vm.raw");
     let socket = scratch.word("vm.sock");
     let config = format!(
-        "[disk.vm]\nfile = {file:?}\nsize = \"1M\"\ncreate = true\n[[export]]\nvhost-user = \"unix:{socket}\"\nseg_max = 62\n"
+        "[disk.vm]\nfile = {file:?}\nsize = \"1M\"\ncreate = true\n[[export]]\nvhost-user = \"unix:{socket}\"\n"
     );
     std::fs::write(scratch.path("blkmq.toml"), config).unwrap();
     let daemon = Daemon::start(&["-c", &scratch.word("blkmq.toml")]);
-    let (mut client, segments_max) = small_ring(&scratch.path("vm.sock"));
+    let (mut client, segments_max) = small_ring(&scratch.path("vm.sock"), 64);
     assert_eq!(segments_max, 62);
     // In another order, so that no two pieces are one.
     let pages: Vec<u64> = (0..128).rev().map(|page| PAGES + 4096 * page).collect();
@@ -206,20 +206,20 @@ fn ring_too_small_for_what_its_driver_was_told_is_named_with_the_key_that_helps(
     let scratch = Scratch::new();
     let address = format!("unix:{}", scratch.word("{disk}.sock"));
     let mut daemon = Daemon::start(&["--disk", "name=vm,ram=1M", "--vhost-user", &address]);
-    let (client, segments_max) = small_ring(&scratch.path("vm.sock"));
+    let (client, segments_max) = small_ring(&scratch.path("vm.sock"), 32);
     let pages: Vec<u64> = (0..128).map(|page| PAGES + 4096 * page).collect();
-    assert_eq!(client.write_pages(&pages, segments_max, 64), Err(128));
-    let is_told = |line: &str| line.contains("a ring has 64 descriptors") && line.contains("set seg_max=62");
+    assert_eq!(client.write_pages(&pages, segments_max, 32), Err(64));
+    let is_told = |line: &str| line.contains("a ring has 32 descriptors") && line.contains("set seg_max=30");
     assert!(daemon.wait_for(Duration::from_secs(10), is_told));
     daemon.stop();
 }
 
-/// A front end like QEMU's with `queue-size=64,indirect_desc=off`: it asks how many pieces a request may have, and then sets
+/// A front end like QEMU's with `queue-size=SIZE,indirect_desc=off`: it asks how many pieces a request may have, and then sets
 /// up its ring. Returns the answer beside it.
-fn small_ring(socket: &Path) -> (FrontEnd, u32) {
+fn small_ring(socket: &Path, size: u64) -> (FrontEnd, u32) {
     let mut client = FrontEnd::connect_with(socket, vhost_user::FEATURES & !INDIRECT);
     let segments_max = client.segments_max();
-    client.start_with(64, 0);
+    client.start_with(size, 0);
     (client, segments_max)
 }
 
