@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
@@ -225,11 +227,37 @@ pub enum Replacement {
     /// Nothing: only says whether [`Replacement::Flat`] makes sense.
     BeginFlat,
     /// Nothing: makes sure that all of what the image lies on was copied, by reads with
-    /// [`Flags::TASK`](blkmq_core::bio::Flags::TASK), and that the copies are durable. May take long.
-    SettleFlat,
+    /// [`Flags::TASK`](blkmq_core::bio::Flags::TASK), and that the copies are durable. May take long, unless it is given up.
+    SettleFlat(GivenUp),
     /// The same image without what it lies on, after [`Replacement::SettleFlat`].
     Flat,
 }
+
+/// Says whether work that takes long is given up. Clones are of the same work.
+#[derive(Clone, Debug, Default)]
+pub struct GivenUp(Arc<AtomicBool>);
+
+impl GivenUp {
+    /// Gives the work up: it ends soon, with an error.
+    pub fn give_up(&self) {
+        // Relaxed: it says nothing of other memory.
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the work is given up.
+    pub fn is_given_up(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Clones are equal, and no others.
+impl PartialEq for GivenUp {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for GivenUp {}
 
 /// The identity of a file, whatever its path is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

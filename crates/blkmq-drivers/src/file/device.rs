@@ -329,7 +329,7 @@ impl Device for FileDevice {
         if let ([(_, wanted)], [image]) = (disks, &former[..]) {
             match wanted {
                 Replacement::BeginFlat => return qcow2::flatten::check(image),
-                Replacement::SettleFlat => return qcow2::flatten::settle(image),
+                Replacement::SettleFlat(given_up) => return qcow2::flatten::settle(image, given_up),
                 Replacement::Flat => return qcow2::flatten::finish(image, put),
                 Replacement::Snapshot(_) | Replacement::Reset => {}
             }

@@ -9,6 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blkmq_host::device::GivenUp;
+
 use super::super::header::{BACKING_FIELD, Header};
 use super::super::layers;
 use super::super::tables::{Place, Prepared, Tables};
@@ -103,18 +105,26 @@ fn next_below(image: &Image, tables: &Tables, range: Range<u64>) -> io::Result<O
 /// on meanwhile.
 ///
 /// # Errors
-/// Something is still read from below, or the system's.
-pub(crate) fn settle(image: &Image) -> io::Result<()> {
+/// Something is still read from below, it is given up, or the system's.
+pub(crate) fn settle(image: &Image, given_up: &GivenUp) -> io::Result<()> {
     check(image)?;
     let tables = image.tables()?;
     check_written(image)?;
     // What was looked at stays as it is, unless tables of a former moment take the place of these.
     let reverted = tables.reverted();
-    if let Some(part) = next_below(image, &tables, 0..image.size())? {
-        let at = part.start;
-        return Err(io::Error::other(format!(
-            "what is at {at} is still read from below: begin again"
-        )));
+    let (mut at, size) = (0, image.size());
+    while at < size {
+        if given_up.is_given_up() {
+            return Err(io::Error::other("it was given up"));
+        }
+        let end = size.min(at + WINDOW);
+        if let Some(part) = next_below(image, &tables, at..end)? {
+            let at = part.start;
+            return Err(io::Error::other(format!(
+                "what is at {at} is still read from below: begin again"
+            )));
+        }
+        at = end;
     }
     image.flush()?;
     if tables.reverted() != reverted {
@@ -213,5 +223,7 @@ impl Drop for Removed<'_> {
     }
 }
 
+/// Bytes whose tables are looked at before somebody may give the work up: some tables.
+const WINDOW: u64 = 256 << 20;
 /// The offset of the base's name in the header, and its length, in bytes.
 const LINK_BYTES: usize = 12;

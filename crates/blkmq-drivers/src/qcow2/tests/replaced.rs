@@ -1,5 +1,7 @@
 //! Tests of disks whose image is replaced while they are served: snapshots and resets.
 
+use blkmq_host::device::GivenUp;
+
 use super::*;
 
 /// Replaces the image below the disk of a rig, as the engine does.
@@ -128,7 +130,10 @@ fn flush_of_a_successor_writes_what_was_not_flushed_below_it() {
 fn copy_up(rig: &mut Rig, size: u64) {
     assert_eq!(rig.run(flagged(Op::Read, Flags::TASK, 0, size)), Status::Ok);
     rig.device
-        .replace(&[(DiskId(0), Replacement::SettleFlat)], &|| Ok(()))
+        .replace(
+            &[(DiskId(0), Replacement::SettleFlat(GivenUp::default()))],
+            &|| Ok(()),
+        )
         .unwrap();
 }
 
@@ -198,11 +203,16 @@ fn image_is_flat_only_when_all_was_copied_and_goes_on_without_its_base() {
     let mut rig = Rig::at(&scratch.path("image"));
     let early = replace(&mut rig, Replacement::Flat).unwrap_err();
     assert!(early.to_string().contains("begin again"), "{early}");
-    let early = replace(&mut rig, Replacement::SettleFlat).unwrap_err();
+    let early = replace(&mut rig, Replacement::SettleFlat(GivenUp::default())).unwrap_err();
     assert!(
         early.to_string().contains("at 0 is still read from below"),
         "{early}"
     );
+    let given_up = GivenUp::default();
+    given_up.give_up();
+    let left = replace(&mut rig, Replacement::SettleFlat(given_up)).unwrap_err();
+    assert!(left.to_string().contains("it was given up"), "{left}");
+    assert!(replace(&mut rig, Replacement::Flat).is_err());
     // What the disk grows by shows nothing of the base.
     copy_up(&mut rig, 2 << 20);
     assert_eq!(rig.device.resize(DiskId(0), Some(4 << 20)).unwrap(), 4 << 20);

@@ -194,7 +194,8 @@ impl Control {
     pub fn replace_disks(&self, wanted: &[(String, Replacement)]) -> Result<(), Error> {
         let changing = self.changing()?;
         // That takes long and changes nothing: other changes go on meanwhile.
-        let is_change = |(_, replacement): &(String, Replacement)| *replacement != Replacement::SettleFlat;
+        let is_change =
+            |(_, replacement): &(String, Replacement)| !matches!(replacement, Replacement::SettleFlat(_));
         let _changing = wanted.iter().any(is_change).then_some(changing);
         let disks = self.shared.disks();
         let mut found: Vec<(DiskId, Replacement)> = Vec::new();

@@ -106,10 +106,11 @@ impl Running {
         }
         let control = self.control();
         let replace = |wanted| control.replace_disks(&[(disk.name.clone(), wanted)]);
-        replace(Replacement::SettleFlat)?;
+        let settled = replace(Replacement::SettleFlat(job.given_up.clone()));
         if job.is_cancelled() {
             bail!(GIVEN_UP);
         }
+        settled?;
         replace(Replacement::Flat)?;
         self.note_replaced();
         drop(place);

@@ -1,11 +1,12 @@
 //! The jobs of a daemon: which disks have one, how far each is, and how those that have ended went.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use blkmq_host::device::GivenUp;
 use blkmq_host::service::Waker;
 
 /// The jobs, by their disks; of those that have ended, the last one of a disk, and the last [`KEPT`] of all.
@@ -18,7 +19,7 @@ pub(super) struct Job {
     /// Bytes of the disk, and those that are done with. Relaxed, as all uses: counts for people.
     pub(super) all: AtomicU64,
     pub(super) done: AtomicU64,
-    is_cancelled: AtomicBool,
+    pub(super) given_up: GivenUp,
     /// Wakes its requests' service, so that it finds out that it is cancelled.
     waker: Mutex<Option<Waker>>,
     /// When and how it ended.
@@ -136,15 +137,14 @@ impl Job {
     }
 
     fn cancel(&self) {
-        // Relaxed: it says nothing of other memory.
-        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.given_up.give_up();
         if let Some(waker) = &*lock(&self.waker) {
             waker.wake();
         }
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed)
+        self.given_up.is_given_up()
     }
 
     /// Who has its requests is woken when it is cancelled.
