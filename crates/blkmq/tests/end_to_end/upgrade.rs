@@ -191,8 +191,7 @@ fn daemon_that_was_taken_over_leaves_lock_sockets_and_statistics_to_the_other() 
     let image = stage.scratch.word("vm1.raw");
     let disk = format!("name=vm1,file={image}");
     let elsewhere = format!("unix:{}", stage.scratch.word("other.sock"));
-    // A sandboxed daemon does not see whose the lock is.
-    let words = ["--disk", &disk, "--nbd", &elsewhere, "--sandbox", "off"].map(str::to_owned);
+    let words = ["--disk", &disk, "--nbd", &elsewhere].map(str::to_owned);
     let start = Instant::now();
     let said = stage.fail_to_upgrade(&words);
     let holder = format!("in use by blkmq (process {})", daemon.id());
