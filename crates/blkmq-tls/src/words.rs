@@ -135,18 +135,58 @@ fn of_alert(what: AlertDescription) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use rustls::{CertificateError, OtherError};
     use std::sync::Arc;
+
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 
     use super::*;
 
-    #[derive(Debug, thiserror::Error)]
-    #[error("CaUsedAsEndEntity")]
-    struct Parser;
+    fn params(name: &str, is_ca: bool) -> CertificateParams {
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        if is_ca {
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }
+        params
+    }
+
+    /// What the library says of a server with this chain of certificates, if `root` is trusted.
+    fn said_of(chain: &[CertificateDer<'_>], root: CertificateDer<'_>) -> String {
+        let mut roots = RootCertStore::empty();
+        roots.add(root.into_owned()).unwrap();
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), crate::provider());
+        let verifier: Arc<dyn rustls::client::danger::ServerCertVerifier> = verifier.build().unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let verified = verifier.verify_server_cert(&chain[0], &chain[1..], &name, &[], UnixTime::now());
+        explain(&verified.unwrap_err())
+    }
+
+    #[test]
+    fn certificate_that_is_an_authority_s_or_is_signed_by_none_is_explained() {
+        let [key, other] = [(); 2].map(|()| KeyPair::generate().unwrap());
+        let authority = params("authority", true).self_signed(&key).unwrap();
+        let said = said_of(&[authority.der().clone()], authority.der().clone());
+        assert!(said.contains("is an authority's (CA:TRUE)"), "{said}");
+        // One that is trusted has signed one that is no authority, which has signed the server's.
+        let issuer = Issuer::new(params("authority", true), key);
+        let middle = params("middle", false).signed_by(&other, &issuer).unwrap();
+        let server = params("server", false).signed_by(
+            &KeyPair::generate().unwrap(),
+            &Issuer::new(params("middle", false), other),
+        );
+        let chain = [server.unwrap().der().clone(), middle.der().clone()];
+        let said = said_of(&chain, authority.der().clone());
+        assert!(
+            said.contains("is signed by one that is no authority's (CA:FALSE)"),
+            "{said}"
+        );
+    }
 
     #[test]
     fn faults_of_handshakes_are_explained_with_what_is_needed() {
-        let other = CertificateError::Other(OtherError(Arc::new(Parser)));
         for (error, words) in [
             (
                 Error::PeerIncompatible(PeerIncompatible::SupportedVersionsExtensionRequired),
@@ -156,7 +196,6 @@ mod tests {
                 Error::InvalidCertificate(CertificateError::UnknownIssuer),
                 "add the authority to tls_ca",
             ),
-            (Error::InvalidCertificate(other), "is an authority's (CA:TRUE)"),
             (Error::NoCertificatesPresented, "give the client one"),
             (
                 Error::AlertReceived(AlertDescription::UnknownCA),
