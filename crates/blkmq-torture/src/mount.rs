@@ -116,6 +116,18 @@ impl Mount {
         self.shared.state().block = bytes;
     }
 
+    /// Truncates the file, as somebody at the server does: the kernel is not told.
+    ///
+    /// # Errors
+    /// There is none, or it would be longer than a file can be.
+    pub fn cut(&self, end: u64) -> io::Result<()> {
+        let first = self.shared.state().nodes().first().copied();
+        let image = first.ok_or(io::ErrorKind::NotFound)?;
+        self.shared
+            .set_end(image, end)
+            .map_err(|error| io::Error::from_raw_os_error(error.code()))
+    }
+
     /// Returns what has arrived since the filesystem was mounted.
     pub fn arrived(&self) -> Arrived {
         self.shared.state().arrived

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use blkmq::control::client::Client as Control;
+use blkmq_torture::mount::{Cache, Mount};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -189,6 +190,28 @@ fn image_that_is_removed_moved_or_replaced_is_shown_as_such_and_logged_once() {
         let count = daemon.said().matches(&wanted).count();
         assert_eq!(count, 1, "{wanted}");
     }
+    daemon.stop();
+}
+
+#[test]
+fn truncation_by_the_server_of_a_filesystem_is_found_out_though_a_write_hides_it() {
+    let scratch = Scratch::new();
+    let dir = scratch.path("mnt");
+    std::fs::create_dir(&dir).expect("a directory");
+    let mount = match Mount::new(&dir, 4 << 20, Cache::Bypassed) {
+        Ok(mount) => mount,
+        Err(error) => return blkmq_testkit::skip(&format!("no FUSE here: {error}")),
+    };
+    let daemon = serve(&scratch, &[&format!("name=vm,file={}", mount.image().display())]);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm").expect("it is served");
+    client.write(0, &block(0, 1)).expect("a write");
+    await_state(&scratch, &["vm"], "ok");
+    // The kernel is not told.
+    mount.cut(2 << 20).expect("it is shorter");
+    let behind = 3 << 20;
+    let _ = client.write(behind, &block(behind, 1));
+    await_state(&scratch, &["vm"], "truncated");
+    assert!(client.read(2 << 20, BLOCK).is_err(), "what was lost");
     daemon.stop();
 }
 
