@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use blkmq_host::process;
 use rustix::fs::FlockOperation;
 
-use super::disk::is_local;
+use super::disk::{filesystem, is_local};
 use super::error::FileError;
 use super::place;
 use super::sys::{self, ByteLock};
@@ -108,7 +108,7 @@ fn take_inherited(file: &File) -> Option<File> {
 /// that moment; the locks on bytes, which keep other daemons and QEMU away, are held throughout. Where a server has both
 /// kinds as one, nothing is done.
 fn retake(file: &File) {
-    if !is_local(file) {
+    if !is_local(file) && !LOCKED_HERE.contains(&filesystem(file)) {
         return;
     }
     for _ in 0..RETAKES_MAX {
@@ -279,6 +279,8 @@ const LEAVING_TIME_MAX: Duration = Duration::from_secs(5);
 const LEAVING_LOOK: Duration = Duration::from_millis(5);
 /// How often a lock is taken again that somebody else has taken for a moment, as udev does.
 const RETAKES_MAX: u32 = 20;
+/// The magic numbers of other filesystems whose locks are this kernel's alone: overlays, ZFS and bcachefs.
+const LOCKED_HERE: [u64; 3] = [0x794c_7630, 0x2fc1_2fc1, 0xca45_1a4e];
 /// The byte on which QEMU's users of an image that rely on consistent reads hold a shared lock.
 const QEMU_READS: u64 = 100;
 /// The byte of those that write.
