@@ -18,7 +18,8 @@ pub(super) fn watch(disk: &Arc<FileDisk>) {
     let Backing::Filesystem(filesystem) = disk.device() else {
         return;
     };
-    if !disk.may_block || disk.is_read_only() {
+    // The files of images have no size: their ends are no ends of disks.
+    if !disk.may_block || disk.is_read_only() || disk.size() == 0 {
         return;
     }
     let mut watched = watched();
