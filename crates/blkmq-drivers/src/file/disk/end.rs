@@ -1,14 +1,14 @@
 //! Where a file ends, and whether that is before its disk does: somebody has truncated it then. What was behind is lost, and
 //! reads there are short, which shows it; but a write lengthens the file again, and from then on they find zeroes. So, while
 //! the disk is written, the file's size is looked at after requests and before their ends are reported: a request that has
-//! seen the zeroes began before the look, and what made the file longer is most often no longer than before.
+//! seen the zeroes ended before the look, and the file is most often shorter than the disk still.
 //!
 //! ```text
 //!  truncated ─► a write lengthens it ─► a read finds zeroes ─► look: shorter than the disk ─► the read fails, and all others
 //! ```
 //!
-//! A write that reaches the end of the disk hides it, as the file has its whole size again: that is looked at when it is
-//! issued, and what happens between that look and the write is not noticed. Where the size is that of a server, reactors look
+//! A write that reaches the end of the disk hides it, as the file has its whole size again: that is looked at when the write
+//! is issued, and a truncation between that look and the write is not noticed. Where the size is that of a server, reactors look
 //! at what the kernel knows, and the thread of `watch` asks.
 
 use std::sync::atomic::Ordering;
@@ -23,6 +23,9 @@ impl FileDisk {
     /// the disk. Does not block.
     #[inline]
     pub(in crate::file) fn look_before_write(&self, now: Instant, end: u64) {
+        if self.is_block_device() {
+            return;
+        }
         let next = now.0 + WATCH.0;
         if next >= self.watched_until.load(Ordering::Relaxed) + LOOK_PERIOD.0 {
             self.watch_from(now);
@@ -33,9 +36,6 @@ impl FileDisk {
 
     #[cold]
     fn watch_from(&self, now: Instant) {
-        if self.is_block_device() {
-            return;
-        }
         // Before it is marked as written: nothing that is under way has lengthened it.
         self.look_at_end(now);
         // Release: pairs with `note_end`. Of writes that do this at one moment, each has looked.
