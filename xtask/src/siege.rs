@@ -130,7 +130,7 @@ fn verdict(command: &mut Command) -> Result<Verdict> {
     }
 }
 
-const MUTANTS: [Mutant; 12] = [
+const MUTANTS: [Mutant; 13] = [
     Mutant {
         name: "nbd_memory",
         attack: "unread",
@@ -200,6 +200,12 @@ const MUTANTS: [Mutant; 12] = [
     Mutant {
         name: "early_answers",
         attack: "servers",
+        setting: "ordinary",
+        is_slow: false,
+    },
+    Mutant {
+        name: "late_looks",
+        attack: "cut",
         setting: "ordinary",
         is_slow: false,
     },

@@ -124,9 +124,18 @@ fn cut_full(site: &Site<'_>, file: &File, random: &mut Random) -> Result<Tally> 
         random.one_of(&[0, 511, 4096, CUT_BYTES / 2, CUT_BYTES - 4096]),
         random.below(BURST),
     );
+    let is_hidden = random.below(2) == 0;
     for number in 0..3 * BURST {
         if number == cut_after {
+            // Else a read that is short shows it most often before a write hides it.
+            while is_hidden && connection.depth() > 0 {
+                take_marks(&mut connection, &mut tally)?;
+            }
             file.set_len(bytes).context("cutting an image off")?;
+            if is_hidden {
+                let last = CUT_BYTES - CUT_TAIL - CUT_TAIL;
+                send_at(&mut connection, NbdCommand::WRITE, last, CUT_TAIL, false)?;
+            }
         }
         if number == 2 * BURST && tally.failed > 0 {
             // Somebody has noticed it.
@@ -211,15 +220,23 @@ fn send(
 ) -> Result<bool> {
     let length = 512 << random.below(7);
     let command = random.one_of(commands);
+    let is_forced = !matches!(command, NbdCommand::FLUSH | NbdCommand::READ) && random.below(4) == 0;
+    let offset = random.below((bytes - length) / 512) * 512;
+    send_at(connection, command, offset, length, is_forced)
+}
+
+/// Sends a command to a range; a flush has none.
+fn send_at(
+    connection: &mut Connection<()>,
+    command: NbdCommand,
+    offset: u64,
+    length: u64,
+    is_forced: bool,
+) -> Result<bool> {
     let is_flush = command == NbdCommand::FLUSH;
-    let is_forced = !is_flush && command != NbdCommand::READ && random.below(4) == 0;
     let header = RequestHeader {
         cookie: 0,
-        offset: if is_flush {
-            0
-        } else {
-            random.below((bytes - length) / 512) * 512
-        },
+        offset: if is_flush { 0 } else { offset },
         length: if is_flush { 0 } else { length },
         command,
         flags: CommandFlags::NONE.with_if(is_forced, CommandFlags::FUA),
