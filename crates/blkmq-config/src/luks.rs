@@ -15,7 +15,7 @@ use blkmq_host::Control;
 use blkmq_host::device::FileId;
 use blkmq_host::disk::Disk;
 use blkmq_host::encrypted::{EncryptedData, EncryptedSpec, SectorCipher};
-use blkmq_host::found::{open_file, open_file_or_device};
+use blkmq_host::found::{open_file, open_file_or_device, open_inherited};
 use blkmq_host::value::{self, ConfigError};
 use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts, secret};
 
@@ -148,8 +148,8 @@ impl KeySource {
             Self::File(path) => Some(path.clone()),
             Self::Descriptor(number) => {
                 let link = PathBuf::from(format!("/proc/self/fd/{number}"));
-                // A file is opened again by its path; a pipe has none.
-                let path = std::fs::read_link(&link).ok().filter(|path| path.exists());
+                // A file is opened again by its path; a pipe is not, if it has one.
+                let path = std::fs::read_link(&link).ok().filter(|path| path.is_file());
                 Some(path.unwrap_or(link))
             }
             Self::Credential(name) => {
@@ -167,8 +167,7 @@ impl KeySource {
             _ => "there are no credentials of systemd's here",
         })?;
         let file = match self {
-            // Whatever the daemon was given; a pipe is read until its writers have closed it.
-            Self::Descriptor(_) => File::open(path)?,
+            Self::Descriptor(number) => open_inherited(*number)?,
             _ => open_file(&path)?,
         };
         Ok(Secret::read_from(file)?)

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
@@ -78,6 +79,37 @@ pub fn open_file_or_device(path: &Path) -> io::Result<File> {
     }
 }
 
+/// Opens again what the daemon was given by its parent as a descriptor of this number, to read it: anything. A pipe is read
+/// until its writers have closed it, and is empty without any, since its open does not wait for one.
+///
+/// # Errors
+/// The system's error; or the daemon itself holds the pipe's other end, which would never be closed.
+pub fn open_inherited(number: u32) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let mut options = File::options();
+    let file = options
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(format!("/proc/self/fd/{number}"))?;
+    let is_pipe = file.metadata()?.file_type().is_fifo();
+    if is_pipe && is_open_to_write(number)? {
+        let what =
+            "it is a pipe that the daemon has open to write as well, so it never ends: open it to read alone";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let flags = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
+}
+
+/// Whether this process has a descriptor open for writing, by its number, since nobody owns what was inherited.
+fn is_open_to_write(number: u32) -> io::Result<bool> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    Ok(flags.is_some_and(|flags| flags & OFlags::RWMODE.bits() != OFlags::RDONLY.bits()))
+}
+
 fn refused(found: &Found, needed: &str) -> io::Error {
     let what = format!("it is {}, and must be {needed}", found.kind());
     io::Error::new(io::ErrorKind::InvalidInput, what)
@@ -134,5 +166,25 @@ mod tests {
         fs::rename(directory.join("pipe"), &path).unwrap();
         assert_eq!(fs::read_to_string(found.path()).unwrap(), "content");
         fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn inherited_pipe_ends_at_once_without_a_writer_and_is_refused_if_that_is_the_daemon() {
+        let directory = directory("inherited");
+        let mut both = File::options();
+        let both = both.read(true).write(true).open(directory.join("pipe")).unwrap();
+        let number = |file: &File| file.as_raw_fd().cast_unsigned();
+        let refusal = open_inherited(number(&both)).unwrap_err().to_string();
+        assert!(refusal.contains("open it to read alone"), "{refusal}");
+        let mut given = File::open(directory.join("pipe")).unwrap();
+        drop(both);
+        let (done, read) = mpsc::channel();
+        std::thread::spawn(move || {
+            given = open_inherited(number(&given)).unwrap();
+            let _ = done.send(io::read_to_string(given).unwrap());
+        });
+        let content = read.recv_timeout(Duration::from_secs(10));
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(content.expect("it waits for no writer"), "");
     }
 }

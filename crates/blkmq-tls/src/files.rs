@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -226,15 +226,13 @@ fn read(path: &Path) -> Result<Vec<u8>, FileError> {
         path: path.to_owned(),
         cause,
     };
-    // What is opened is what is looked at, and the open of a pipe does not wait.
-    let mut options = File::options();
-    options
-        .read(true)
-        .custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-    let file = options.open(path).map_err(unreadable)?;
-    if !file.metadata().map_err(unreadable)?.is_file() {
+    // The open of a pipe waits, and that of a device may do anything: what is opened is what was looked at.
+    let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let held = File::from(held.map_err(|cause| unreadable(cause.into()))?);
+    if !held.metadata().map_err(unreadable)?.is_file() {
         return Err(content(path, "is no regular file"));
     }
+    let file = File::open(format!("/proc/self/fd/{}", held.as_raw_fd())).map_err(unreadable)?;
     let mut bytes = Vec::new();
     file.take(BYTES_MAX + 1)
         .read_to_end(&mut bytes)
