@@ -61,6 +61,9 @@ pub struct FairnessArgs {
     /// /dev/shm]
     #[arg(long, value_name = "DIR", requires = "clients")]
     pub dir: Vec<PathBuf>,
+    /// Put the images of each case into all directories, in turn: subvolumes of one filesystem, for example
+    #[arg(long, requires = "dir")]
+    pub in_turn: bool,
     /// Size of each image of --clients and --kernel, filled before
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = image_bytes)]
     pub size: u64,
@@ -206,7 +209,7 @@ fn in_memory(args: &FairnessArgs) -> Result<Option<Images>> {
     if !args.kernel || args.file.is_some() {
         return Ok(None);
     }
-    let mut images = Images::in_dir(Path::new(MEMORY), args.size)?;
+    let mut images = Images::in_dirs(&[MEMORY.into()], args.size)?;
     images.fill(1)?;
     Ok(Some(images))
 }

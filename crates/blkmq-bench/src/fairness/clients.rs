@@ -171,8 +171,8 @@ fn cases_of(args: &FairnessArgs) -> Result<Vec<Case>> {
     if args.common.quick && args.only.is_empty() {
         scenes.truncate(1);
     }
-    let labels: Vec<String> = (dirs(&args.dir).iter())
-        .map(|dir| Ok(Images::in_dir(dir, args.size)?.filesystem().to_owned()))
+    let labels: Vec<String> = (dirs(args).iter())
+        .map(|dir| Ok(Images::in_dirs(dir, args.size)?.filesystem().to_owned()))
         .collect::<Result<_>>()?;
     let scenes = match args.case.is_empty() {
         true => scenes,
@@ -216,8 +216,8 @@ fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
     };
     let count = cases.iter().map(needed).max().unwrap_or(1);
     let mut grounds: Vec<Ground> = Vec::new();
-    for dir in dirs(&args.dir) {
-        let mut images = Images::in_dir(&dir, args.size)?;
+    for dirs in dirs(args) {
+        let mut images = Images::in_dirs(&dirs, args.size)?;
         images.fill(count)?;
         let same = grounds
             .iter()
@@ -243,12 +243,18 @@ fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
     Ok(grounds)
 }
 
-/// The requested directories; by default the current one, and one in memory if that is another
-/// filesystem.
-fn dirs(asked: &[PathBuf]) -> Vec<PathBuf> {
-    if !asked.is_empty() {
-        return asked.to_vec();
+/// The requested directories, those together whose images share a drive; by default the current one, and one in memory if
+/// that is another filesystem.
+fn dirs(args: &FairnessArgs) -> Vec<Vec<PathBuf>> {
+    let each = |dirs: Vec<PathBuf>| dirs.into_iter().map(|dir| vec![dir]).collect();
+    match args.dir.is_empty() {
+        true => each(default_dirs()),
+        false if args.in_turn => vec![args.dir.clone()],
+        false => each(args.dir.clone()),
     }
+}
+
+fn default_dirs() -> Vec<PathBuf> {
     let device = |dir: &Path| std::fs::metadata(dir).ok().map(|meta| meta.dev());
     let (here, memory) = (PathBuf::from("."), PathBuf::from(MEMORY));
     match device(&memory) {

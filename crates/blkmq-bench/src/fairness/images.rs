@@ -1,4 +1,4 @@
-//! The tenants' images: files in one directory, full of incompressible data, and unlinked from the start, so
+//! The tenants' images: files in one directory, or in turn in several, full of incompressible data, and unlinked from the start, so
 //! that no file remains however the bench ends. Other processes open them through procfs.
 
 use std::fs::{self, File};
@@ -11,27 +11,29 @@ use blkmq_drivers::file::{Direct, FileConfig, FileDisk};
 
 use crate::interrupt;
 
-/// The images of a run in one directory.
+/// The images of a run, in turn in these directories, which share a drive.
 pub(super) struct Images {
-    dir: PathBuf,
+    dirs: Vec<PathBuf>,
     filesystem: String,
     each_bytes: u64,
     files: Vec<File>,
 }
 
 impl Images {
-    /// Looks up the filesystem of `dir`; makes no file yet.
+    /// Looks up the filesystem of the first of `dirs`, at least one; makes no file yet.
     ///
     /// # Errors
     /// If there is no such directory.
-    pub(super) fn in_dir(dir: &Path, each_bytes: u64) -> Result<Self> {
-        let dir = dir
-            .canonicalize()
-            .with_context(|| format!("--dir {} rejected: must be a directory", dir.display()))?;
+    pub(super) fn in_dirs(dirs: &[PathBuf], each_bytes: u64) -> Result<Self> {
+        let canonical = |dir: &PathBuf| {
+            dir.canonicalize()
+                .with_context(|| format!("--dir {} rejected: must be a directory", dir.display()))
+        };
+        let dirs: Vec<PathBuf> = dirs.iter().map(canonical).collect::<Result<_>>()?;
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         Ok(Self {
-            filesystem: filesystem(&mounts, &dir).unwrap_or_else(|| "unknown".into()),
-            dir,
+            filesystem: filesystem(&mounts, &dirs[0]).unwrap_or_else(|| "unknown".into()),
+            dirs,
             each_bytes,
             files: Vec::new(),
         })
@@ -43,30 +45,32 @@ impl Images {
     /// If one cannot be made or filled.
     pub(super) fn fill(&mut self, count: usize) -> Result<()> {
         let missing = count.saturating_sub(self.files.len()) as u64;
-        let free = rustix::fs::statvfs(&self.dir)
+        let first = self.dirs[0].display();
+        let free = rustix::fs::statvfs(&self.dirs[0])
             .map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize))
-            .with_context(|| format!("asking how much is free in {}", self.dir.display()))?;
+            .with_context(|| format!("asking how much is free in {first}"))?;
         ensure!(
             missing.saturating_mul(self.each_bytes) <= free,
             "{}: {count} images of {} MiB do not fit into the {} MiB that are free; choose another --dir or a smaller --size",
-            self.dir.display(),
+            first,
             self.each_bytes >> 20,
             free >> 20
         );
         let block = noise();
         while self.files.len() < count {
             let name = format!(".blkmq-bench-{}-{}", std::process::id(), self.files.len());
-            let path = self.dir.join(name);
+            let dir = &self.dirs[self.files.len() % self.dirs.len()];
+            let path = dir.join(name);
             eprintln!(
                 "filling image {} of {count}, {} MiB, in {}",
                 self.files.len() + 1,
                 self.each_bytes >> 20,
-                self.dir.display()
+                dir.display()
             );
             let file = make(&path, &block, self.each_bytes).with_context(|| {
                 format!(
                     "{}: cannot be filled with {} MiB; choose another --dir or a smaller --size",
-                    self.dir.display(),
+                    dir.display(),
                     self.each_bytes >> 20
                 )
             })?;
@@ -91,7 +95,12 @@ impl Images {
 
     /// A description for the report.
     pub(super) fn description(&self) -> String {
-        format!("files of {} MiB in {}", self.each_bytes >> 20, self.dir.display())
+        let dirs: Vec<_> = self.dirs.iter().map(|dir| dir.display().to_string()).collect();
+        format!(
+            "files of {} MiB in {}",
+            self.each_bytes >> 20,
+            dirs.join(" and, in turn, ")
+        )
     }
 
     /// The size of each.
@@ -177,7 +186,7 @@ mod tests {
     fn images_are_full_of_data_can_be_opened_and_leave_no_name() {
         let dir = std::env::temp_dir().join(format!("blkmq-images-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
-        let mut images = Images::in_dir(&dir, 2 << 20).unwrap();
+        let mut images = Images::in_dirs(std::slice::from_ref(&dir), 2 << 20).unwrap();
         images.fill(2).unwrap();
         // This fails unless the directory is empty.
         fs::remove_dir(&dir).unwrap();
@@ -193,7 +202,7 @@ mod tests {
 
     #[test]
     fn directory_that_is_not_there_is_refused_by_its_name() {
-        let error = Images::in_dir(Path::new("/no/such/dir"), 1)
+        let error = Images::in_dirs(&["/no/such/dir".into()], 1)
             .err()
             .expect("refused");
         assert!(format!("{error:#}").contains("--dir /no/such/dir rejected"));
