@@ -61,6 +61,8 @@ pub(crate) struct GateState {
     pub(crate) reports: Vec<Consumer<Report>>,
     /// Requests that the elevator gave out and whose end has not been reported.
     pub(crate) in_flight: u32,
+    /// The depth that the elevator knows; 0 for none.
+    pub(crate) depth_told: u32,
     /// Requests among these that a driver, or a missing tag, pushed back: the next dispatcher begins with them.
     pub(crate) requeue_list: VecDeque<Box<Request>>,
     /// Each disk's share of a shared tag set.
@@ -196,6 +198,10 @@ impl GateState {
         let elevator = self.elevator.as_mut()?;
         if self.in_flight >= depth {
             return None;
+        }
+        if depth != self.depth_told {
+            elevator.set_depth(depth);
+            self.depth_told = depth;
         }
         let for_urgent = self.knows_groups && self.targets.is_reached();
         let mut next = self.targets.next_held_back();

@@ -252,6 +252,7 @@ impl Queue {
                 inserts,
                 reports,
                 in_flight: 0,
+                depth_told: 0,
                 shares,
                 requeue_list: VecDeque::with_capacity(requests_max),
                 leaving: VecDeque::with_capacity(groups.capacity()),

@@ -138,6 +138,7 @@ impl Queue {
         }
         std::mem::swap(&mut state.elevator, &mut next.elevator);
         state.knows_groups = next.kind.knows_groups;
+        state.depth_told = 0;
         std::mem::swap(&mut state.shares, &mut next.shares);
         // Drained: no reactor is about to enter the gate, so caps that were removed can be forgotten now.
         self.path.set(next.kind, &state.groups);

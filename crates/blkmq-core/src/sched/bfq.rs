@@ -77,15 +77,20 @@ pub struct Bfq {
     turn: Option<Turn>,
     pace: Pace,
     neighbours: Neighbours,
-    /// Requests dispatched that have not ended.
+    /// Requests dispatched that have not ended: all, and those of each group's own clients.
     in_flight: u32,
+    in_flight_of: Vec<u32>,
     /// Those among them that are out for much longer than usual: nothing is held for them.
     overdue: Overdue,
     /// Those queues whose requests take far longer than others', and how many of theirs are out: nothing counts these.
     slow: SlowQueues,
     out_apart: u32,
-    /// How many may be: not all that the drive takes, or nobody else could send any.
-    apart_max: u32,
+    /// The queue's depth.
+    queue_depth: u32,
+    /// Nobody but an urgent client has a turn now.
+    is_for_urgent: bool,
+    /// Queues with requests whose turn does not come: see [`Bfq::fills_depth`]. Room for all.
+    parked: Vec<usize>,
     /// By group, when its clients of the idle class had their last turn.
     last_class_at: Vec<Instant>,
     /// The groups for which the drive idled, and for how long, since the last query. Room for each group.
@@ -119,10 +124,13 @@ impl Bfq {
             pace: Pace::default(),
             neighbours: Neighbours::new(),
             in_flight: 0,
+            in_flight_of: vec![0; capacity],
             overdue: Overdue::default(),
             slow: SlowQueues::new(queues),
             out_apart: 0,
-            apart_max: (requests_max as u32 / APART_PART).clamp(1, APART_MAX),
+            queue_depth: u32::MAX,
+            is_for_urgent: false,
+            parked: Vec::with_capacity(queues),
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
@@ -197,19 +205,35 @@ impl Bfq {
         self.wf2q.set_weight(self.wf2q.leaf(id), weight);
     }
 
-    /// Counts a request that was issued at `issued_at` as no longer in flight. `time` is what it took, if it ended.
-    #[inline]
-    fn dec_in_flight(&mut self, sched_data: u32, issued_at: Instant, time: Option<Nanos>) {
+    /// Counts a request that was issued at `issued_at` as no longer in flight.
+    #[inline(always)]
+    fn dec_in_flight(&mut self, sched_data: u32, issued_at: Instant) {
         self.in_flight -= 1;
-        match sched_data & IS_APART {
-            0 => self.overdue.ended(issued_at, time),
-            _ => self.out_apart -= 1,
-        }
         let queue = &mut self.clients[queue_of(sched_data)];
+        let is_counted = sched_data & IS_APART == 0;
+        let in_flight = queue.in_flight;
+        self.overdue
+            .ended_of(&mut queue.late, in_flight, issued_at, is_counted);
         queue.in_flight -= 1;
+        self.in_flight_of[queue.group()] -= 1;
         if sched_data & (MOVES_NO_DATA | IS_APART) != 0 {
             queue.in_flight_exempt -= 1;
+            queue.out_apart -= u32::from(!is_counted);
+            self.out_apart -= u32::from(!is_counted);
         }
+    }
+
+    /// Takes back a request that was given out.
+    #[cold]
+    fn requeue(&mut self, rq: Box<Request>) -> Inserted {
+        let id = queue_of(rq.sched_data);
+        self.dec_in_flight(rq.sched_data, rq.issued_at);
+        let was_empty = self.clients[id].requests.is_empty();
+        self.clients[id].requests.requeue(&mut self.held, rq, self.now);
+        if was_empty {
+            self.wake(id);
+        }
+        Inserted::Queued
     }
 
     /// Makes a queue idle if it has no request left, waiting or in flight.
@@ -265,6 +289,60 @@ impl Bfq {
         self.in_flight - self.out_apart
     }
 
+    /// Says whether a queue leaves what room there is to others: half of what it has out hangs, and its group has more
+    /// out than half of the room. So the first group whose requests hang fills a third of the queue's depth, and each
+    /// further one a third of the rest.
+    #[inline]
+    fn fills_depth(&mut self, id: usize) -> bool {
+        self.hangs_any() && self.hangs_too_much(id)
+    }
+
+    /// Whether requests are in flight that the depth does not count.
+    #[inline]
+    fn hangs_any(&self) -> bool {
+        self.out_apart != 0 || self.overdue.finds_any()
+    }
+
+    #[cold]
+    fn hangs_too_much(&mut self, id: usize) -> bool {
+        let free = self.queue_depth.saturating_sub(self.in_flight);
+        let queue = &mut self.clients[id];
+        let late = self.overdue.late_of(&mut queue.late, queue.in_flight);
+        let hanging = late.max(queue.out_apart);
+        hanging > 0
+            && 2 * hanging >= queue.in_flight
+            && self.in_flight_of[queue.group()] >= (free / 2).max(OUT_MIN)
+    }
+
+    /// Takes the queue whose turn it is out of the order, until [`Bfq::unpark`].
+    #[cold]
+    fn park(&mut self, id: usize) {
+        self.wf2q.release(self.wf2q.leaf(id), None);
+        self.parked.push(id);
+    }
+
+    /// Lets the parked queues that do not fill the depth any more have their turns again.
+    #[inline]
+    fn unpark(&mut self) {
+        if !self.parked.is_empty() {
+            (0..self.parked.len())
+                .rev()
+                .for_each(|place| self.unpark_at(place));
+        }
+    }
+
+    #[cold]
+    fn unpark_at(&mut self, place: usize) {
+        let id = self.parked[place];
+        if self.fills_depth(id) {
+            return;
+        }
+        self.parked.swap_remove(place);
+        let budget = self.next_budget(id).expect("a parked queue has a request");
+        let is_urgent = self.clients[id].key().is_sync() && self.clients[id].in_flight == 0;
+        self.wf2q.activate(self.wf2q.leaf(id), budget, is_urgent);
+    }
+
     #[inline]
     fn notice(&mut self, now: Instant) {
         self.now = self.now.max(now);
@@ -274,7 +352,7 @@ impl Bfq {
 /// The queue of a request, from the value that [`Bfq::take`] left in it.
 #[inline]
 fn queue_of(sched_data: u32) -> usize {
-    (sched_data & !(MOVES_NO_DATA | IS_APART | IS_LONGER)) as usize
+    (sched_data & !(MOVES_NO_DATA | IS_APART | IS_LONGER | IS_COPY)) as usize
 }
 
 impl Elevator for Bfq {
@@ -285,14 +363,7 @@ impl Elevator for Bfq {
     fn insert(&mut self, rq: Box<Request>, at: InsertAt, now: Instant) -> Inserted {
         self.notice(now);
         if at == InsertAt::Head {
-            let id = queue_of(rq.sched_data);
-            self.dec_in_flight(rq.sched_data, rq.issued_at, None);
-            let was_empty = self.clients[id].requests.is_empty();
-            self.clients[id].requests.requeue(&mut self.held, rq, self.now);
-            if was_empty {
-                self.wake(id);
-            }
-            return Inserted::Queued;
+            return self.requeue(rq);
         }
         let key = Key::of(&rq);
         let (id, is_new) = self.clients.claim(key);
@@ -327,6 +398,7 @@ impl Elevator for Bfq {
         self.notice(now);
         self.look_at_probe();
         self.overdue.look(self.counted(), self.now);
+        self.unpark();
         if self.is_full() {
             let urgent = self.dispatch_urgent(now);
             if urgent.is_none() && self.queued() > 0 {
@@ -341,12 +413,19 @@ impl Elevator for Bfq {
         }
     }
 
+    fn set_depth(&mut self, depth: u32) {
+        self.queue_depth = depth;
+    }
+
     fn completed(&mut self, note: &Note) {
         self.notice(note.completed_at);
         let id = queue_of(note.sched_data);
         let time = note.completed_at.since(note.issued_at);
         let bytes = match note.sched_data & MOVES_NO_DATA {
-            0 => note.bytes.min(u64::from(self.cost_max)),
+            0 => {
+                let moved = note.bytes << u32::from(note.sched_data & IS_COPY != 0);
+                moved.min(u64::from(self.cost_max))
+            }
             _ => {
                 // What takes much longer than usual does not take the drive all the time, or all others were slow.
                 let time = time.min(self.overdue.longest_usual());
@@ -364,15 +443,16 @@ impl Elevator for Bfq {
             && let Some(least) = self.depth.least_time(note.direction, note.bytes)
         {
             self.slow.completed(id, time, least, self.now);
+        } else {
+            self.slow.look(self.now);
         }
         // A slow queue says nothing of it either, or the drive would seem slow to all.
         let is_counted = note.sched_data & IS_APART == 0;
         let is_of_drive = is_counted && !self.slow.is_slow(id);
-        self.dec_in_flight(
-            note.sched_data,
-            note.issued_at,
-            (is_usual && is_of_drive).then_some(time),
-        );
+        self.dec_in_flight(note.sched_data, note.issued_at);
+        if is_usual && is_of_drive {
+            self.overdue.learn(time.0);
+        }
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
         }
@@ -472,7 +552,7 @@ impl Elevator for Bfq {
             in_flight += queue.in_flight;
             let waits = self.wf2q.waits(self.wf2q.leaf(id));
             let has_turn = self.turn.is_some_and(|turn| turn.queue == id);
-            let is_due = !queue.requests.is_empty() && !has_turn;
+            let is_due = !queue.requests.is_empty() && !has_turn && !self.parked.contains(&id);
             assert_eq!(
                 waits, is_due,
                 "queue {id} waits for its turn exactly if it has something"
@@ -480,6 +560,8 @@ impl Elevator for Bfq {
         }
         assert_eq!(queued, self.queued(), "requests in queues and in slots");
         assert_eq!(in_flight, self.in_flight, "requests in flight");
+        let of_groups: u32 = self.in_flight_of.iter().sum();
+        assert_eq!(of_groups, in_flight, "requests in flight, by group");
         assert!(self.out_apart <= in_flight, "requests of slow queues in flight");
         self.held.slots.check();
         let busy = self.clients.iter().filter(|(_, _, queue)| queue.is_busy());
@@ -493,13 +575,17 @@ impl GroupAware for Bfq {
     /// large writes, waiting for the end of one would be most of a small read's time.
     fn dispatch_urgent(&mut self, now: Instant) -> Option<Box<Request>> {
         self.notice(now);
+        self.unpark();
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
         let in_flight = self.punctual();
         if self.has_turns() || in_flight >= room || !self.wf2q.is_next_urgent() {
             return None;
         }
-        self.dispatch_one()
+        self.is_for_urgent = true;
+        let rq = self.dispatch_one();
+        self.is_for_urgent = false;
+        rq
     }
 
     fn awaits(&mut self) -> ReactorSet {
@@ -559,9 +645,10 @@ const LEAD_TIME: Nanos = Nanos::from_millis(1);
 const LEAD_BYTES_MIN: u64 = 64 << 10;
 /// One urgent request may exceed the depth for each so many requests that the drive may hold.
 const URGENT_PART: u32 = 4;
-/// Of slow queues, so many requests may be out beside those that the depth counts, and this part of all.
+/// A group may have so many requests out whether they hang or not: one that hangs is no reason to keep the others back.
+const OUT_MIN: u32 = 4;
+/// Of slow queues, so many requests may be out beside those that the depth counts.
 const APART_MAX: u32 = 64;
-const APART_PART: u32 = 2;
 /// Bit of `sched_data`, next to the queue's number: the request moves no data.
 const MOVES_NO_DATA: u32 = 1 << 31;
 /// The next bit: the request is of a slow queue, so the depth does not count it.
@@ -569,3 +656,5 @@ const IS_APART: u32 = 1 << 30;
 /// The next bit: the request takes longer by nature, since it is durable when it ends or is work of the driver's own, and
 /// says nothing of its queue.
 const IS_LONGER: u32 = 1 << 29;
+/// The next bit: it moves its bytes twice.
+const IS_COPY: u32 = 1 << 28;

@@ -111,6 +111,9 @@ pub trait Elevator: Send {
     /// Dispatches the next request, if one may go now.
     fn dispatch(&mut self, now: Instant) -> Option<Box<Request>>;
 
+    /// Reports the queue's depth, before the first dispatch and when it has changed.
+    fn set_depth(&mut self, _depth: u32) {}
+
     /// Reports that a dispatched request has ended.
     fn completed(&mut self, _note: &Note) {}
 

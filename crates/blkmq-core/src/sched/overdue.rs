@@ -29,11 +29,73 @@ pub(crate) struct Overdue {
     finds_until: Instant,
 }
 
+/// Which of one queue's requests in flight are overdue, all of those that it has out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Late {
+    /// The latest epoch in which one was issued or ended, the requests issued since, and the overdue ones.
+    epoch: Instant,
+    young: u32,
+    count: u32,
+}
+
 impl Overdue {
+    /// Counts a request that goes out of a queue with `in_flight` others.
+    #[inline]
+    pub(crate) fn issued_of(&self, queue: &mut Late, in_flight: u32) {
+        self.bring_up_to_date(queue, in_flight);
+        queue.young += 1;
+    }
+
+    /// Counts a request issued at `issued_at` that is out no more, of a queue with `in_flight`, this one included; `is_of_all`
+    /// says whether [`Overdue::issued`] counted it as well.
+    #[inline]
+    pub(crate) fn ended_of(&mut self, queue: &mut Late, in_flight: u32, issued_at: Instant, is_of_all: bool) {
+        self.bring_up_to_date(queue, in_flight);
+        let of_all = u32::from(is_of_all);
+        if issued_at >= self.epoch {
+            queue.young = queue.young.saturating_sub(1);
+            self.young = self.young.saturating_sub(of_all);
+        } else if issued_at < self.before {
+            queue.count = queue.count.saturating_sub(1);
+            self.count = self.count.saturating_sub(of_all);
+        }
+    }
+
+    /// The overdue requests of a queue with `in_flight`.
+    #[inline]
+    pub(crate) fn late_of(&self, queue: &mut Late, in_flight: u32) -> u32 {
+        self.bring_up_to_date(queue, in_flight);
+        queue.count
+    }
+
+    #[inline]
+    fn bring_up_to_date(&self, queue: &mut Late, in_flight: u32) {
+        if queue.epoch != self.epoch {
+            self.begin_epoch_of(queue, in_flight);
+        }
+    }
+
+    #[cold]
+    fn begin_epoch_of(&self, queue: &mut Late, in_flight: u32) {
+        // What it had issued in the epoch before this one is neither young nor overdue.
+        let is_before = queue.epoch == self.before;
+        *queue = Late {
+            epoch: self.epoch,
+            young: 0,
+            count: in_flight.saturating_sub(if is_before { queue.young } else { 0 }),
+        };
+    }
+
     /// The requests, of `in_flight`, that are not overdue.
     #[inline]
     pub(crate) fn punctual(&self, in_flight: u32) -> u32 {
         in_flight.saturating_sub(self.count)
+    }
+
+    /// Says whether a request is overdue.
+    #[inline]
+    pub(crate) fn finds_any(&self) -> bool {
+        self.count != 0
     }
 
     /// Counts a request that goes out.
@@ -55,8 +117,9 @@ impl Overdue {
         }
     }
 
+    /// Learns what a request took.
     #[inline]
-    fn learn(&mut self, time: u64) {
+    pub(crate) fn learn(&mut self, time: u64) {
         if self.usual_ns == 0 {
             (self.usual_ns, self.slow_ns) = (time, time);
             return;

@@ -11,6 +11,7 @@ use super::requests::Requests;
 use crate::bio::Class;
 use crate::ids::{GroupId, ReactorId};
 use crate::request::Request;
+use crate::sched::overdue::Late;
 
 /// All queues, by number, and how a request finds its own.
 #[derive(Debug)]
@@ -26,12 +27,16 @@ pub(super) struct Clients {
 #[derive(Debug)]
 pub(super) struct Queue {
     key: Option<Key>,
+    group: u32,
     pub(super) requests: Requests,
     pub(super) history: History,
     /// Requests that were dispatched and have not ended.
     pub(super) in_flight: u32,
     /// How many of them nobody waits for: they move no data, or their queue is slow.
     pub(super) in_flight_exempt: u32,
+    /// How many of them are overdue, and how many the depth does not count since the queue is slow.
+    pub(super) late: Late,
+    pub(super) out_apart: u32,
     /// Whether it has a request, waiting or in flight; otherwise it is on the list of idle queues.
     is_busy: bool,
     /// The queue into which this client's requests go, and that queue's key at the time.
@@ -125,8 +130,11 @@ impl Clients {
             key: None,
             requests: Requests::new(),
             history: History::NEW,
+            group: 0,
             in_flight: 0,
             in_flight_exempt: 0,
+            late: Late::default(),
+            out_apart: 0,
             is_busy: false,
             cooperator: None,
             earlier: number.checked_sub(1).unwrap_or(NONE),
@@ -214,13 +222,6 @@ impl Clients {
         numbered.filter_map(|(id, queue)| Some((id, queue.key?, queue)))
     }
 
-    /// The requests in flight of a group's own clients.
-    #[cold]
-    pub(super) fn in_flight_of(&self, group: GroupId) -> u32 {
-        let own = self.iter().filter(|(_, key, _)| key.group() == group);
-        own.map(|(.., queue)| queue.in_flight).sum()
-    }
-
     /// Says whether nobody waits for any request in flight of a group's own clients, of which it has some.
     #[cold]
     pub(super) fn has_only_exempt_out(&self, group: GroupId) -> bool {
@@ -277,6 +278,7 @@ impl Clients {
         let id = id as usize;
         self.unkey(id);
         self.queues[id].key = Some(key);
+        self.queues[id].group = key.group().index() as u32;
         self.queues[id].requests = Requests::new();
         self.queues[id].history = History::NEW;
         self.queues[id].cooperator = None;
@@ -370,6 +372,12 @@ impl IndexMut<usize> for Clients {
 }
 
 impl Queue {
+    /// The group of its client.
+    #[inline]
+    pub(super) fn group(&self) -> usize {
+        self.group as usize
+    }
+
     /// Its key.
     ///
     /// # Panics

@@ -2,7 +2,7 @@
 //! this differently where a turn is more than one request.
 
 use super::super::slots::SlotId;
-use super::{Bfq, IS_APART, IS_LONGER, MOVES_NO_DATA, wf2q};
+use super::{APART_MAX, Bfq, IS_APART, IS_COPY, IS_LONGER, MOVES_NO_DATA, wf2q};
 use crate::bio::Flags;
 use crate::ids::GroupId;
 use crate::request::Request;
@@ -47,6 +47,13 @@ impl Bfq {
             };
             self.is_held = false;
             let id = self.wf2q.leaf_of(leaf);
+            if self.fills_depth(id) {
+                self.park(id);
+                if self.is_for_urgent && !self.wf2q.is_next_urgent() {
+                    return None;
+                }
+                continue;
+            }
             let key = self.clients[id].key();
             if key.is_idle_class() {
                 self.last_class_at[key.group().index()] = now;
@@ -59,7 +66,7 @@ impl Bfq {
     /// held are gone, or a probe begins.
     #[cold]
     pub(super) fn is_hold_over(&mut self) -> bool {
-        if self.probing.is_alone() {
+        if self.probing.is_alone() || self.probing.is_open() {
             return false;
         }
         if self.dismiss_absent() {
@@ -97,7 +104,7 @@ impl Bfq {
     pub(super) fn dismiss_absent(&mut self) -> bool {
         let (now, patience) = (self.now, self.patience_on_flash());
         let in_flight = self.punctual() + self.out_apart;
-        let (idling, clients) = (&mut self.idling, &self.clients);
+        let (idling, clients, in_flight_of) = (&mut self.idling, &self.clients, &self.in_flight_of);
         let groups = self.last_class_at.len();
         let stalled_after = self.overdue.patience();
         idling.look_again();
@@ -112,7 +119,7 @@ impl Bfq {
                 if clients.has_only_exempt_out(group) {
                     return true;
                 }
-                let is_alone_out = || clients.in_flight_of(group) >= in_flight;
+                let is_alone_out = || in_flight_of[group.index()] >= in_flight;
                 return idling.is_stalled((id, served), is_alone_out, stalled_after, now);
             }
             idling.is_gone(id, group, patience, now)
@@ -123,8 +130,10 @@ impl Bfq {
     pub(super) fn take(&mut self, id: usize, slot: SlotId) -> Box<Request> {
         let queue = &mut self.clients[id];
         let came_back = queue.requests.first_requeued() == Some(slot);
+        self.overdue.issued_of(&mut queue.late, queue.in_flight);
         let mut rq = queue.requests.take(&mut self.held, slot);
         queue.in_flight += 1;
+        self.in_flight_of[queue.group()] += 1;
         self.in_flight += 1;
         rq.seal();
         rq.sched_data = id as u32;
@@ -134,11 +143,15 @@ impl Bfq {
         } else if self.is_apart(id) {
             rq.sched_data |= IS_APART;
             self.out_apart += 1;
+            self.clients[id].out_apart += 1;
         } else {
             self.overdue.issued();
         }
         if rq.charged_bytes(self.held.limits()) == 0 {
             rq.sched_data |= MOVES_NO_DATA;
+        }
+        if rq.flags().has(Flags::TASK) {
+            rq.sched_data |= IS_COPY;
         }
         if rq.sched_data & (MOVES_NO_DATA | IS_APART) != 0 {
             self.clients[id].in_flight_exempt += 1;
@@ -157,7 +170,7 @@ impl Bfq {
     /// Says whether the depth does not count a queue's next request: the queue is slow, on a drive that does not seek.
     #[inline]
     fn is_apart(&self, id: usize) -> bool {
-        self.slow.is_slow(id) && self.out_apart < self.apart_max && !self.has_turns()
+        self.slow.is_slow(id) && self.out_apart < APART_MAX && !self.has_turns()
     }
 
     /// The next request of a queue: a requeued one, then one that has waited too long, then, if distance matters,

@@ -60,6 +60,14 @@ impl SlowQueues {
         }
     }
 
+    /// Forgets a leader who has ended no request for long. Whoever ends none that counts asks for this.
+    #[inline]
+    pub(super) fn look(&mut self, now: Instant) {
+        if now.since(self.seen_at) >= LEADS_FOR {
+            self.lowest = u32::MAX;
+        }
+    }
+
     /// Forgets a queue, which another client has now.
     pub(super) fn forget(&mut self, id: usize) {
         self.stretches[id] = 0;
@@ -141,6 +149,19 @@ mod tests {
         ends(&mut slow, 0, 9, 100, 0);
         ends(&mut slow, 1, 1, 1_000_000, 0);
         assert!(!slow.is_slow(1));
+    }
+
+    #[test]
+    fn nobody_is_slow_once_the_leader_is_gone_for_long() {
+        let mut slow = SlowQueues::new(2);
+        ends(&mut slow, 0, 1, 100, 0);
+        ends(&mut slow, 1, 20, 100_000, 0);
+        slow.look(Instant(0) + Nanos::from_millis(999));
+        assert!(slow.is_slow(1));
+        slow.look(Instant(0) + Nanos::from_millis(1_000));
+        assert!(!slow.is_slow(1), "it sends only what says nothing of it");
+        ends(&mut slow, 0, 1, 100, 1_001);
+        assert!(slow.is_slow(1));
     }
 
     #[test]

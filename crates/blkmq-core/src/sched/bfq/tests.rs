@@ -2,7 +2,7 @@
 //! is broken.
 
 use super::*;
-use crate::bio::Bio;
+use crate::bio::{Bio, Flags};
 use crate::ids::ReactorId;
 
 fn bfq(requests_max: usize) -> Bfq {
@@ -193,6 +193,65 @@ fn group_that_is_gone_leaves_nothing_to_its_successor() {
     insert(&mut bfq, 2, 5, 0);
     bfq.check_invariants();
     assert_eq!(dispatch(&mut bfq).group(), GroupId(2));
+}
+
+#[test]
+fn copy_counts_for_the_rate_as_it_is_charged() {
+    let rate = |flags| {
+        let mut bfq = bfq(8);
+        bfq.tunables.request_cost = 0;
+        for n in 1..200 {
+            let bio = Bio {
+                offset: n * (64 << 10),
+                len: 16 << 10,
+                flags,
+                ..Bio::default()
+            };
+            let now = Instant(n * 100_000);
+            bfq.insert(Request::for_test(ReactorId(0), bio, 0), InsertAt::Ordered, now);
+            let rq = bfq.dispatch(now).expect("nobody else is there");
+            bfq.completed(&Note::of(&rq, now));
+        }
+        bfq.rate.bytes_per_second() / 10_000_000
+    };
+    assert_eq!(rate(Flags::TASK), 2 * rate(Flags::default()));
+}
+
+#[test]
+fn client_whose_requests_hang_leaves_room_in_the_depth() {
+    const DEPTH: u32 = 32;
+    let mut bfq = bfq(256);
+    bfq.depth = DepthLaw::resting_at(8, 256);
+    bfq.set_depth(DEPTH);
+    insert(&mut bfq, 2, 2, 1000);
+    for n in 0..100 {
+        insert(&mut bfq, 1, 1, 2 * n);
+    }
+    let rq = dispatch(&mut bfq);
+    assert_eq!(rq.group(), GroupId(2));
+    bfq.completed(&Note::of(&rq, Instant(0)));
+    let hang_until = |bfq: &mut Bfq, now| {
+        let mut out = 0;
+        while bfq.in_flight < DEPTH {
+            match bfq.dispatch(now) {
+                Some(_) => out += 1,
+                None => break,
+            }
+            bfq.check_invariants();
+        }
+        out
+    };
+    // None of them ends.
+    let all: u32 = (0..100)
+        .map(|step| hang_until(&mut bfq, Instant(0) + Nanos::from_millis(50 * step)))
+        .sum();
+    assert_eq!(all, DEPTH.div_ceil(3));
+    insert(&mut bfq, 2, 2, 2000);
+    let other = bfq
+        .dispatch(Instant(0) + Nanos::from_secs(100))
+        .expect("there is room");
+    assert_eq!(other.group(), GroupId(2));
+    bfq.check_invariants();
 }
 
 /// Breaks something of an elevator with requests queued and in flight; the check must panic.

@@ -84,6 +84,10 @@ impl Bfq {
                 self.end_turn(self.why_dry(turn));
                 continue;
             };
+            if self.fills_depth(turn.queue) {
+                self.end_turn(TurnEnd::Timeout);
+                continue;
+            }
             let cost = self.cost(self.held.slots.rq(slot));
             if turn.has_served() && cost > turn.left {
                 self.end_turn(TurnEnd::Exhausted);
