@@ -122,17 +122,19 @@ impl PackedRing {
     }
 
     fn begin(&mut self, record: Option<Window>) -> Result<(), Broken> {
+        let is_inside = |place: Place| match place.index < self.size {
+            true => Ok(place),
+            false => Err(Broken("a base beyond the ring")),
+        };
         if let Some(record) = record {
             let mut inflight = PackedInflight::new(record, self.size);
             let flags = |place: Place| self.desc.load_index(FLAGS + 16 * usize::from(place.index));
             let (used, places) = inflight.recover(self.used, flags)?;
-            self.used = used;
+            self.used = is_inside(used)?;
             self.avail = used.plus(places, self.size);
             self.inflight = Some(inflight);
         }
-        let is_inside = |place: Place| place.index < self.size;
-        let is_whole = is_inside(self.avail) && is_inside(self.used);
-        is_whole.then_some(()).ok_or(Broken("a base beyond the ring"))
+        is_inside(self.avail).and(is_inside(self.used)).map(drop)
     }
 
     pub(super) fn size(&self) -> u16 {
