@@ -3,6 +3,7 @@
 //! the start.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 
 use blkmq_core::ids::GroupId;
 use blkmq_core::time::Nanos;
@@ -15,6 +16,7 @@ use blkmq_host::{DiskEntry, Error};
 use crate::config::Config;
 use crate::disk::DiskSpec;
 use crate::group::{self, GroupSpec};
+use crate::plan::ahead::{is_remote, side_by_side};
 use crate::plan::settings::{self, Wish};
 use crate::plan::{self, OpenedDisk, multipath};
 use crate::queue::QueueSettings;
@@ -44,6 +46,22 @@ pub fn open_disk(config: &Config, name: &str) -> anyhow::Result<Opened> {
     group_paths::check_path(&spec.group)?;
     let (queue, member) = plan::open(spec.clone(), GroupId(0), &mut paths, Purpose::Serve)?;
     Ok(Opened { queue, member })
+}
+
+/// Opens those of these disks that are at other hosts, side by side: each may take seconds. By their names.
+pub fn open_remote_disks<'a>(
+    config: &Config,
+    names: impl IntoIterator<Item = &'a str>,
+) -> BTreeMap<&'a str, anyhow::Result<Opened>> {
+    let mut names: Vec<&str> = names.into_iter().collect();
+    names.retain(|name| {
+        config
+            .disks
+            .iter()
+            .any(|disk| disk.name == *name && is_remote(disk))
+    });
+    let opened = side_by_side(&names, |name| open_disk(config, name));
+    names.into_iter().zip(opened).collect()
 }
 
 /// Adds a disk that is open, as [`add_disk`] does.

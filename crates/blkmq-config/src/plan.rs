@@ -5,7 +5,7 @@
 //! those that name the same one, so one elevator sees all of their tenants: files on one filesystem
 //! do. Others have a queue of their own. `queue=` overrides all of this, within one driver.
 
-mod ahead;
+pub(crate) mod ahead;
 pub mod drives;
 pub(crate) mod multipath;
 pub mod scheduler;

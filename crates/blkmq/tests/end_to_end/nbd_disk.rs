@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::daemon::program;
 use crate::common::nbd::Client;
 use crate::common::tools::{installed, output_within, run};
 use crate::common::{Daemon, Scratch, pattern};
@@ -52,6 +53,36 @@ fn disks_at_other_hosts_are_opened_side_by_side() {
     let client = Client::connect(&near.path("nbd.sock"), "d7").expect("it is served");
     assert_eq!(client.size(), 1 << 20);
     drop(client);
+    above.stop();
+    daemon.stop();
+}
+
+#[test]
+fn disks_at_other_hosts_are_added_side_by_side() {
+    let (scratch, near) = (Scratch::new(), Scratch::new());
+    let daemon = Daemon::serve(&scratch, &["name=vm1,ram=1M"]);
+    let (slow, pause) = (scratch.path("slow.sock"), Duration::from_millis(500));
+    slow_way(&slow, &scratch.path("nbd.sock"), pause);
+    let [nbd, control] = ["nbd.sock", "control.sock"].map(|name| format!("unix:{}", near.word(name)));
+    let words = ["--disk", "name=own,ram=1M", "--nbd", &nbd, "--control", &control];
+    let above = Daemon::start(&words);
+    let ctl = |words: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(["ctl", "--socket", &control]).args(words);
+        let output = command.output().expect("the command runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("it prints text")
+    };
+    let uri = format!("nbd+unix:///vm1?socket={}", slow.display());
+    let disk = |number| format!("[disk.d{number}]\nnbd = \"{uri}\"\nconnections = 1\n");
+    let more: String = (0..DISKS).map(disk).collect();
+    let file = near.word("more.toml");
+    std::fs::write(&file, format!("{}\n{more}", ctl(&["dump"]))).expect("it can be written");
+    let start = Instant::now();
+    let said = ctl(&["apply", &file]);
+    let taken = start.elapsed();
+    assert_eq!(said.lines().count(), DISKS as usize, "{said}");
+    assert!(taken < pause * DISKS / 2, "{DISKS} disks were added in {taken:?}");
     above.stop();
     daemon.stop();
 }

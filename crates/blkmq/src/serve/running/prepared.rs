@@ -53,11 +53,13 @@ impl OpenedDisk {
     ///
     /// # Errors
     /// Why it cannot be served.
-    pub(super) fn open(config: &Config, name: &str) -> Result<Self> {
-        Ok(Self {
-            disk: live::open_disk(config, name)?,
-            files: Files::open_of(config, name)?,
-        })
+    fn open(config: &Config, name: &str) -> Result<Self> {
+        Self::with_files(live::open_disk(config, name)?, config, name)
+    }
+
+    fn with_files(disk: Opened, config: &Config, name: &str) -> Result<Self> {
+        let files = Files::open_of(config, name)?;
+        Ok(Self { disk, files })
     }
 }
 
@@ -66,8 +68,8 @@ impl OpenedDisk {
 pub(super) struct Prepared(BTreeMap<String, OpenedDisk>);
 
 impl Prepared {
-    /// Opens the new disks, and reads the files of new and changed addresses to see that they can be
-    /// read. A disk that takes the place of one that goes is opened by its step, when that one is
+    /// Opens the new disks, those at other hosts first and side by side, and reads the files of new and changed
+    /// addresses to see that they can be read. A disk that takes the place of one that goes is opened by its step, when that one is
     /// gone.
     ///
     /// # Errors
@@ -75,15 +77,26 @@ impl Prepared {
     pub(super) fn make(planned: &Planned) -> Result<Self> {
         dry_run::check_exports(&planned.new)?;
         let mut prepared = Self::default();
-        let mut has_removed = false;
-        for change in &planned.changes {
+        let (config, changes) = (&planned.new, &planned.changes);
+        let removal = changes
+            .iter()
+            .position(|change| matches!(change, Change::RemoveDisk(_)));
+        let before = &changes[..removal.unwrap_or(changes.len())];
+        let names = before.iter().filter_map(|change| match change {
+            Change::AddDisk(name) => Some(name.as_str()),
+            _ => None,
+        });
+        let mut remote = live::open_remote_disks(config, names.clone());
+        for name in names {
+            let opened = match remote.remove(name) {
+                Some(disk) => disk.and_then(|disk| OpenedDisk::with_files(disk, config, name)),
+                None => OpenedDisk::open(config, name),
+            };
+            let change = || Change::AddDisk(name.to_owned()).to_string();
+            prepared.0.insert(name.to_owned(), opened.with_context(change)?);
+        }
+        for change in changes {
             match change {
-                Change::AddDisk(name) if !has_removed => {
-                    let opened = OpenedDisk::open(&planned.new, name);
-                    let opened = opened.with_context(|| change.to_string())?;
-                    prepared.0.insert(name.clone(), opened);
-                }
-                Change::RemoveDisk(_) => has_removed = true,
                 Change::AddExport(spec) | Change::Export(spec) => {
                     let checked = spec.at.check();
                     checked.with_context(|| change.to_string())?;
