@@ -338,7 +338,8 @@ impl FileHctx {
             self.disks.of(slot.disk).note_success(now);
         }
         self.in_flight -= 1;
-        if !status.is_ok() && slot.keeps_what_moved() {
+        let is_lost = || self.disks.of(slot.disk).has_lost(slot.offset + slot.moved);
+        if !status.is_ok() && slot.keeps_what_moved() && !is_lost() {
             self.partial.push((slot.cookie, slot.moved));
         }
         self.end_bounce(&slot, status);

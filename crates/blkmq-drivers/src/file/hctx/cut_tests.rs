@@ -10,7 +10,7 @@ use blkmq_host::device::{Allocation, Device};
 use super::tests::{Rig, rig};
 use super::*;
 use crate::file::Direct;
-use crate::testing::{Scratch, request, scratch_file};
+use crate::testing::{Scratch, cookie, request, scratch_file};
 
 /// A file full of data that a context has just written to.
 struct Stage {
@@ -75,6 +75,8 @@ fn read_behind_the_write_of_another_context_finds_no_zeroes() {
             .write_all_at(&[9; BLOCK], BYTES - 4 * BLOCK as u64)
             .unwrap();
         assert_eq!(stage.read(HALF), Status::Io);
+        // Nor does a request that is merged with it: nothing of it counts as done.
+        assert_eq!(stage.rig.hctx.done_before(cookie(0)), 0);
         let zeroing = request(Op::WriteZeroes, HALF, BLOCK as u64);
         assert_eq!(stage.rig.run(&zeroing), Status::Io);
         stage.restore();
