@@ -66,6 +66,8 @@ pub struct FileDisk {
     pub(super) locks: BlockLocks,
     /// Submitting a request may block, whatever the kernel was asked for: see [`may_block`].
     pub(super) may_block: bool,
+    /// The kernel says what it knows of the file's size without asking anybody: see [`tells_size`].
+    tells_size: bool,
     /// Its data is in memory, so that a read is a copy and never waits: see [`is_in_memory`].
     pub(super) is_in_memory: bool,
     pub(super) lacks: Lacks,
@@ -146,6 +148,7 @@ impl FileDisk {
         Self {
             lock: Lock::None,
             may_block: matches!(device, Backing::Filesystem(_)) && may_block(&file),
+            tells_size: tells_size(&file),
             is_in_memory: matches!(device, Backing::Filesystem(_)) && is_in_memory(&file),
             place: Place::of(&file, device),
             id: found.as_ref().map(FileId::of),
@@ -197,6 +200,8 @@ impl FileDisk {
     /// # Errors
     /// The system's error, or the size of a block device cannot be set.
     pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
+        // Before the file's size: another call may make both larger.
+        let known = self.content();
         let size = rustix::fs::seek(&self.file, SeekFrom::End(0))?;
         if self.content_end < u64::MAX {
             return self.look_at_content_end(size);
@@ -218,8 +223,8 @@ impl FileDisk {
         }
         let size = match wanted {
             // What was cut off is lost; the caller says so, and nothing hides it.
-            _ if size < self.size() => {
-                self.note_end(size, Instant(0));
+            _ if size < known => {
+                self.note_end(size, known, Instant(0));
                 return Ok(size);
             }
             Some(wanted) if wanted > size && self.is_block_device() => {
@@ -243,7 +248,7 @@ impl FileDisk {
             let what = "its last block is padded with zeroes, so it cannot grow: remove the disk and add it";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        self.note_end(size, Instant(0));
+        self.note_end(size, self.content(), Instant(0));
         Ok(if size < self.content_end {
             size
         } else {
@@ -472,6 +477,12 @@ fn may_block(file: &File) -> bool {
     !is_local(file)
 }
 
+/// Returns whether the kernel tells the size of a file at once if it is asked not to synchronize. Others ask a server all the
+/// same (SMB, 9P), or wait for a lock of all hosts (GFS2, OCFS2).
+fn tells_size(file: &File) -> bool {
+    is_local(file) || TELLS_SIZE.contains(&filesystem(file))
+}
+
 /// Returns whether a file is on a filesystem that is known to be of this host alone.
 pub(super) fn is_local(file: &File) -> bool {
     NEVER_BLOCK.contains(&filesystem(file))
@@ -492,6 +503,8 @@ pub(super) fn filesystem(file: &File) -> u64 {
 const OVERLAP_LOOK: std::time::Duration = std::time::Duration::from_micros(100);
 /// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2).
 const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, TMPFS];
+/// The same of NFS, FUSE, overlayfs and ZFS.
+const TELLS_SIZE: [u64; 4] = [0x6969, 0x6573_5546, 0x794c_7630, 0x2fc1_2fc1];
 const TMPFS: u64 = 0x0102_1994;
 
 #[cfg(test)]

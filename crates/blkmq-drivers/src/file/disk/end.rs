@@ -14,7 +14,7 @@
 use std::sync::atomic::Ordering;
 
 use blkmq_core::time::{Instant, Nanos};
-use rustix::fs::{AtFlags, SeekFrom, StatxFlags, statx};
+use rustix::fs::{AtFlags, StatxFlags, statx};
 
 use super::FileDisk;
 
@@ -58,15 +58,15 @@ impl FileDisk {
 
     /// Looks where the file ends, as far as the kernel knows. Does not block.
     pub(in crate::file) fn look_at_end(&self, now: Instant) {
-        if self.content() == 0 {
-            // A file of an image, whose end is no end of a disk.
-            return;
+        let known = self.content();
+        // A file of an image has none, since its end is no end of a disk.
+        if known > 0
+            && self.tells_size
+            // Not by lseek(2), which waits for another one on the file, as of a search for holes.
+            && let Ok(end) = self.size_by(AtFlags::STATX_DONT_SYNC)
+        {
+            self.note_end(end, known, now);
         }
-        let known = match self.may_block {
-            false => rustix::fs::seek(&self.file, SeekFrom::End(0)),
-            true => self.size_by(AtFlags::STATX_DONT_SYNC),
-        };
-        known.into_iter().for_each(|end| self.note_end(end, now));
     }
 
     /// A read was short. Has another thread look where the file ends, where this one does not know it for certain.
@@ -86,8 +86,10 @@ impl FileDisk {
 
     /// Finds out where the file ends. May block.
     pub(in crate::file) fn look_for_certain(&self) {
-        let known = self.size_by(AtFlags::STATX_FORCE_SYNC);
-        known.into_iter().for_each(|end| self.note_end(end, Instant(0)));
+        let known = self.content();
+        if let Ok(end) = self.size_by(AtFlags::STATX_FORCE_SYNC) {
+            self.note_end(end, known, Instant(0));
+        }
     }
 
     fn size_by(&self, how: AtFlags) -> rustix::io::Result<u64> {
@@ -95,11 +97,11 @@ impl FileDisk {
         Ok(found.stx_size)
     }
 
-    /// The file was found to end at `end`. Data behind it is lost, if the disk ends later: requests there fail until the disk
-    /// is opened again. If the file may have been made longer meanwhile, it is not known where it was cut off, and all fail.
+    /// The file was found to end at `end`, and `known` was its content before, which may have grown since. Data behind the end is
+    /// lost, if the content ended later: requests there fail until the disk is opened again. If the file may have been made longer meanwhile, it is not known where it was cut off, and all fail.
     /// A time of 0 is one that is not known.
-    pub(super) fn note_end(&self, end: u64, now: Instant) {
-        if end >= self.content().min(self.lost_from.load(Ordering::Relaxed)) {
+    pub(super) fn note_end(&self, end: u64, known: u64, now: Instant) {
+        if end >= known.min(self.lost_from.load(Ordering::Relaxed)) {
             // It is as long as the disk, or as was found before.
             return;
         }
@@ -124,7 +126,7 @@ impl FileDisk {
     }
 
     /// Where the file ends if nothing is lost, in bytes.
-    fn content(&self) -> u64 {
+    pub(super) fn content(&self) -> u64 {
         self.size().min(self.content_end)
     }
 }
@@ -179,6 +181,18 @@ mod tests {
             disk.look_after(start + Nanos::from_millis(ms));
             assert!(disk.has_lost(1));
         }
+    }
+
+    #[test]
+    fn file_that_is_made_longer_during_a_look_is_not_truncated() {
+        let path = scratch_file("grows-during-a-look", 8192);
+        let disk = disk(&path);
+        let (known, end) = (disk.content(), 8192);
+        assert_eq!(disk.resize(Some(16384)).unwrap(), 16384);
+        disk.note_end(end, known, Instant(5));
+        assert!(!disk.is_truncated());
+        disk.look_at_end(Instant(5));
+        assert!(!disk.is_truncated());
     }
 
     #[test]
