@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn inherited_pipe_ends_at_once_without_a_writer_and_is_refused_if_that_is_the_daemon() {
+    fn inherited_pipe_waits_for_no_writer_and_must_not_be_open_to_write() {
         let directory = directory("inherited");
         let mut both = File::options();
         let both = both.read(true).write(true).open(directory.join("pipe")).unwrap();
