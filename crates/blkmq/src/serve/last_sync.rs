@@ -2,8 +2,9 @@
 //! fail. The files are opened at the start, so that write errors of the kernel since then are reported here.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -23,7 +24,7 @@ struct Written {
     disk: String,
     path: PathBuf,
     file: File,
-    /// The device number of what it lies on.
+    /// What may stop to answer, with all that lies on it: see [`device`].
     device: u64,
 }
 
@@ -59,7 +60,7 @@ impl Files {
         if let Some(path) = written {
             let file = open_file_or_device(path)
                 .with_context(|| format!("file {}: cannot be opened once more", path.display()))?;
-            let device = file.metadata().map_or(0, |found| found.dev());
+            let device = file.metadata().map_or(0, |found| device(&found));
             self.0.push(Arc::new(Written {
                 disk: disk.to_owned(),
                 path: path.to_owned(),
@@ -88,12 +89,22 @@ impl Files {
         self.0.retain(|written| !is_other(written));
     }
 
-    /// Makes writes of clients durable that no flush has covered, for at most about `limit`. Each filesystem has a thread of
-    /// its own, so that one that does not answer keeps no other's files from being synced.
+    /// Makes writes of clients durable that no flush has covered, for at most about `limit`. Each filesystem and block
+    /// device has a thread of its own, so that one that does not answer keeps no other's files from being synced.
     ///
     /// # Errors
     /// All files with data that may be lost, by name.
     pub(super) fn sync(&self, limit: Duration) -> Result<()> {
+        let named = || thread::Builder::new().name("sync".to_owned());
+        self.sync_by(limit, |work| named().spawn(work).map(drop))
+    }
+
+    /// The same, with threads that `spawn` starts. What has none is synced by the calling thread, for as long as that takes.
+    fn sync_by(
+        &self,
+        limit: Duration,
+        spawn: impl Fn(Box<dyn FnOnce() + Send>) -> io::Result<()>,
+    ) -> Result<()> {
         let until = Instant::now() + limit;
         let (end, ended) = mpsc::channel();
         let mut devices: BTreeMap<u64, Vec<Arc<Written>>> = BTreeMap::new();
@@ -103,18 +114,18 @@ impl Files {
                 .or_default()
                 .push(Arc::clone(written));
         }
+        let mut without_thread = Vec::new();
         for files in devices.into_values() {
-            let end = end.clone();
-            let sync = move || {
-                for file in files {
-                    let synced = file.file.sync_data();
-                    // Nobody may wait any more.
-                    let _ = end.send((file, synced));
+            let (its, end) = (files.clone(), end.clone());
+            match spawn(Box::new(move || sync_each(its, &end))) {
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::warn!("there is no thread for a sync, which is done in turn: {error}");
+                    without_thread.extend(files);
                 }
-            };
-            let started = thread::Builder::new().name("sync".to_owned()).spawn(sync);
-            started.context("there is no thread for the last sync")?;
+            }
         }
+        sync_each(without_thread, &end);
         drop(end);
         let (mut left, mut failed) = (self.0.clone(), Vec::new());
         while let Ok((file, synced)) = ended.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -127,13 +138,30 @@ impl Files {
         for Written { disk, path, .. } in left.iter().map(|file| &**file) {
             let path = path.display();
             failed.push(format!(
-                "disk {disk}: file {path}: its filesystem does not answer, for {limit:?}: what was not flushed may be lost"
+                "disk {disk}: file {path}: its sync has not ended after {limit:?}: what was not flushed may be lost"
             ));
         }
         if !failed.is_empty() {
             bail!("{}", failed.join("; "));
         }
         Ok(())
+    }
+}
+
+/// Syncs files one after the other, and sends the result of each.
+fn sync_each(files: Vec<Arc<Written>>, end: &mpsc::Sender<(Arc<Written>, io::Result<()>)>) {
+    for file in files {
+        let synced = file.file.sync_data();
+        // Nobody may wait any more.
+        let _ = end.send((file, synced));
+    }
+}
+
+/// The number of the block device that this is, or of the filesystem that it lies on. The nodes of all devices lie on one.
+fn device(found: &Metadata) -> u64 {
+    match found.file_type().is_block_device() {
+        true => found.rdev(),
+        false => found.dev(),
     }
 }
 
@@ -173,26 +201,53 @@ mod tests {
 
     #[test]
     fn file_that_fails_does_not_keep_the_others_from_being_synced_and_all_are_named() {
-        // Neither of the two can be synced at all (EINVAL).
-        let open = |path: &str| {
-            Arc::new(Written {
-                disk: path.to_owned(),
-                path: PathBuf::from(path),
-                file: File::open(path).unwrap(),
-                device: 1,
-            })
-        };
-        let good = std::env::current_exe().unwrap();
-        let files = Files(vec![
-            open("/dev/null"),
-            open(good.to_str().unwrap()),
-            open("/proc/self/status"),
-        ]);
-        let said = files.sync(Duration::from_secs(60)).unwrap_err().to_string();
+        let (files, good) = good_between_bad();
+        let said = files.sync(LIMIT).unwrap_err().to_string();
         assert!(
             said.contains("/dev/null") && said.contains("/proc/self/status"),
             "{said}"
         );
-        assert!(!said.contains(good.to_str().unwrap()), "{said}");
+        assert!(!said.contains(&good), "{said}");
     }
+
+    #[test]
+    fn files_without_threads_are_synced_and_named() {
+        let (files, good) = good_between_bad();
+        let none = |_| Err(io::ErrorKind::WouldBlock.into());
+        let said = files.sync_by(LIMIT, none).unwrap_err().to_string();
+        assert!(
+            said.contains("/dev/null") && said.contains("/proc/self/status"),
+            "{said}"
+        );
+        assert!(!said.contains(&good), "{said}");
+    }
+
+    #[test]
+    fn block_devices_have_a_thread_each_and_files_one_for_their_filesystem() {
+        let file = std::env::current_exe().unwrap().metadata().unwrap();
+        assert_eq!(device(&file), file.dev());
+        let nodes = std::fs::read_dir("/dev").unwrap().flatten();
+        let found = nodes.filter_map(|node| node.metadata().ok());
+        let blocks: Vec<Metadata> = found.filter(|node| node.file_type().is_block_device()).collect();
+        for block in &blocks {
+            assert_eq!(device(block), block.rdev());
+        }
+    }
+
+    /// A file that can be synced, between two that cannot (EINVAL), each on a device of its own, and the path of the good one.
+    fn good_between_bad() -> (Files, String) {
+        let good = std::env::current_exe().unwrap().display().to_string();
+        let paths = ["/dev/null", &good, "/proc/self/status"];
+        let open = |(device, path): (u64, &str)| {
+            Arc::new(Written {
+                disk: path.to_owned(),
+                path: PathBuf::from(path),
+                file: File::open(path).unwrap(),
+                device,
+            })
+        };
+        (Files((0..).zip(paths).map(open).collect()), good)
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
 }
