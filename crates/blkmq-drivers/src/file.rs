@@ -31,4 +31,6 @@ pub use driver::DRIVER;
 pub use error::FileError;
 #[cfg(feature = "qcow2")]
 pub(crate) use lock::is_taking_over;
-pub use lock::{begin_takeover, inherit as inherit_lock, release_unused as end_takeover};
+pub use lock::{
+    begin_takeover, inherit as inherit_lock, release_unused as end_takeover, retake_all as retake_locks,
+};

@@ -17,7 +17,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -48,7 +48,7 @@ pub(super) enum Lock {
 static INHERITED: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
 /// Those with which a disk was opened, until they are in the name of this process.
-static TAKEN: Mutex<Vec<File>> = Mutex::new(Vec::new());
+static TAKEN: Mutex<Vec<(File, PathBuf)>> = Mutex::new(Vec::new());
 
 /// Another process still writes to what this one has opened: it is about to take over. SeqCst, and seldom.
 static IS_TAKING_OVER: AtomicBool = AtomicBool::new(false);
@@ -71,15 +71,27 @@ pub fn inherit(file: OwnedFd) {
     inherited.push(file.into());
 }
 
-/// Ends a takeover: the other process writes nothing any more. Takes the locks of disks in the name of this process. Releases the locks that it has handed over and that no disk
+/// Ends a takeover: the other process writes nothing any more. Releases the locks that it has handed over and that no disk
 /// uses. Returns their number.
 pub fn release_unused() -> usize {
     IS_TAKING_OVER.store(false, Ordering::SeqCst);
-    let taken = std::mem::take(&mut *TAKEN.lock().unwrap_or_else(PoisonError::into_inner));
-    taken.iter().for_each(retake);
     let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
     let unused = std::mem::take(&mut *inherited);
     unused.len()
+}
+
+/// Takes the locks of disks that another process has handed over in the name of this one. Waits for a moment where another
+/// program has such a lock, too, and logs it if that does not end.
+pub fn retake_all() {
+    let taken = std::mem::take(&mut *TAKEN.lock().unwrap_or_else(PoisonError::into_inner));
+    for (file, path) in taken {
+        if !retake(&file) {
+            let path = path.display();
+            tracing::error!(
+                "file {path}: taken over, and another program has its flock, too, so that others may take it: see /proc/locks"
+            );
+        }
+    }
 }
 
 /// Returns whether another process has handed over the lock of the file at this path.
@@ -92,34 +104,37 @@ pub(super) fn is_inherited(path: &Path) -> bool {
 }
 
 /// Takes the lock of a file that another process has handed over: one disk's.
-fn take_inherited(file: &File) -> Option<File> {
+fn take_inherited(file: &File, path: &Path) -> Option<File> {
     let wanted = file.metadata().ok()?;
     let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
     let at = inherited.iter().position(|file| is_of(file, &wanted))?;
     let file = inherited.swap_remove(at);
     drop(inherited);
     let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    taken.extend(file.try_clone());
+    taken.extend(file.try_clone().map(|file| (file, path.to_owned())));
     Some(file)
 }
 
 /// Takes the lock of a file that this process has inherited once more, so that /proc/locks names this process: others ask
 /// there, and a process in a sandbox nowhere else. Between the two kinds the lock may be lost to somebody who takes it at
 /// that moment; the locks on bytes, which keep other daemons and QEMU away, are held throughout. Where a server has both
-/// kinds as one, nothing is done.
-fn retake(file: &File) {
+/// kinds as one, nothing is done. Returns whether nobody else has it: else this process has a shared one, if that can be had.
+fn retake(file: &File) -> bool {
     if !is_local(file) && !LOCKED_HERE.contains(&filesystem(file)) {
-        return;
+        return true;
     }
+    // What fails is repeated.
+    let share = || rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
     for _ in 0..RETAKES_MAX {
-        // What fails is repeated.
-        let _ = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
+        let _ = share();
         if rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            return;
+            return true;
         }
+        // The kernel has released the shared lock, although it refused the other.
+        let _ = share();
         thread::sleep(LEAVING_LOOK);
     }
-    tracing::warn!("a file that was taken over is locked by another program, too: see /proc/locks");
+    false
 }
 
 fn is_of(file: &File, wanted: &Metadata) -> bool {
@@ -131,7 +146,7 @@ fn is_of(file: &File, wanted: &Metadata) -> bool {
 /// ended already or cannot be seen (it has released the lock since, or is in another container);
 /// fails at once if the holder is alive.
 pub(super) fn lock(file: &File, path: &Path, for_reading: bool) -> Result<Lock, FileError> {
-    if let Some(inherited) = take_inherited(file) {
+    if let Some(inherited) = take_inherited(file, path) {
         // The description has the lock already, so this changes nothing; without it, the lock would
         // be taken now, or refused.
         return try_lock(&inherited, path, false).map(|()| Lock::Inherited(inherited));
@@ -368,9 +383,21 @@ mod tests {
             return;
         }
         assert!(is_held(&file) && !is_ours(&file));
-        retake(&file);
+        assert!(retake(&file));
         assert!(is_ours(&file));
         assert!(rustix::fs::flock(open(&path), FlockOperation::NonBlockingLockShared).is_err());
+    }
+
+    #[test]
+    fn heir_keeps_the_lock_beside_a_program_that_shares_it_for_a_moment() {
+        let path = scratch_file("heir_shares", 4096);
+        let [heir, moment, other] = [(); 3].map(|()| open(&path));
+        rustix::fs::flock(&moment, FlockOperation::NonBlockingLockShared).unwrap();
+        assert!(!retake(&heir), "somebody else has it, too");
+        drop(moment);
+        assert!(rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive).is_err());
+        assert!(retake(&heir));
+        assert!(rustix::fs::flock(&other, FlockOperation::NonBlockingLockShared).is_err());
     }
 
     #[test]

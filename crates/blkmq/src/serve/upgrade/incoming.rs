@@ -201,6 +201,8 @@ fn take_clients(
         "upgrade: took over {count} connections, {:.1} ms after the last was handed over",
         start.elapsed().as_secs_f64() * 1e3
     );
+    // Clients do not wait for it: the other daemon's locks, which are shared, hold until then.
+    file::retake_locks();
     Ok(earlier)
 }
 
