@@ -313,7 +313,7 @@ impl Running {
 
     /// Finds the steps of a change.
     fn planned(&self, edit: impl Fn(&mut Document) -> Result<()>) -> Result<Planned> {
-        let (state, document, new) = loop {
+        let (state, document, mut new) = loop {
             // Before the document is read: one that is newer is seen below.
             let seen = self.changes();
             let mut document = self.document();
@@ -325,6 +325,7 @@ impl Running {
                 break (state, document, new);
             }
         };
+        keep_known(&mut new.exports, &state.config.exports);
         let served = self.engine.disks();
         let sizes = served.iter().map(|disk| (disk.name.clone(), disk.size)).collect();
         let changes = diff(&state.config, &new, &sizes)?;
@@ -530,6 +531,16 @@ impl Running {
 /// All disks but one.
 fn without(disks: &[Disk], name: &str) -> Vec<Disk> {
     disks.iter().filter(|disk| disk.name != name).cloned().collect()
+}
+
+/// Puts the addresses of before in the place of those that are the same: they know what their files held, and need not read
+/// them again while a lock is held.
+fn keep_known(exports: &mut [ExportSpec], before: &[ExportSpec]) {
+    for export in exports {
+        if let Some(known) = before.iter().find(|known| *known == export) {
+            *export = known.clone();
+        }
+    }
 }
 
 /// The meaning of a document, checked without opening anything. A daemon that runs may lose its last disk.

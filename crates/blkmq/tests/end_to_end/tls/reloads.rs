@@ -138,13 +138,13 @@ fn change_that_is_taken_back_needs_no_files_of_certificates_again() {
         authority.client("host-a");
         authority
     });
-    let write = |authority: &Authority, disks: &str| {
+    let write = |authority: &Authority, last: &str, disks: &str| {
         let socket = scratch.word("first.sock");
         let [certificate, key, ca] =
             ["server-cert.pem", "server-key.pem", "ca-cert.pem"].map(|file| authority.path(file));
         let other = scratch.word("{disk}.vsock");
         let text = format!(
-            "[disk.a]\nram = \"1M\"\n[disk.b]\nram = \"1M\"\n[[export]]\nnbd = \"unix:{socket}\"\ntls = \"require\"\n\
+            "[disk.a]\nram = \"1M\"\n[disk.{last}]\nram = \"1M\"\n[[export]]\nnbd = \"unix:{socket}\"\ntls = \"require\"\n\
              tls_certificate = {certificate:?}\ntls_key = {key:?}\ntls_ca = {ca:?}\n[[export]]\n\
              vhost-user = \"unix:{other}\"\ndisks = [{disks}]\n"
         );
@@ -156,13 +156,22 @@ fn change_that_is_taken_back_needs_no_files_of_certificates_again() {
             format!("nbds+unix:///a?socket={socket}&tls-certificates={directory}&tls-hostname=localhost");
         try_run("nbdinfo", &[uri]).success
     };
-    write(&old, "\"a\"");
+    write(&old, "b", "\"a\"");
     let mut daemon = Daemon::start(&["-c", &scratch.word("a.toml")]);
     assert!(client("old") && !client("new"));
+    // What was read is known after another change, too.
+    write(&old, "c", "\"a\"");
+    daemon.signal(Signal::HUP);
+    let is_added = |line: &str| line.contains("add disk c") && line.contains("read the certificates of");
+    assert!(
+        daemon.wait_for(Duration::from_secs(20), is_added),
+        "{}",
+        daemon.said()
+    );
     // A socket cannot be made where a directory is, which the second step finds out.
-    std::fs::create_dir(scratch.path("b.vsock")).expect("a directory");
+    std::fs::create_dir(scratch.path("c.vsock")).expect("a directory");
     std::fs::remove_file(old.path("server-cert.pem")).expect("a file");
-    write(&new, "\"a\", \"b\"");
+    write(&new, "c", "\"a\", \"c\"");
     daemon.signal(Signal::HUP);
     let is_refused = |line: &str| line.contains("SIGHUP: the configuration is not changed");
     assert!(
