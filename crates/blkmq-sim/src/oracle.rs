@@ -10,11 +10,12 @@ mod record;
 mod rules;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Flags, Op, Status};
 use blkmq_core::driver::{Done, Issued, TimedOut};
-use blkmq_core::ids::{Cookie, HctxId, ReactorId};
+use blkmq_core::ids::{Cookie, GroupId, HctxId, ReactorId};
 use blkmq_core::request::Request;
 
 use crate::drive::Memory;
@@ -26,6 +27,8 @@ use record::{BioRecord, BioRecords, token_of};
 pub use rules::{DiskRules, Rules, WireRules};
 use wire::Wire;
 
+/// A group may have so many requests at a drive, whether they hang or not.
+const HANGING_MIN: u64 = 4;
 /// The content of a read's buffer before the drive has stored anything.
 const UNREAD: u64 = u64::MAX;
 
@@ -139,6 +142,31 @@ impl Oracle {
     /// else. Only reactors whose bios need at most `plenty` requests count. Reactors that are away
     /// may hold tags of the depth.
     pub fn held_back(&self, plenty: u32, away: &[ReactorId]) -> Option<u64> {
+        self.held_back_of(plenty, away, &[])
+    }
+
+    /// Like [`Oracle::held_back`], without the bios of groups that have as many requests at a drive as they may have
+    /// there while those hang: half of the room that is left, and more than a few.
+    pub fn held_back_within_due(&self, plenty: u32, away: &[ReactorId]) -> Option<u64> {
+        self.held_back(plenty, away)?;
+        let mut beyond = Vec::new();
+        for wire in &self.wires {
+            let mut counts = BTreeMap::<GroupId, u64>::new();
+            for group in wire.requests().filter_map(|busy| self.records.group_of(busy)) {
+                *counts.entry(group).or_default() += 1;
+            }
+            let may_have = (wire.room() / 2).max(HANGING_MIN);
+            beyond.extend(
+                counts
+                    .iter()
+                    .filter(|(_, count)| **count >= may_have)
+                    .map(|(group, _)| *group),
+            );
+        }
+        self.held_back_of(plenty, away, &beyond)
+    }
+
+    fn held_back_of(&self, plenty: u32, away: &[ReactorId], beyond: &[GroupId]) -> Option<u64> {
         if !self.wires.iter().all(Wire::has_room_anywhere) {
             return None;
         }
@@ -162,7 +190,8 @@ impl Oracle {
             let has_room = |wire: &Wire| wire.has_room(reactor, taken);
             has_requests && !away.contains(&reactor) && self.wires.iter().all(has_room)
         };
-        self.records.waiting_for_room(counts)
+        self.records
+            .waiting_for_room(|reactor, group| counts(reactor) && !beyond.contains(&group))
     }
 
     /// Returns a bio of a reactor, some of whose bytes the drives have reported as done, and some

@@ -63,7 +63,8 @@ fn attached_thread_that_is_away_holds_up_nobody_for_long() {
 }
 
 /// Requests that time out one after the other make a hold longer: their time limit counts as what the slower kinds
-/// of requests take, and the bound on a hold is one and a half of that. Two of these seeds were the last to show it.
+/// of requests take, and the bound on a hold is one and a half of that. Two of these seeds were the last to show it;
+/// in a third, all that hangs is one group's, which leaves the rest of the depth to others.
 #[test]
 fn burst_of_timeouts_makes_no_hold_longer() {
     let scenario = scenario::by_name("slow-requests").expect("the scenario exists");

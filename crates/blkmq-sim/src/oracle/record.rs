@@ -7,11 +7,12 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use blkmq_core::bio::{Bio, Data, Op, Status};
-use blkmq_core::ids::ReactorId;
+use blkmq_core::group::ROOT;
+use blkmq_core::ids::{GroupId, ReactorId};
 
 use super::content::{Snapshot, Tick};
 use super::part_ends::PartEnds;
-use super::wire::Piece;
+use super::wire::{Busy, Piece};
 
 /// The bios under way.
 #[derive(Debug, Default)]
@@ -115,15 +116,33 @@ impl BioRecords {
         self.by_token.values().any(|record| depends_on_flush(&record.bio))
     }
 
-    /// Returns a bio of a reactor for which `counts` is true that waits only for room at the drive:
+    /// The group of a request at the drive.
+    pub(super) fn group_of(&self, busy: &Busy) -> Option<GroupId> {
+        let piece = busy.pieces.first()?;
+        self.by_token
+            .get(&piece.token)
+            .map(|record| self.counts_in(record))
+    }
+
+    /// The group in which a bio is counted. Where groups come and go, nobody here knows it: all are one.
+    fn counts_in(&self, record: &BioRecord) -> GroupId {
+        if self.groups_change {
+            ROOT
+        } else {
+            record.bio.group
+        }
+    }
+
+    /// Returns a bio of a reactor and group for which `counts` is true that waits only for room at the drive:
     /// it depends on no flush, and no part of it has been issued.
-    pub(super) fn waiting_for_room(&self, counts: impl Fn(ReactorId) -> bool) -> Option<u64> {
+    pub(super) fn waiting_for_room(&self, counts: impl Fn(ReactorId, GroupId) -> bool) -> Option<u64> {
         let waits = |record: &BioRecord| {
             let untouched = record.done == 0 && record.in_flight == 0 && record.errors == 0;
             untouched && record.verdict.is_ok() && !depends_on_flush(&record.bio)
         };
         let mut records = self.by_token.iter();
-        let found = records.find(|(_, record)| waits(record) && counts(record.reactor));
+        let found =
+            records.find(|(_, record)| waits(record) && counts(record.reactor, self.counts_in(record)));
         found.map(|(&token, _)| token)
     }
 

@@ -202,6 +202,17 @@ impl Wire {
         }
     }
 
+    /// The requests at the drive.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Busy> {
+        self.spaces.iter().flat_map(|space| space.busy.values())
+    }
+
+    /// How many more the depth allows.
+    pub(super) fn room(&self) -> u64 {
+        let depth = u64::from(self.bounds[self.bounds.len() - 1].depth);
+        depth.saturating_sub(self.in_flight() as u64)
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.spaces.iter().map(|space| space.busy.len()).sum()
     }

@@ -51,8 +51,8 @@ impl World {
         }
     }
 
-    /// Before the time becomes `at`: no request waits beyond the bound of any hold while the drive has room. In
-    /// that time something else must be issued at least; whether a group has its due is asserted by the model of
+    /// Before the time becomes `at`: no request waits beyond the bound of any hold while the drive has room and its
+    /// group has not all the requests out that may hang. In that time something else must be issued at least; whether a group has its due is asserted by the model of
     /// fair shares, which knows the weights.
     pub(super) fn check_hold(&self, at: Instant) {
         let Some(hold) = self.hold.get() else { return };
@@ -138,7 +138,9 @@ impl World {
         // Beyond that requests are short, and a group waits for its share of them.
         let plenty = self.setup.requests_per_reactor.div_ceil(2);
         let held_back = self.stage.oracle.borrow().held_back(plenty, away);
-        let hold = held_back.map(|token| Hold {
+        let within_due =
+            held_back.and_then(|_| self.stage.oracle.borrow().held_back_within_due(plenty, away));
+        let hold = within_due.map(|token| Hold {
             token,
             since: self.stage.now.get(),
             issued: self.stage.oracle.borrow().counts.requests,
