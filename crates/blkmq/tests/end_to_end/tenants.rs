@@ -3,6 +3,8 @@
 //! kyber and with a latency target. The bounds are wide enough for a busy machine, and each is
 //! missed without the scheduler or the target.
 
+mod changing_weights;
+
 use std::io::Read;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -272,9 +274,13 @@ fn two_tenants(sched: &str, settings: [&str; 2]) -> (Daemon, Scratch) {
     let config = scratch.word("blkmq.toml");
     let kyber = "[queue.drive]\ntunables = { read_lat_nsec = 20000000, write_lat_nsec = 1000000000 }\n";
     std::fs::write(&config, if sched == "kyber" { kyber } else { "" }).expect("a file can be written");
-    let mut words = ["-c", &config, "--nbd", &nbd, "--vhost-user", &vhost_user]
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    let doors = ["--nbd", &nbd, "--vhost-user", &vhost_user, "--control", &control];
+    let mut words: Vec<String> = ["-c", &config]
+        .into_iter()
+        .chain(doors)
         .map(str::to_owned)
-        .to_vec();
+        .collect();
     for (name, settings) in ["a", "b"].into_iter().zip(settings) {
         let keys = format!("null=1G,latency=100us,parallel=4,bandwidth=20M,queue=drive,sched={sched}");
         words.extend(["--disk".to_owned(), format!("name={name},{keys},group=/{name}")]);
