@@ -13,6 +13,7 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::parse_x509_certificate;
 use x509_parser::public_key::PublicKey;
 use x509_parser::time::ASN1Time;
+use x509_parser::x509::X509Version;
 
 /// The reason why a file of a certificate or a key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -74,11 +75,21 @@ pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(found)
 }
 
-/// Reads certificates that are presented to the peer. The first one must be valid now.
+/// Reads certificates that are presented to the peer. The first one must be of version 3, and valid now.
 pub(crate) fn own_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FileError> {
     let found = certificates(path)?;
     let (_, first) = parse_x509_certificate(&found[0])
         .map_err(|error| content(path, format!("the certificate cannot be understood: {error}")))?;
+    if first.version() != X509Version::V3 {
+        return Err(content(
+            path,
+            format!(
+                "the certificate is of version {}, and version 3 is needed: issue it again with extensions \
+                 (openssl x509 -req: -extfile), a subjectAltName among them",
+                first.version().0 + 1
+            ),
+        ));
+    }
     match out_of_time(&first) {
         Some(problem) => Err(not_now(path, format!("the certificate {problem}"))),
         None => Ok(found),

@@ -10,8 +10,8 @@ pub fn explain(error: &Error) -> String {
         Error::InvalidCertificate(what) => of_certificate(what),
         Error::AlertReceived(what) => of_alert(*what),
         Error::NoCertificatesPresented => Some(
-            "clients need a certificate of an authority in tls_ca here: give the client one, with its key (libnbd: \
-             tls-certificates=DIRECTORY)",
+            "clients need a certificate of an authority in tls_ca here, with a key of RSA, or on P-256 or P-384, or of Ed25519: \
+             give the client one (libnbd: tls-certificates=DIRECTORY); one that has another may send none",
         ),
         Error::InvalidMessage(_) => Some("what it sends is no TLS, or damaged: is it meant to use TLS here?"),
         _ => None,

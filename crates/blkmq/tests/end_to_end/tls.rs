@@ -3,6 +3,7 @@
 
 mod bytes;
 mod clients;
+mod made_by_openssl;
 mod reloads;
 mod validity;
 mod versions;
