@@ -125,8 +125,6 @@ fn leaf(disk: &Disk) -> Leaf {
         read_only: disk.read_only,
         limits: Limits {
             logical_block: disk.block_size,
-            // Members end where they end.
-            any_alignment: false,
             physical_block: disk.limits.physical_block.max(disk.block_size),
             ..disk.limits.clone()
         },

@@ -1,5 +1,7 @@
 //! What clients get whose requests are smaller than the blocks of the disk, or of its filesystem's direct I/O.
 
+pub(crate) mod layers;
+
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
