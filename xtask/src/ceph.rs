@@ -24,6 +24,8 @@ pub(crate) struct Wish {
     pub(crate) bluestore: bool,
     /// Clients have to show a key.
     pub(crate) cephx: bool,
+    /// After how many seconds it forgets a client that has an image open and says nothing.
+    pub(crate) watch_s: Option<u64>,
 }
 
 /// Starts a cluster and leaves it running.
@@ -36,6 +38,7 @@ pub(crate) fn start(steps: &mut Steps, wish: &Wish) -> Result<()> {
     let kind = Kind {
         bluestore: wish.bluestore,
         cephx: wish.cephx,
+        watch_s: wish.watch_s.unwrap_or(WATCH_S),
     };
     let directory = directory(wish)?;
     let cluster = steps.time("a Ceph cluster", || Cluster::start(&directory, kind))?;
@@ -155,6 +158,7 @@ fn two_clusters(steps: &mut Steps, wish: &Wish) -> Result<[Cluster; 2]> {
     let kind = Kind {
         bluestore: wish.bluestore,
         cephx: wish.cephx,
+        watch_s: wish.watch_s.unwrap_or(WATCH_S),
     };
     let mut start = |name: &str| {
         let directory = directory.join(name);
@@ -205,14 +209,18 @@ const TOOLS: [(&str, &str); 6] = [
     ("ceph-authtool", "ceph-common"),
     ("rbd", "ceph-common"),
 ];
+/// Shorter than Ceph's own, 30 s, so that tests with a killed daemon need not wait.
+const WATCH_S: u64 = 10;
 /// One kind that is as quick as possible, and one with keys and a store that survives its OSD.
 const KINDS: [Kind; 2] = [
     Kind {
         bluestore: false,
         cephx: false,
+        watch_s: WATCH_S,
     },
     Kind {
         bluestore: true,
         cephx: true,
+        watch_s: WATCH_S,
     },
 ];

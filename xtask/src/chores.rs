@@ -211,6 +211,9 @@ pub(crate) struct Ceph {
     /// Require clients to show a key
     #[arg(long)]
     cephx: bool,
+    /// Seconds after which it forgets a client that says nothing [default: 10]
+    #[arg(long, value_name = "N")]
+    watch: Option<u64>,
     /// End the cluster and remove its files
     #[arg(long, group = "what")]
     stop: bool,
@@ -315,6 +318,7 @@ impl Ceph {
             directory: self.directory,
             bluestore: self.bluestore,
             cephx: self.cephx,
+            watch_s: self.watch,
         };
         match (self.images, self.bench) {
             (Some(images), _) => ceph::images(steps, &wish, images),

@@ -20,6 +20,8 @@ pub(super) struct Kind {
     pub(super) bluestore: bool,
     /// Clients and daemons have to show a key.
     pub(super) cephx: bool,
+    /// After how many seconds it forgets a client that has an image open and says nothing.
+    pub(super) watch_s: u64,
 }
 
 impl fmt::Display for Kind {
@@ -213,6 +215,7 @@ impl Cluster {
             .replace("PORT", &port.to_string())
             .replace("KEYS", keys)
             .replace("STORE", store)
+            .replace("WATCH", &kind.watch_s.to_string())
             .replace("DIRECTORY", &self.directory.display().to_string())
     }
 }
@@ -300,8 +303,7 @@ const CONF: &str = "ceph.conf";
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
-/// There is no manager, since nothing here needs one. Dead watchers are forgotten after 10 s, not
-/// 30, so that tests with a killed daemon need not wait. A single OSD that was stopped for longer
+/// There is no manager, since nothing here needs one. A single OSD that was stopped for longer
 /// than the grace of heartbeats would serve no client afterwards, since its lease for reads would
 /// have expired; so the grace is long. A monitor refuses a disk of which less than 5 % is free,
 /// however much that is; it needs some MiB, so it is configured not to check.
@@ -341,7 +343,7 @@ osd crush chooseleaf type = 0
 osd data = DIRECTORY/osd
 keyring = DIRECTORY/osd/keyring
 osd objectstore = STORE
-osd client watch timeout = 10
+osd client watch timeout = WATCH
 memstore device bytes = 1073741824
 bluestore block size = 4294967296
 bluestore block create = true

@@ -7,6 +7,7 @@ mod file_systems;
 mod guests;
 mod hangs;
 mod locks;
+mod many_images;
 mod upgrades;
 
 use std::time::{Duration, Instant};

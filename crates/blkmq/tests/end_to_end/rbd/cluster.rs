@@ -82,6 +82,16 @@ impl Ceph {
         self.directory.join("blkmq.keyring").exists()
     }
 
+    /// How long after its last word a client that has an image open is forgotten.
+    pub(super) fn watch_time(&self) -> Duration {
+        let conf = std::fs::read_to_string(self.conf()).expect("the cluster's configuration");
+        let seconds = conf
+            .lines()
+            .find_map(|line| line.strip_prefix("osd client watch timeout = "));
+        let seconds = seconds.and_then(|seconds| seconds.parse().ok());
+        Duration::from_secs(seconds.expect("it has a number of seconds"))
+    }
+
     /// Stops the OSD, so that it answers nothing.
     pub(super) fn stop_osd(&self) -> Stopped {
         let pid = self.osd();
