@@ -197,7 +197,7 @@ pub(crate) struct Guest {
     /// Run log-writes and flakey on builds that lose data, each of which must be caught
     #[arg(long)]
     mutants: bool,
-    /// polled, hosts, dm-crypt, libvirt, vhost-user, weights, nbd-client, ublk, ublk-kills, ublk-failures, log-writes or flakey
+    /// polled, hosts, dm-crypt, libvirt, vhost-user, weights, nbd-client, nfs, ublk, ublk-kills, ublk-failures, log-writes or flakey
     name: Option<String>,
     #[arg(requires = "mutants")]
     mutant: Option<String>,

@@ -11,6 +11,7 @@ mod libvirt;
 mod load;
 mod machine;
 mod nbd_client;
+mod nfs;
 mod packages;
 mod ublk;
 mod virtual_disk;
@@ -72,6 +73,10 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
         steps.time("the kernel's NBD client in a guest", || {
             nbd_client::run(&place, &program)
         })?;
+    }
+    if is_wanted(nfs::TEST) {
+        let program = steps.command_under_test()?;
+        steps.time("locks on NFS in a guest", || nfs::run(&place, &program))?;
     }
     // Two tests do the same; without a name, the longer one runs.
     let devices = UBLK_TESTS
@@ -372,7 +377,7 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// The tests that `cargo xtask guest NAME` runs.
-const TESTS: [&str; 13] = [
+const TESTS: [&str; 14] = [
     POLLED,
     hosts::HOSTS.name,
     hosts::DM_CRYPT.name,
@@ -381,6 +386,7 @@ const TESTS: [&str; 13] = [
     WEIGHTS,
     DBENCH,
     NBD_CLIENT,
+    nfs::TEST,
     UBLK,
     UBLK_KILLS,
     UBLK_FAILURES,

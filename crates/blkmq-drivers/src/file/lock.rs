@@ -120,7 +120,7 @@ fn take_inherited(file: &File, path: &Path) -> Option<File> {
 /// that moment; the locks on bytes, which keep other daemons and QEMU away, are held throughout. Where a server has both
 /// kinds as one, nothing is done. Returns whether nobody else has it: else this process has a shared one, if that can be had.
 fn retake(file: &File) -> bool {
-    if !is_local(file) && !LOCKED_HERE.contains(&filesystem(file)) {
+    if !is_locked_here(file) {
         return true;
     }
     // What fails is repeated.
@@ -135,6 +135,11 @@ fn retake(file: &File) -> bool {
         thread::sleep(LEAVING_LOOK);
     }
     false
+}
+
+/// Returns whether the locks of the file are known to be this kernel's alone.
+fn is_locked_here(file: &File) -> bool {
+    is_local(file) || LOCKED_HERE.contains(&filesystem(file))
 }
 
 fn is_of(file: &File, wanted: &Metadata) -> bool {
@@ -171,7 +176,7 @@ pub(super) fn share(file: &File, path: &Path) -> Result<(), FileError> {
     let shared = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared).map_err(io::Error::from);
     let shared = shared.and_then(|()| sys::lock_bytes(file, ByteLock::None, 0, 0));
     let shared = shared.and_then(|()| lock_as_reader(file));
-    shared.map_err(|error| refused(path, error, || holder_of(file)))
+    shared.map_err(|error| refused(file, path, error, || holder_of(file)))
 }
 
 /// Makes it a writer's again.
@@ -200,14 +205,18 @@ fn try_lock(file: &File, path: &Path, for_reading: bool) -> Result<(), FileError
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    rustix::fs::flock(file, whole).map_err(|error| refused(path, error.into(), || holder_of(file)))?;
+    // On NFS it would be a lock on all bytes, and another host's reader would see it on QEMU's byte for writers.
+    if !for_reading || filesystem(file) != NFS {
+        rustix::fs::flock(file, whole)
+            .map_err(|error| refused(file, path, error.into(), || holder_of(file)))?;
+    }
     let ranges = if for_reading {
         lock_as_reader(file)
     } else {
         sys::lock_bytes(file, ByteLock::Exclusive, 0, 0)
     };
     // The holders of byte ranges cannot be found out.
-    ranges.map_err(|error| refused(path, error, || None))
+    ranges.map_err(|error| refused(file, path, error, || None))
 }
 
 fn lock_as_reader(file: &File) -> io::Result<()> {
@@ -219,12 +228,17 @@ fn lock_as_reader(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-fn refused(path: &Path, error: io::Error, holder: impl FnOnce() -> Option<String>) -> FileError {
+fn refused(file: &File, path: &Path, error: io::Error, holder: impl FnOnce() -> Option<String>) -> FileError {
     let path = path.to_owned();
+    let unknown = || match is_locked_here(file) {
+        true => "another program (QEMU, for instance)",
+        // On NFS, for example, where nothing names it.
+        false => "another program (QEMU, for instance), or one on another host",
+    };
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::PermissionDenied => FileError::Locked {
             path,
-            holder: holder().unwrap_or_else(|| "another program (QEMU, for instance)".to_owned()),
+            holder: holder().unwrap_or_else(|| unknown().to_owned()),
             advice: "stop the other user, or serve it read-only on both sides",
         },
         _ => FileError::System {
@@ -296,6 +310,8 @@ const LEAVING_LOOK: Duration = Duration::from_millis(5);
 const RETAKES_MAX: u32 = 20;
 /// The magic numbers of other filesystems whose locks are this kernel's alone: overlays, ZFS and bcachefs.
 const LOCKED_HERE: [u64; 3] = [0x794c_7630, 0x2fc1_2fc1, 0xca45_1a4e];
+/// The magic number of NFS, whose clients have the server lock bytes for both kinds of locks.
+const NFS: u64 = 0x6969;
 /// The byte on which QEMU's users of an image that rely on consistent reads hold a shared lock.
 const QEMU_READS: u64 = 100;
 /// The byte of those that write.
