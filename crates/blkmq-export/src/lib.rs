@@ -7,8 +7,8 @@
 //! | `fuse` (default) | [`fuse`]: a regular file that is the disk, on this host |
 //! | `ublk` (default) | [`ublk`]: a block device of this host |
 //!
-//! [`front_door`] defines what a front door is and has the registry; [`keys`] are what a configuration
-//! says of one; [`common`] has the shared parts.
+//! [`front_door`] defines what a front door is and has the registry; [`stream`] makes one of a protocol of
+//! bytes; [`keys`] are what a configuration says of one; [`common`] has the shared parts.
 // A program that only reads configurations has the registry alone, without the doors that use the shared parts.
 #![cfg_attr(not(feature = "nbd"), allow(dead_code, unused_imports))]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
@@ -22,6 +22,7 @@ pub mod handover;
 pub mod keys;
 #[cfg(feature = "nbd")]
 pub mod nbd;
+pub mod stream;
 #[cfg(feature = "ublk")]
 pub mod ublk;
 #[cfg(feature = "vhost-user")]

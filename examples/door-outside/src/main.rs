@@ -16,11 +16,12 @@ use blkmq_export::common::{AddressLimits, Common};
 use blkmq_export::front_door::{Address, FrontDoor, Given, Offer, Served};
 use blkmq_export::handover::codec::Session;
 use blkmq_export::handover::{Handover, Phase};
+use blkmq_export::stream::StreamDoor;
 use blkmq_host::engine::{Engine, EngineConfig};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::temp_dir().join(format!("blkmq-zeroer-{}", std::process::id()));
-    let address = zeroer::Zeroer.parse(&Given::new(&format!("unix:{}", path.display())))?;
+    let address = StreamDoor::new(zeroer::Zeroer).parse(&Given::new(&format!("unix:{}", path.display())))?;
     let outgoing = Daemon::start(&*address, Handover::new(Phase::Serving))?;
     let mut client = UnixStream::connect(&path)?;
     ask(&mut client, "the first engine")?;
