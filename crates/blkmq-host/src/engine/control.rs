@@ -149,20 +149,58 @@ impl Control {
         self.known(queue).queue.event_stats()
     }
 
-    /// Freezes a queue: new requests wait, and this call waits until those under way have ended. Nests.
+    /// Freezes a queue: new requests wait, and this call waits until those under way have ended. Nests. If a request hangs,
+    /// the queue is thawed after 50 ms in which nothing has ended, and frozen again a while later, for longer.
     ///
     /// # Errors
     /// If the queue has not drained in 30 s (it is thawed then), or on a reactor's thread.
     pub fn freeze(&self, queue: QueueId) -> Result<Frozen, Error> {
         let core = self.core(queue)?;
         off_reactors(&core)?;
-        core.freeze_begin();
-        let frozen = Frozen {
-            shared: Arc::clone(&self.shared),
-            queue: Arc::clone(&core),
-        };
-        self.wait_until(&core, || core.is_drained())?;
-        Ok(frozen)
+        let start = self.shared.clock.now();
+        let mut patience = FREEZE_MIN;
+        loop {
+            core.freeze_begin();
+            let frozen = Frozen {
+                shared: Arc::clone(&self.shared),
+                queue: Arc::clone(&core),
+            };
+            if self.drains(&core, patience) {
+                return Ok(frozen);
+            }
+            let waited = self.shared.clock.now().since(start);
+            if waited > DRAIN_MAX || self.shared.is_hurried.load(Ordering::Relaxed) {
+                return Err(Error::NotDrained {
+                    queue: core.name().to_owned(),
+                    outstanding: core.outstanding(),
+                    waited,
+                });
+            }
+            drop(frozen);
+            std::thread::sleep(Duration::from_nanos(patience.0 * THAWED_TIMES));
+            patience = Nanos(patience.0 * 2).min(FREEZE_MAX);
+        }
+    }
+
+    /// Waits until a frozen queue has drained, as long as requests end: not after a time in which none does.
+    fn drains(&self, core: &Queue, patience: Nanos) -> bool {
+        let (mut finished, mut since) = (core.finished(), self.shared.clock.now());
+        let mut pause = PAUSE_MIN;
+        while !core.is_drained() {
+            let now = self.shared.clock.now();
+            match core.finished() {
+                same if same == finished => {}
+                more => (finished, since) = (more, now),
+            }
+            if now.since(since) > patience || self.shared.is_hurried.load(Ordering::Relaxed) {
+                return false;
+            }
+            self.shared.kick(core.everybody());
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+        self.shared.kick(core.everybody());
+        true
     }
 
     /// Lifts the caps of a queue's groups: waiting requests continue at once, and new ones pass. They are
@@ -455,5 +493,10 @@ fn off_reactors(queue: &Queue) -> Result<(), Error> {
 }
 
 const DRAIN_MAX: Nanos = Nanos::from_secs(30);
+/// How long a frozen queue waits at first for the next end, and at last; then it is thawed for some times as long. A drive
+/// whose requests take longer than at first is frozen by a later try.
+const FREEZE_MIN: Nanos = Nanos::from_millis(50);
+const FREEZE_MAX: Nanos = Nanos::from_millis(400);
+const THAWED_TIMES: u64 = 4;
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(2);

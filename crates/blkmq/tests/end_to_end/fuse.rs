@@ -75,6 +75,10 @@ impl Stage {
         self.daemon.as_ref().expect("it serves").pause();
     }
 
+    pub(crate) fn go_on(&self) {
+        self.daemon.as_ref().expect("it serves").signal(Signal::CONT);
+    }
+
     fn stop(mut self) {
         self.daemon.take().expect("it serves").stop();
     }

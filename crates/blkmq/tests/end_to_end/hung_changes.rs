@@ -2,6 +2,7 @@
 //! nor an upgrade nor the end of the daemon.
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::Stdio;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::common::daemon::{serve_command, wait_within};
+use crate::common::nbd::{Client as Nbd, Command};
 use crate::common::{Daemon, Scratch};
 use crate::fuse;
 
@@ -104,6 +106,43 @@ fn change_that_hangs_at_an_open_holds_up_neither_others_nor_the_end() {
     daemon.signal(Signal::TERM);
     let status = daemon.ended_within(LIMIT);
     assert!(status.success(), "{status}: {}", daemon.said());
+}
+
+fn nbd(socket: &Path, disk: &str) -> Nbd {
+    Nbd::connect(socket, disk).expect("the daemon serves it")
+}
+
+#[test]
+fn change_of_scheduler_beside_a_read_that_hangs_holds_others_up_for_moments() {
+    let Some(stage) = Stage::new("hung,queue=q") else {
+        return;
+    };
+    let mut words = stage.words.clone();
+    let other = format!("name=ok,file={},queue=q", stage.scratch.word("a.raw"));
+    words.extend(["--disk".to_owned(), other]);
+    let daemon = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let socket = stage.scratch.path("nbd.sock");
+    let (mut hung, mut ok) = (nbd(&socket, "hung"), nbd(&socket, "ok"));
+    stage.fall_silent();
+    hung.send(Command::Read, 0, 0, 4096, &[]).expect("it is taken");
+    let mut control = stage.control();
+    let keys = json!({"kind": "queue", "name": "q", "keys": {"sched": "kyber"}});
+    let change = std::thread::spawn(move || control.call("config.set", &keys));
+    let (begun, mut longest, mut reads) = (Instant::now(), Duration::ZERO, 0);
+    while begun.elapsed() < Duration::from_secs(3) {
+        let sent = Instant::now();
+        ok.read(0, 4096).expect("nothing is wrong with it");
+        (longest, reads) = (longest.max(sent.elapsed()), reads + 1);
+    }
+    assert!(!change.is_finished(), "nothing hung: no test");
+    // Frozen for 50, 100, 200 and 400 ms meanwhile.
+    assert!(longest < Duration::from_secs(2), "a read took {longest:?}");
+    assert!(reads >= 50, "{reads} reads in 3 s");
+    stage.silent.go_on();
+    let changed = change.join().expect("no panic");
+    changed.expect("the queue is changed when the read has ended");
+    drop(hung);
+    daemon.stop();
 }
 
 #[test]
