@@ -511,12 +511,11 @@ impl LocalQueue {
 
     /// Makes sure that this context runs again after a request was pushed back.
     fn hold(&mut self, hold: Hold, now: Instant) {
-        let hw = self.hw.as_ref().expect("a request was pushed back by it");
         let shard = self.shard();
         shard.events.pushed_back.add(1);
-        // A completion of a request in flight here runs the context. If a shared tag is missing, this context
-        // is registered as waiting. Otherwise a timer must run it.
-        if hw.in_flight == 0 && hold != Hold::Tag {
+        // A completion of a request in flight here runs the context, but what is in flight may hang while the driver has
+        // room again: so a timer runs it as well. If a shared tag is missing, this context is registered as waiting.
+        if hold != Hold::Tag {
             let _ = self.queue.reactor(self.me).run.run_delayed((now + RERUN_DELAY).0);
         }
     }
