@@ -27,8 +27,6 @@ use record::{BioRecord, BioRecords, token_of};
 pub use rules::{DiskRules, Rules, WireRules};
 use wire::Wire;
 
-/// A group may have so many requests at a drive, whether they hang or not.
-const HANGING_MIN: u64 = 4;
 /// The content of a read's buffer before the drive has stored anything.
 const UNREAD: u64 = u64::MAX;
 
@@ -146,7 +144,7 @@ impl Oracle {
     }
 
     /// Like [`Oracle::held_back`], without the bios of groups that have as many requests at a drive as they may have
-    /// there while those hang: half of the room that is left, and more than a few.
+    /// there while those hang: half of the room that is left.
     pub fn held_back_within_due(&self, plenty: u32, away: &[ReactorId]) -> Option<u64> {
         self.held_back(plenty, away)?;
         let mut beyond = Vec::new();
@@ -155,7 +153,7 @@ impl Oracle {
             for group in wire.requests().filter_map(|busy| self.records.group_of(busy)) {
                 *counts.entry(group).or_default() += 1;
             }
-            let may_have = (wire.room() / 2).max(HANGING_MIN);
+            let may_have = wire.room() / 2;
             beyond.extend(
                 counts
                     .iter()

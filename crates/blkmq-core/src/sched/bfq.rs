@@ -28,8 +28,10 @@ mod wf2q;
 
 use self::clients::{Clients, Key};
 use self::contention::Contention;
+use self::dispatch::Turns;
 use self::history::TurnEnd;
 use self::idling::Idling;
+use self::parked::{GroupOut, RESERVE_MAX, RESERVE_PART};
 use self::probing::Probing;
 use self::rate::Rate;
 use self::requests::RequestMemory;
@@ -80,16 +82,15 @@ pub struct Bfq {
     neighbours: Neighbours,
     /// Requests dispatched that have not ended: all, and those of each group's own clients.
     in_flight: u32,
-    in_flight_of: Vec<u32>,
+    groups_out: Vec<GroupOut>,
     /// Those among them that are out for much longer than usual: nothing is held for them.
     overdue: Overdue,
     /// Those queues whose requests take far longer than others', and how many of theirs are out: nothing counts these.
     slow: SlowQueues,
     out_apart: u32,
-    /// The queue's depth.
+    /// The queue's depth, and what of it is kept for others until it is known whether requests hang.
     queue_depth: u32,
-    /// Nobody but an urgent client has a turn now.
-    is_for_urgent: bool,
+    depth_reserve: u32,
     /// Queues with requests whose turn does not come: see [`Bfq::fills_depth`]. Room for all.
     parked: Vec<usize>,
     /// By group, when its clients of the idle class had their last turn.
@@ -125,12 +126,12 @@ impl Bfq {
             pace: Pace::default(),
             neighbours: Neighbours::new(),
             in_flight: 0,
-            in_flight_of: vec![0; capacity],
+            groups_out: vec![GroupOut::default(); capacity],
             overdue: Overdue::default(),
             slow: SlowQueues::new(queues),
             out_apart: 0,
             queue_depth: u32::MAX,
-            is_for_urgent: false,
+            depth_reserve: 0,
             parked: Vec::with_capacity(queues),
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
@@ -212,14 +213,17 @@ impl Bfq {
         self.in_flight -= 1;
         let queue = &mut self.clients[queue_of(sched_data)];
         let is_counted = sched_data & IS_APART == 0;
-        let in_flight = queue.in_flight;
+        let group = &mut self.groups_out[queue.group()];
         self.overdue
-            .ended_of(&mut queue.late, in_flight, issued_at, is_counted);
+            .ended_of(&mut queue.late, queue.in_flight, issued_at, is_counted);
+        self.overdue
+            .ended_of(&mut group.late, group.in_flight, issued_at, false);
         queue.in_flight -= 1;
-        self.in_flight_of[queue.group()] -= 1;
+        group.in_flight -= 1;
         if sched_data & (MOVES_NO_DATA | IS_APART) != 0 {
             queue.in_flight_exempt -= 1;
             queue.out_apart -= u32::from(!is_counted);
+            group.apart -= u32::from(!is_counted);
             self.out_apart -= u32::from(!is_counted);
         }
     }
@@ -272,10 +276,10 @@ impl Bfq {
         self.rate.bytes_in(LEAD_TIME).max(LEAD_BYTES_MIN)
     }
 
-    /// Whether the drive has as many requests as it may have while groups compete.
+    /// Whether the drive has as many requests as it may have: while groups compete, and of the queue's depth.
     #[inline]
     fn is_full(&self) -> bool {
-        self.punctual() >= self.depth.limit()
+        self.punctual() >= self.depth.limit() || self.is_at_reserve()
     }
 
     /// The requests in flight that the depth counts: neither of slow queues, nor overdue.
@@ -356,12 +360,13 @@ impl Elevator for Bfq {
         if self.has_turns() {
             self.dispatch_in_turn()
         } else {
-            self.dispatch_one()
+            self.dispatch_one(Turns::All)
         }
     }
 
     fn set_depth(&mut self, depth: u32) {
         self.queue_depth = depth;
+        self.depth_reserve = (depth / RESERVE_PART).min(RESERVE_MAX);
     }
 
     fn completed(&mut self, note: &Note) {
@@ -398,7 +403,7 @@ impl Elevator for Bfq {
         let is_of_drive = is_counted && !self.slow.is_slow(id);
         self.dec_in_flight(note.sched_data, note.issued_at);
         if is_usual && is_of_drive {
-            self.overdue.learn(time.0);
+            self.overdue.learn(note.issued_at, time);
         }
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
@@ -433,7 +438,7 @@ impl Elevator for Bfq {
 
     fn keeps_back(&self) -> bool {
         let is_full = self.is_full();
-        let is_strict = self.tunables.strict_guarantees && self.in_flight > 0;
+        let is_strict = self.waits_for_all();
         let waits = self.turn.is_some_and(|turn| turn.is_waiting);
         self.queued() > 0 && (is_full || is_strict || waits || self.is_held)
     }
@@ -448,7 +453,8 @@ impl Elevator for Bfq {
             .turn
             .and_then(|turn| turn.waits_until(self.tunables.timeout_sync));
         // At the limit, a completion comes first, unless all that are out are late.
-        let is_full = self.is_full();
+        let is_full = self.is_full() || self.waits_for_all();
+        let turn = turn.filter(|_| !is_full);
         let idling = self.idling.next_wakeup().filter(|_| !is_full);
         let late = Some(self.overdue.epoch_ends()).filter(|at| is_full && *at > self.now);
         let wakeups = [
@@ -507,9 +513,10 @@ impl Elevator for Bfq {
         }
         assert_eq!(queued, self.queued(), "requests in queues and in slots");
         assert_eq!(in_flight, self.in_flight, "requests in flight");
-        let of_groups: u32 = self.in_flight_of.iter().sum();
+        let of_groups: u32 = self.groups_out.iter().map(|out| out.in_flight).sum();
         assert_eq!(of_groups, in_flight, "requests in flight, by group");
-        assert!(self.out_apart <= in_flight, "requests of slow queues in flight");
+        let apart: u32 = self.groups_out.iter().map(|out| out.apart).sum();
+        assert_eq!(apart, self.out_apart, "requests of slow queues in flight");
         self.held.slots.check();
         let busy = self.clients.iter().filter(|(_, _, queue)| queue.is_busy());
         self.contention
@@ -526,13 +533,10 @@ impl GroupAware for Bfq {
         let limit = self.depth.limit();
         let room = limit.saturating_add((limit / URGENT_PART).max(1));
         let in_flight = self.punctual();
-        if self.has_turns() || in_flight >= room || !self.wf2q.is_next_urgent() {
+        if self.has_turns() || in_flight >= room || self.is_at_reserve() || !self.wf2q.is_next_urgent() {
             return None;
         }
-        self.is_for_urgent = true;
-        let rq = self.dispatch_one();
-        self.is_for_urgent = false;
-        rq
+        self.dispatch_one(Turns::Urgent)
     }
 
     fn awaits(&mut self) -> ReactorSet {

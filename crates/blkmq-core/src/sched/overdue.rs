@@ -24,6 +24,8 @@ pub(crate) struct Overdue {
     /// The overdue ones: in flight since before the beginning of the epoch before this one.
     count: u32,
     before: Instant,
+    /// One of them has ended in this epoch, and was learnt from.
+    learnt_late: bool,
     /// How many epochs found more of them lately, and until when that counts.
     finds: u32,
     finds_until: Instant,
@@ -112,14 +114,18 @@ impl Overdue {
         } else if issued_at < self.before {
             self.count = self.count.saturating_sub(1);
         }
-        if let Some(Nanos(time)) = time {
-            self.learn(time);
+        if let Some(time) = time {
+            self.learn(issued_at, time);
         }
     }
 
-    /// Learns what a request took.
+    /// Learns what a request took that was issued at `issued_at`. Of overdue ones, which may all hang for one reason, one in
+    /// an epoch counts.
     #[inline]
-    pub(crate) fn learn(&mut self, time: u64) {
+    pub(crate) fn learn(&mut self, issued_at: Instant, Nanos(time): Nanos) {
+        if issued_at < self.before && std::mem::replace(&mut self.learnt_late, true) {
+            return;
+        }
         if self.usual_ns == 0 {
             (self.usual_ns, self.slow_ns) = (time, time);
             return;
@@ -179,7 +185,7 @@ impl Overdue {
         // A request may be issued in the epoch after the one in which it went out; each epoch counts afresh.
         self.count = in_flight.saturating_sub(self.young);
         self.before = self.epoch;
-        (self.epoch, self.young) = (now, 0);
+        (self.epoch, self.young, self.learnt_late) = (now, 0, false);
         let finds_more = self.count > before;
         if finds_more {
             self.finds = (self.finds + 1).min(FINDS_MAX);

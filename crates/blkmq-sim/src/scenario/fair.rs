@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt::Write;
+use std::ops::Range;
 use std::rc::Rc;
 
 use blkmq_core::bio::Status;
@@ -45,6 +46,8 @@ pub struct Case {
     pub weights: [u16; 3],
     /// Bios that each saturating group keeps under way.
     pub depth: u32,
+    /// Its clients, who share them.
+    pub clients: u32,
     /// Their sizes in bytes, in turn; a group with an odd number writes.
     pub sizes: [u64; 2],
     /// How long the light tenant rests between two reads of 4 KiB, on average.
@@ -91,10 +94,11 @@ struct Clock {
     slow: Option<Slow>,
 }
 
-/// Slow requests: the first that the group issues in each period. Flushes count as its own, whoever shares them.
+/// Slow requests: the first that one of the first groups issues in each period. Flushes count as theirs, whoever shares
+/// them.
 #[derive(Clone, Copy)]
 struct Slow {
-    group: GroupId,
+    groups: usize,
     period: Nanos,
     takes: Nanos,
     next: Instant,
@@ -119,7 +123,7 @@ impl HctxDriver for Flash {
     fn issue(&mut self, rq: &Request, cookie: Cookie, _last: bool, now: Instant) -> Issued {
         let clock = &mut *self.clock.borrow_mut();
         if let Some(slow) = &mut clock.slow
-            && (slow.group == rq.group() || rq.op() == Op::Flush)
+            && (rq.group().index() <= slow.groups || rq.op() == Op::Flush)
             && now >= slow.next
         {
             slow.next = now + slow.period;
@@ -255,11 +259,10 @@ struct World {
     absences: Option<(GroupId, Every)>,
     /// The bios that it will submit afterwards.
     late: Vec<Bio>,
-    /// This group submits nothing but this operation.
-    only: Option<(GroupId, Op)>,
-    /// How many bios the first group keeps under way, if fewer than the others.
-    depth_of_first: u32,
-    first_under_way: u32,
+    /// These groups submit nothing but this operation.
+    only: Option<(Range<usize>, Op)>,
+    /// How many of the first groups submit nothing more.
+    silent: usize,
 }
 
 impl World {
@@ -330,8 +333,7 @@ impl World {
             absences: None,
             late: Vec::new(),
             only: None,
-            depth_of_first: u32::MAX,
-            first_under_way: case.depth,
+            silent: 0,
         };
         for group in 0..case.groups {
             let (op, len) = if group % 2 == 0 {
@@ -339,12 +341,12 @@ impl World {
             } else {
                 (Op::Write, case.sizes[1])
             };
-            for _ in 0..case.depth {
+            for bio in 0..case.depth {
                 world.submit(Bio {
                     op,
                     len,
                     group: GroupId(group + 1),
-                    client: group + 1,
+                    client: group + 1 + bio % case.clients * case.groups,
                     ..Bio::default()
                 });
             }
@@ -353,8 +355,12 @@ impl World {
     }
 
     fn submit(&mut self, mut bio: Bio) {
-        if let Some((_, op)) = self.only.filter(|(group, _)| *group == bio.group) {
-            bio.op = op;
+        if let Some((_, op)) = self
+            .only
+            .as_ref()
+            .filter(|(groups, _)| groups.contains(&bio.group.index()))
+        {
+            bio.op = *op;
             bio.len = match op {
                 Op::Flush => 0,
                 Op::Discard | Op::WriteZeroes => DISCARD,
@@ -446,8 +452,7 @@ impl World {
     fn account(&mut self, bio: Bio) {
         self.ios += 1;
         let place = bio.group.index() - 1;
-        if place == 0 && self.first_under_way > self.depth_of_first {
-            self.first_under_way -= 1;
+        if place < self.silent {
             return;
         }
         if place < self.bytes.len() {
@@ -542,6 +547,7 @@ const fn shares(units: u32, groups: u32, depth: u32, sizes: [u64; 2]) -> Case {
         groups,
         weights: WEIGHTS,
         depth,
+        clients: 1,
         sizes,
         rest: Nanos::from_millis(5),
         target: None,
@@ -557,6 +563,7 @@ const fn isolation(units: u32, groups: u32, bytes: u64) -> Case {
         groups,
         weights: [100; 3],
         depth: 32,
+        clients: 1,
         sizes: [bytes; 2],
         rest: Nanos::ZERO,
         target: None,

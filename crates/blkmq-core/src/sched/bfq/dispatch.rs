@@ -9,10 +9,18 @@ use crate::request::Request;
 use crate::sched::elevator::Elevator;
 use crate::time::Nanos;
 
+/// Whose turn may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turns {
+    All,
+    /// Those of clients that return within their due, whatever the depth.
+    Urgent,
+}
+
 impl Bfq {
     /// Dispatches the next request where a turn is one request.
-    pub(super) fn dispatch_one(&mut self) -> Option<Box<Request>> {
-        let id = self.pick()?;
+    pub(super) fn dispatch_one(&mut self, turns: Turns) -> Option<Box<Request>> {
+        let id = self.pick(turns)?;
         if self.idling.holds() {
             self.end_hold();
         }
@@ -34,7 +42,7 @@ impl Bfq {
     }
 
     /// Chooses the queue whose turn it is.
-    pub(super) fn pick(&mut self) -> Option<usize> {
+    pub(super) fn pick(&mut self, turns: Turns) -> Option<usize> {
         loop {
             let (served_at, now) = (&self.last_class_at, self.now);
             let last_class_due = |group: usize| now.since(served_at[group]) >= LAST_CLASS_WAIT;
@@ -49,7 +57,7 @@ impl Bfq {
             let id = self.wf2q.leaf_of(leaf);
             if self.fills_depth(id) {
                 self.park(id);
-                if self.is_for_urgent && !self.wf2q.is_next_urgent() {
+                if turns == Turns::Urgent && !self.wf2q.is_next_urgent() {
                     return None;
                 }
                 continue;
@@ -104,7 +112,7 @@ impl Bfq {
     pub(super) fn dismiss_absent(&mut self) -> bool {
         let (now, patience) = (self.now, self.patience_on_flash());
         let in_flight = self.punctual() + self.out_apart;
-        let (idling, clients, in_flight_of) = (&mut self.idling, &self.clients, &self.in_flight_of);
+        let (idling, clients, groups_out) = (&mut self.idling, &self.clients, &self.groups_out);
         let groups = self.last_class_at.len();
         let stalled_after = self.overdue.patience();
         idling.look_again();
@@ -119,7 +127,7 @@ impl Bfq {
                 if clients.has_only_exempt_out(group) {
                     return true;
                 }
-                let is_alone_out = || in_flight_of[group.index()] >= in_flight;
+                let is_alone_out = || groups_out[group.index()].in_flight >= in_flight;
                 return idling.is_stalled((id, served), is_alone_out, stalled_after, now);
             }
             idling.is_gone(id, group, patience, now)
@@ -130,10 +138,12 @@ impl Bfq {
     pub(super) fn take(&mut self, id: usize, slot: SlotId) -> Box<Request> {
         let queue = &mut self.clients[id];
         let came_back = queue.requests.first_requeued() == Some(slot);
+        let group = &mut self.groups_out[queue.group()];
         self.overdue.issued_of(&mut queue.late, queue.in_flight);
+        self.overdue.issued_of(&mut group.late, group.in_flight);
         let mut rq = queue.requests.take(&mut self.held, slot);
         queue.in_flight += 1;
-        self.in_flight_of[queue.group()] += 1;
+        group.in_flight += 1;
         self.in_flight += 1;
         rq.seal();
         rq.sched_data = id as u32;
@@ -143,7 +153,9 @@ impl Bfq {
         } else if self.is_apart(id) {
             rq.sched_data |= IS_APART;
             self.out_apart += 1;
-            self.clients[id].out_apart += 1;
+            let queue = &mut self.clients[id];
+            queue.out_apart += 1;
+            self.groups_out[queue.group()].apart += 1;
         } else {
             self.overdue.issued();
         }

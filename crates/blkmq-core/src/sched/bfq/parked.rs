@@ -1,16 +1,33 @@
-//! Clients whose requests hang, and what they leave of the queue's depth. What `depth` does not count, requests that are
-//! overdue or of slow clients, still takes a place each; so such a client is taken out of the order, *parked*, until some of
-//! its group's requests have ended.
+//! Groups whose requests hang, and what they leave of the queue's depth. What the depth's law does not count, requests that
+//! are overdue or of slow clients, still takes a place each; so the clients of such a group are taken out of the order,
+//! *parked*, until some of the group's requests have ended. A part of the depth is not used before it is known whose hang.
 
+use super::super::overdue::Late;
 use super::Bfq;
 
+/// The requests in flight of a group's own clients.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GroupOut {
+    pub(super) in_flight: u32,
+    /// Of slow clients.
+    pub(super) apart: u32,
+    pub(super) late: Late,
+}
+
 impl Bfq {
-    /// Says whether a queue has to leave what room there is to others: half of what it has out hangs, and its group has more
-    /// out than half of the room. So the first group whose requests hang fills a third of the queue's depth, and each
-    /// further one a third of the rest.
+    /// Says whether a queue has to leave what room there is to others: half of what its group has out hangs, and that is
+    /// more than half of the room; or more than the room, if little of the queue's own hangs. So the first group whose
+    /// requests hang fills a third of the depth, or half, and each further one as much of the rest. The reserve of the depth is
+    /// for groups that have less out than is left of it, since others may hang as well, and not for slow clients.
     #[inline]
     pub(super) fn fills_depth(&mut self, id: usize) -> bool {
         self.hangs_any() && self.hangs_too_much(id)
+    }
+
+    /// Whether only the reserve of the depth is free, and nothing is known to hang: a drive that goes on ends something soon.
+    #[inline]
+    pub(super) fn is_at_reserve(&self) -> bool {
+        self.queue_depth.saturating_sub(self.in_flight) <= self.depth_reserve && !self.hangs_any()
     }
 
     /// Whether requests are in flight that the depth does not count.
@@ -21,13 +38,22 @@ impl Bfq {
 
     #[cold]
     fn hangs_too_much(&mut self, id: usize) -> bool {
-        let free = self.queue_depth.saturating_sub(self.in_flight);
+        let room = self.queue_depth.saturating_sub(self.in_flight);
         let queue = &mut self.clients[id];
+        let group = &mut self.groups_out[queue.group()];
+        if room <= self.depth_reserve && (group.in_flight >= room || self.slow.is_slow(id)) {
+            return true;
+        }
+        let late = self.overdue.late_of(&mut group.late, group.in_flight);
+        if !hangs(late.max(group.apart), group.in_flight) {
+            return false;
+        }
         let late = self.overdue.late_of(&mut queue.late, queue.in_flight);
-        let hanging = late.max(queue.out_apart);
-        hanging > 0
-            && 2 * hanging >= queue.in_flight
-            && self.in_flight_of[queue.group()] >= (free / 2).max(OUT_MIN)
+        let may_have = match hangs(late.max(queue.out_apart), queue.in_flight) {
+            true => room / 2,
+            false => room,
+        };
+        group.in_flight >= may_have
     }
 
     /// Takes the queue whose turn it is out of the order, until [`Bfq::unpark`].
@@ -60,5 +86,11 @@ impl Bfq {
     }
 }
 
-/// A group may have so many requests out whether they hang or not: one that hangs is no reason to keep the others back.
-const OUT_MIN: u32 = 4;
+/// Whether half of what is in flight hangs.
+fn hangs(hanging: u32, in_flight: u32) -> bool {
+    hanging > 0 && 2 * hanging >= in_flight
+}
+
+/// The reserve of the depth: this part of it, and so many requests at most.
+pub(super) const RESERVE_PART: u32 = 8;
+pub(super) const RESERVE_MAX: u32 = 16;

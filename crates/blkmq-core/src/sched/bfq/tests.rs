@@ -6,7 +6,7 @@ use crate::bio::{Bio, Flags};
 use crate::ids::ReactorId;
 
 fn bfq(requests_max: usize) -> Bfq {
-    let mut bfq = Bfq::new(Limits::default(), requests_max, &GroupTree::flat(3));
+    let mut bfq = Bfq::new(Limits::default(), requests_max, &GroupTree::flat(8));
     bfq.depth = DepthLaw::resting_at(64, requests_max as u32);
     bfq
 }
@@ -60,7 +60,9 @@ fn hold_ends_with_the_tunables_that_know_none() {
         assert_eq!((bfq.queued() > 0, bfq.next_wakeup()), (true, Some(NOW)));
         bfq.set_tunable(tunable, value).expect("bfq has it");
         bfq.dispatch(NOW);
-        assert_eq!(bfq.next_wakeup(), None, "{tunable}");
+        // What is out may be overdue then.
+        let late = (tunable == "strict_guarantees").then(|| bfq.overdue.epoch_ends());
+        assert_eq!(bfq.next_wakeup(), late, "{tunable}");
     }
 }
 
@@ -217,41 +219,111 @@ fn copy_counts_for_the_rate_as_it_is_charged() {
     assert_eq!(rate(Flags::TASK), 2 * rate(Flags::default()));
 }
 
-#[test]
-fn client_whose_requests_hang_leaves_room_in_the_depth() {
-    const DEPTH: u32 = 32;
-    let mut bfq = bfq(256);
-    bfq.depth = DepthLaw::resting_at(8, 256);
-    bfq.set_depth(DEPTH);
-    insert(&mut bfq, 2, 2, 1000);
-    for n in 0..100 {
-        insert(&mut bfq, 1, 1, 2 * n);
+/// Dispatches what goes out within 5 s while nothing ends. Returns how many.
+fn dispatch_all(bfq: &mut Bfq, from: Instant) -> u32 {
+    let before = bfq.in_flight;
+    for step in 0..100 {
+        let now = from + Nanos::from_millis(50 * step);
+        while bfq.in_flight < bfq.queue_depth && bfq.dispatch(now).is_some() {
+            bfq.check_invariants();
+        }
     }
+    bfq.in_flight - before
+}
+
+/// An elevator below a depth of 32 with these requests, whose groups compete with one whose requests end, for eight
+/// requests at the drive.
+fn bfq_of_small_depth(requests: impl Iterator<Item = (u32, u32)>) -> Bfq {
+    let mut bfq = bfq(1024);
+    bfq.depth = DepthLaw::resting_at(8, 1024);
+    bfq.set_depth(32);
+    insert(&mut bfq, 2, 2, 1000);
+    (1..)
+        .zip(requests)
+        .for_each(|(n, (group, client))| insert(&mut bfq, group, client, 1000 + 2 * n));
     let rq = dispatch(&mut bfq);
     assert_eq!(rq.group(), GroupId(2));
     bfq.completed(&Note::of(&rq, Instant(0)));
-    let hang_until = |bfq: &mut Bfq, now| {
-        let mut out = 0;
-        while bfq.in_flight < DEPTH {
-            match bfq.dispatch(now) {
-                Some(_) => out += 1,
-                None => break,
-            }
-            bfq.check_invariants();
-        }
-        out
-    };
-    // None of them ends.
-    let all: u32 = (0..100)
-        .map(|step| hang_until(&mut bfq, Instant(0) + Nanos::from_millis(50 * step)))
-        .sum();
-    assert_eq!(all, DEPTH.div_ceil(3));
-    insert(&mut bfq, 2, 2, 2000);
-    let other = bfq
-        .dispatch(Instant(0) + Nanos::from_secs(100))
-        .expect("there is room");
-    assert_eq!(other.group(), GroupId(2));
+    bfq
+}
+
+fn assert_others_have_room(bfq: &mut Bfq) {
+    insert(bfq, 2, 2, 2000);
+    let other = bfq.dispatch(Instant(0) + Nanos::from_secs(100));
+    assert_eq!(other.expect("there is room").group(), GroupId(2));
     bfq.check_invariants();
+}
+
+#[test]
+fn client_whose_requests_hang_leaves_room_in_the_depth() {
+    let mut bfq = bfq_of_small_depth((0..100).map(|_| (1, 1)));
+    assert_eq!(dispatch_all(&mut bfq, Instant(0)), 11);
+    assert_others_have_room(&mut bfq);
+}
+
+#[test]
+fn clients_of_a_group_whose_requests_hang_leave_half_of_the_depth() {
+    let mut bfq = bfq_of_small_depth((0..64).map(|n| (1, 10 + n)));
+    assert_eq!(dispatch_all(&mut bfq, Instant(0)), 16);
+    assert_others_have_room(&mut bfq);
+}
+
+#[test]
+fn many_groups_whose_requests_hang_leave_room_in_the_depth() {
+    let mut bfq = bfq_of_small_depth((0..128).map(|n| (3 + n % 4, n % 4)));
+    assert!(dispatch_all(&mut bfq, Instant(0)) <= 28);
+    assert_others_have_room(&mut bfq);
+}
+
+#[test]
+fn group_that_is_alone_leaves_a_reserve_of_the_depth_until_its_requests_hang() {
+    let mut bfq = bfq(1024);
+    bfq.set_depth(32);
+    (0..64).for_each(|n| insert(&mut bfq, 1, 1, 2 * n));
+    while bfq.dispatch(Instant(0)).is_some() {}
+    assert_eq!(bfq.in_flight, 28);
+    assert!(bfq.keeps_back() && bfq.next_wakeup().is_some());
+    assert_eq!(
+        dispatch_all(&mut bfq, Instant(0)),
+        0,
+        "what hangs fills more than a third"
+    );
+    assert_others_have_room(&mut bfq);
+}
+
+#[test]
+fn group_a_few_of_whose_requests_hang_leaves_the_reserve_of_the_depth() {
+    let mut bfq = bfq(1024);
+    bfq.set_depth(32);
+    (0..4).for_each(|n| insert(&mut bfq, 1, 1, 2 * n));
+    while bfq.dispatch(Instant(0)).is_some() {}
+    (4..64).for_each(|n| insert(&mut bfq, 1, 1, 2 * n));
+    for ms in [50, 100] {
+        while bfq.dispatch(Instant(0) + Nanos::from_millis(ms)).is_some() {}
+    }
+    assert!(bfq.overdue.finds_any(), "those that were sent first");
+    assert_eq!(bfq.in_flight, 28);
+    assert_others_have_room(&mut bfq);
+}
+
+#[test]
+fn strict_guarantees_do_not_wait_for_what_is_overdue() {
+    let mut bfq = bfq(8);
+    bfq.set_tunable("strict_guarantees", 1).expect("bfq has it");
+    insert(&mut bfq, 1, 1, 0);
+    insert(&mut bfq, 2, 2, 100);
+    dispatch(&mut bfq);
+    assert!(bfq.dispatch(Instant(0)).is_none());
+    for _ in 0..10 {
+        assert!(bfq.keeps_back());
+        let at = bfq.next_wakeup().expect("a timer");
+        if let Some(rq) = bfq.dispatch(at) {
+            assert_eq!(rq.group(), GroupId(2));
+            assert!(at.since(Instant(0)) <= bfq.tunables.timeout_sync + Nanos::from_millis(5));
+            return;
+        }
+    }
+    panic!("nothing goes out beside a request that hangs");
 }
 
 /// Breaks something of an elevator with requests queued and in flight; the check must panic.

@@ -11,6 +11,7 @@
 
 use super::Bfq;
 use super::clients::Key;
+use super::dispatch::Turns;
 use super::history::TurnEnd;
 use crate::request::Request;
 use crate::time::{Instant, Nanos};
@@ -67,9 +68,15 @@ impl Turn {
 }
 
 impl Bfq {
+    /// Says whether nothing goes out before the end of what is out, unless that is overdue.
+    #[inline]
+    pub(super) fn waits_for_all(&self) -> bool {
+        self.tunables.strict_guarantees && self.punctual() > 0
+    }
+
     /// Dispatches the next request of the turn, or begins the turn of another queue.
     pub(super) fn dispatch_in_turn(&mut self) -> Option<Box<Request>> {
-        if self.tunables.strict_guarantees && self.in_flight > 0 {
+        if self.waits_for_all() {
             return None;
         }
         loop {
@@ -236,7 +243,7 @@ impl Bfq {
     }
 
     fn begin_turn(&mut self) -> Option<()> {
-        let queue = self.pick()?;
+        let queue = self.pick(Turns::All)?;
         self.turn = Some(Turn {
             queue,
             began: self.now,
@@ -305,7 +312,7 @@ impl Bfq {
             return None;
         }
         turn.injected += 1;
-        let injected = self.dispatch_one();
+        let injected = self.dispatch_one(Turns::All);
         if injected.is_none() {
             self.turn.as_mut().expect("its turn").injected -= 1;
         }

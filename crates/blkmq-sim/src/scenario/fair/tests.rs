@@ -138,7 +138,7 @@ fn beside_discards(depth: u32) -> [u64; 2] {
     let case = shares(16, 2, depth, [4096; 2]);
     let mut world = World::new(case, sched::BFQ, 1);
     world.light_due = None;
-    world.only = Some((GroupId(2), Op::Discard));
+    world.only = Some((2..3, Op::Discard));
     world.run_until(Instant(SECOND));
     let before = world.totals();
     world.run_until(Instant(2 * SECOND));
