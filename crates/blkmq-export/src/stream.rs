@@ -6,7 +6,9 @@
 //!  socket ─► received bytes ─► StreamProtocol::decode ─► Request ─► queue
 //!  socket ◄─ unsent bytes   ◄─ StreamProtocol::encode ◄─ its end  ◄─┘
 //! ```
-//! The clients of an address have its first disk: a protocol that selects one needs a door of its own ([`crate::nbd`]).
+//! The clients of an address have its first disk, and the protocol keeps nothing of a client between two requests: one that
+//! selects a disk or agrees on something needs a door of its own, as [`crate::front_door`] has them. A program of one's own
+//! serves it (`examples/door-outside`); `blkmq serve` knows the doors of the registry alone.
 
 mod client;
 
@@ -38,11 +40,13 @@ pub trait StreamProtocol: fmt::Debug + Send + Sync + 'static {
     fn help(&self) -> &'static str;
 
     /// Decodes the next request of a client of `disk`. `received` is what the client has sent since its last request, up
-    /// to [`RECEIVED_MAX`] bytes.
+    /// to [`RECEIVED_MAX`] bytes. Called again with the same bytes when more have come, or while there is no memory for the
+    /// request: nothing of a client is kept here. A range that is not one of the disk ends with [`Status::Invalid`].
     fn decode(&self, disk: &Disk, received: &[u8]) -> Decoded;
 
     /// Appends the reply to a request that has ended. `data` has the pieces of what a read that succeeded has read, and is
-    /// empty otherwise. Replies are in the order in which requests end.
+    /// empty otherwise. Replies are in the order in which requests end, which need not be that in which they came: where a
+    /// client has several in flight, its reply tells which it answers ([`Request::cookie`]).
     fn encode(&self, request: &Request, status: Status, data: &[&[u8]], replies: &mut Vec<u8>);
 }
 
@@ -53,6 +57,8 @@ pub enum Decoded {
     Incomplete,
     /// A request in so many bytes, one at least.
     Request(usize, Request),
+    /// Something in so many bytes that needs no disk, such as a greeting or what is refused, and the reply.
+    Reply(usize, Vec<u8>),
     /// Nothing of the protocol, and why: the client is disconnected when it has its replies.
     Malformed(&'static str),
 }
@@ -66,7 +72,7 @@ pub struct Request {
     pub flags: Flags,
     /// Its first byte on the disk.
     pub offset: u64,
-    /// Its bytes on the disk: [`LEN_MAX`] at most where it moves data, 0 for a flush.
+    /// Its bytes on the disk: [`LEN_MAX`] at most where it moves data, or the client is disconnected; 0 for a flush.
     pub len: u64,
     /// Where the data of a write begins in the bytes of the request, which has all of it.
     pub data_at: usize,

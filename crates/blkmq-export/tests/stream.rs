@@ -1,5 +1,5 @@
 //! Tests of front doors of one's own over unix sockets, served as the daemon serves those of the registry. In this
-//! protocol a request is `r`, `w`, `f` or `x`, a mark, a block number and a number of blocks, each one byte; a write's data
+//! protocol a request is `r`, `w`, `f` or `e`, a mark, a block number and a number of blocks, each one byte; a write's data
 //! follows. The reply is the mark, `.` or `!`, and what a read has read.
 
 use std::io::{ErrorKind, Read, Write};
@@ -41,6 +41,21 @@ impl StreamProtocol for Blocks {
             b'r' => (Op::Read, u64::from(count) * block),
             b'w' => (Op::Write, u64::from(count) * block),
             b'f' => (Op::Flush, 0),
+            b'e' => return Decoded::Reply(HEADER, vec![mark, b'=']),
+            // Mistakes of a protocol's author.
+            b'0' => return Decoded::Reply(0, Vec::new()),
+            b'9' => return Decoded::Request(HEADER + 1, Request::default()),
+            b'd' => {
+                let (op, len) = (Op::Write, block);
+                return Decoded::Request(
+                    HEADER,
+                    Request {
+                        op,
+                        len,
+                        ..Request::default()
+                    },
+                );
+            }
             _ => return Decoded::Malformed("no request begins so"),
         };
         let data = if op == Op::Write { len as usize } else { 0 };
@@ -199,6 +214,23 @@ fn stream_door_answers_what_came_before_a_malformed_request() {
             vec![0; BLOCK],
             "others are served"
         );
+    });
+}
+
+#[test]
+fn stream_door_answers_without_a_disk_and_survives_mistakes_of_its_protocol() {
+    with_daemon(|address| {
+        let mut client = Client::connect(address);
+        client.0.write_all(&[b'e', 7, 0, 0, b'e', 8, 0, 0]).unwrap();
+        assert_eq!(client.receive(4), [7, b'=', 8, b'=']);
+        for mistake in [b'0', b'9', b'd'] {
+            client.send([mistake, 0, 0, 0], &[]);
+            assert!(client.has_ended(), "{}", char::from(mistake));
+            client = Client::connect(address);
+            assert_eq!(client.read_block(3), vec![0; BLOCK]);
+        }
+        client.send([b'r', 5, 255, 4], &[]);
+        assert_eq!(client.receive(2), [5, b'!'], "a range beyond the end");
     });
 }
 

@@ -2,6 +2,7 @@
 //! continue it. `Client` has its life.
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -37,6 +38,10 @@ pub(super) struct Connection<P> {
     /// A request has been decoded that waits for memory.
     is_starved: bool,
     unsent: Vec<u8>,
+    /// Bytes that reads in flight will add to those.
+    reading: usize,
+    /// No more was taken when it was asked for last.
+    is_held: bool,
     buffers: Option<Buffers>,
     /// By the cookies of their bios.
     in_flight: Vec<Option<InFlight>>,
@@ -76,6 +81,8 @@ pub(super) fn client<P: StreamProtocol>(
         received: saved.received,
         is_starved: false,
         unsent: saved.unsent,
+        reading: 0,
+        is_held: false,
         buffers: None,
         in_flight: Vec::new(),
         loss_cursor: saved.has_losses.then(LossCursor::unsampled),
@@ -105,17 +112,22 @@ impl<P: StreamProtocol> Client<Connection<P>> {
 
     fn takes(&self) -> bool {
         let in_flight = self.protocol.in_flight.iter().flatten().count();
-        let is_held = self.protocol.unsent.len() >= UNSENT_MAX || in_flight >= DEPTH;
+        let replies = self.protocol.unsent.len() + self.protocol.reading;
+        let is_held = replies >= UNSENT_MAX || in_flight >= DEPTH;
         self.life == Life::Serving && self.refused.is_empty() && !is_held
     }
 
     /// Returns whether more bytes are needed.
     fn begin_received(&mut self, cx: &mut Cx<'_>) -> bool {
         let mut taken = 0;
+        let Some(disk) = self.disk.take() else {
+            return false;
+        };
         let needs_bytes = loop {
-            let Some(disk) = self.disk.clone().filter(|_| self.takes()) else {
+            self.protocol.is_held = !self.takes();
+            if self.protocol.is_held {
                 break false;
-            };
+            }
             let received = &self.protocol.received[taken..];
             match self.protocol.door.protocol.decode(&disk, received) {
                 Decoded::Incomplete if received.len() >= RECEIVED_MAX => {
@@ -123,19 +135,31 @@ impl<P: StreamProtocol> Client<Connection<P>> {
                 }
                 Decoded::Incomplete => break true,
                 Decoded::Malformed(why) => self.refuse(cx, why),
-                Decoded::Request(bytes, request) => match self.begin(cx, &disk, request, taken) {
-                    Ok(()) => taken += bytes,
-                    Err(NoMemory::Now) => {
-                        self.protocol.is_starved = true;
-                        break false;
+                Decoded::Request(bytes, _) | Decoded::Reply(bytes, _)
+                    if bytes == 0 || bytes > received.len() =>
+                {
+                    self.refuse(cx, "the front door's protocol takes bytes that are not there");
+                }
+                Decoded::Reply(bytes, reply) => {
+                    self.protocol.unsent.extend(reply);
+                    taken += bytes;
+                }
+                Decoded::Request(bytes, request) => {
+                    match self.begin(cx, &disk, request, taken..taken + bytes) {
+                        Ok(()) => taken += bytes,
+                        Err(NoMemory::Now) => {
+                            self.protocol.is_starved = true;
+                            break false;
+                        }
+                        Err(NoMemory::OfTheSystem(error)) => {
+                            self.warn(cx.now(), format_args!("closed: no memory for a request: {error}"));
+                            self.life.apply(Event::Lose);
+                        }
                     }
-                    Err(NoMemory::OfTheSystem(error)) => {
-                        self.warn(cx.now(), format_args!("closed: no memory for a request: {error}"));
-                        self.life.apply(Event::Lose);
-                    }
-                },
+                }
             }
         };
+        self.disk = Some(disk);
         self.protocol.received.drain(..taken);
         let is_half = needs_bytes && !self.protocol.received.is_empty();
         let since = self
@@ -152,13 +176,20 @@ impl<P: StreamProtocol> Client<Connection<P>> {
         self.life.apply(Event::Finish);
     }
 
-    /// Submits a request whose bytes begin at `at`.
-    fn begin(&mut self, cx: &mut Cx<'_>, disk: &Disk, request: Request, at: usize) -> Result<(), NoMemory> {
+    /// Submits a request that came in these bytes.
+    fn begin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        disk: &Disk,
+        request: Request,
+        came_in: Range<usize>,
+    ) -> Result<(), NoMemory> {
         let Connection {
             buffers,
             received,
             in_flight,
             is_starved,
+            reading,
             ..
         } = &mut self.protocol;
         let mut payload = None;
@@ -168,12 +199,16 @@ impl<P: StreamProtocol> Client<Connection<P>> {
                 return Ok(());
             }
             let len = request.len as usize;
+            let bytes = received[came_in].get(request.data_at..);
+            let data = bytes.and_then(|bytes| bytes.get(..len));
+            if request.op == Op::Write && data.is_none() {
+                self.refuse(cx, "the front door's protocol takes a write without its data");
+                return Ok(());
+            }
             let mut taken = buffers.as_mut().expect("a disk is selected").take(len)?;
-            if request.op == Op::Write {
-                let data = received
-                    .get(at + request.data_at..)
-                    .and_then(|data| data.get(..len));
-                fill(&mut taken, data.expect("the protocol has all data of a write"));
+            match data.filter(|_| request.op == Op::Write) {
+                Some(data) => fill(&mut taken, data),
+                None => *reading += len,
             }
             payload = Some(taken);
         }
@@ -344,6 +379,7 @@ impl<P: StreamProtocol> Protocol for Connection<P> {
             in_flight,
             buffers,
             unsent,
+            reading,
             loss_cursor,
             door,
             ..
@@ -355,6 +391,9 @@ impl<P: StreamProtocol> Protocol for Connection<P> {
             (Op::Flush, Some(disk), Some(cursor)) => cursor.check_and_advance(disk, bio.status),
             _ => bio.status,
         };
+        if request.op == Op::Read {
+            *reading -= request.len as usize;
+        }
         let read = payload
             .as_ref()
             .filter(|_| request.op == Op::Read && status.is_ok());
@@ -377,10 +416,16 @@ impl<P: StreamProtocol> Protocol for Connection<P> {
     }
 
     fn end_of_batch(client: &mut Client<Self>, cx: &mut Cx<'_>) {
-        let was_held = client.protocol.unsent.len() >= UNSENT_MAX;
         client.send(cx);
-        if was_held {
-            client.take_all(cx);
+        // It was held for the replies that are gone now.
+        if client.protocol.is_held && client.takes() {
+            client.come_again(cx);
+        }
+        let Connection { unsent, received, .. } = &mut client.protocol;
+        for bytes in [unsent, received] {
+            if bytes.is_empty() {
+                bytes.shrink_to(RECEIVE_BYTES);
+            }
         }
     }
 
@@ -526,7 +571,7 @@ fn fill(payload: &mut Payload, mut data: &[u8]) {
 
 /// Requests of a client in flight at most.
 const DEPTH: usize = 64;
-/// Bytes of replies that wait when no more requests are taken.
+/// Bytes of replies that wait, or will when reads have ended, at which no more requests are taken.
 const UNSENT_MAX: usize = 1 << 20;
 /// Bytes of one receive, and receives of one turn.
 const RECEIVE_BYTES: usize = 64 << 10;
