@@ -17,7 +17,7 @@ use blkmq_core::poll::{Bucket, BucketStats, DELAY_MAX_US, Policy};
 use blkmq_core::queue::{Busy, Queue};
 use blkmq_core::sched::ElevatorType;
 use blkmq_core::stat::{EventStats, GroupStats};
-use blkmq_core::time::Nanos;
+use blkmq_core::time::{Instant, Nanos};
 
 use crate::device::{Device, Polling};
 use crate::disk::{Disk, QueueId};
@@ -158,14 +158,14 @@ impl Control {
         let core = self.core(queue)?;
         off_reactors(&core)?;
         let start = self.shared.clock.now();
-        let mut patience = FREEZE_MIN;
+        let (mut patience, mut tries) = (FREEZE_MIN, 0);
         loop {
             core.freeze_begin();
             let frozen = Frozen {
                 shared: Arc::clone(&self.shared),
                 queue: Arc::clone(&core),
             };
-            if self.drains(&core, patience) {
+            if self.drains(&core, patience, start + DRAIN_MAX) {
                 return Ok(frozen);
             }
             let waited = self.shared.clock.now().since(start);
@@ -177,13 +177,16 @@ impl Control {
                 });
             }
             drop(frozen);
-            std::thread::sleep(Duration::from_nanos(patience.0 * THAWED_TIMES));
-            patience = Nanos(patience.0 * 2).min(FREEZE_MAX);
+            // In turn, so that no rhythm of a drive avoids each try.
+            let thawed = Nanos(patience.0 * (3 + tries % 3));
+            self.wait_for(thawed, || self.shared.is_hurried.load(Ordering::Relaxed));
+            (patience, tries) = (Nanos(patience.0 * 2).min(FREEZE_MAX), tries + 1);
         }
     }
 
-    /// Waits until a frozen queue has drained, as long as requests end: not after a time in which none does.
-    fn drains(&self, core: &Queue, patience: Nanos) -> bool {
+    /// Waits until a frozen queue has drained, as long as requests end, and until a time at most: not after a time in which
+    /// none has ended.
+    fn drains(&self, core: &Queue, patience: Nanos, until: Instant) -> bool {
         let (mut finished, mut since) = (core.finished(), self.shared.clock.now());
         let mut pause = PAUSE_MIN;
         while !core.is_drained() {
@@ -192,7 +195,7 @@ impl Control {
                 same if same == finished => {}
                 more => (finished, since) = (more, now),
             }
-            if now.since(since) > patience || self.shared.is_hurried.load(Ordering::Relaxed) {
+            if now.since(since) > patience || now > until || self.shared.is_hurried.load(Ordering::Relaxed) {
                 return false;
             }
             self.shared.kick(core.everybody());
@@ -493,10 +496,9 @@ fn off_reactors(queue: &Queue) -> Result<(), Error> {
 }
 
 const DRAIN_MAX: Nanos = Nanos::from_secs(30);
-/// How long a frozen queue waits at first for the next end, and at last; then it is thawed for some times as long. A drive
+/// How long a frozen queue waits at first for the next end, and at last; then it is thawed for 3 to 5 times as long. A drive
 /// whose requests take longer than at first is frozen by a later try.
 const FREEZE_MIN: Nanos = Nanos::from_millis(50);
 const FREEZE_MAX: Nanos = Nanos::from_millis(400);
-const THAWED_TIMES: u64 = 4;
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 const PAUSE_MAX: Duration = Duration::from_millis(2);

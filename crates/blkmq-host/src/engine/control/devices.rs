@@ -464,7 +464,7 @@ impl Control {
     }
 
     /// Waits for at most `limit` until `is_so`. Says whether it is.
-    fn wait_for(&self, limit: Nanos, mut is_so: impl FnMut() -> bool) -> bool {
+    pub(super) fn wait_for(&self, limit: Nanos, mut is_so: impl FnMut() -> bool) -> bool {
         let start = self.shared.clock.now();
         while !is_so() {
             if self.shared.clock.now().since(start) > limit {
