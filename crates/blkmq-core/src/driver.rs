@@ -15,7 +15,7 @@ pub enum Issued {
     /// Finished at once, with this status.
     Done(Status),
     /// Not taken for lack of a resource whose return is not announced: the request is issued again after a
-    /// completion of this hardware context or, if nothing is in flight there, about 3 ms later.
+    /// completion of this hardware context, and about 3 ms later.
     Resource,
     /// Not taken for lack of a resource that one of the requests in flight here will free.
     DeviceResource,

@@ -93,6 +93,7 @@ pub struct Bfq {
     depth_reserve: u32,
     /// Queues with requests whose turn does not come: see [`Bfq::fills_depth`]. Room for all.
     parked: Vec<usize>,
+    may_unpark: bool,
     /// By group, when its clients of the idle class had their last turn.
     last_class_at: Vec<Instant>,
     /// The groups for which the drive idled, and for how long, since the last query. Room for each group.
@@ -133,6 +134,7 @@ impl Bfq {
             queue_depth: u32::MAX,
             depth_reserve: 0,
             parked: Vec::with_capacity(queues),
+            may_unpark: false,
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
             cost_max: limits.transfer_max,
@@ -211,6 +213,7 @@ impl Bfq {
     #[inline(always)]
     fn dec_in_flight(&mut self, sched_data: u32, issued_at: Instant) {
         self.in_flight -= 1;
+        self.may_unpark = true;
         let queue = &mut self.clients[queue_of(sched_data)];
         let is_counted = sched_data & IS_APART == 0;
         let group = &mut self.groups_out[queue.group()];
@@ -352,7 +355,7 @@ impl Elevator for Bfq {
         self.unpark();
         if self.is_full() {
             let urgent = self.dispatch_urgent(now);
-            if urgent.is_none() && self.queued() > 0 {
+            if urgent.is_none() && self.queued() > 0 && self.punctual() >= self.depth.limit() {
                 self.depth.note_full();
             }
             return urgent;
@@ -366,6 +369,7 @@ impl Elevator for Bfq {
 
     fn set_depth(&mut self, depth: u32) {
         self.queue_depth = depth;
+        self.may_unpark = true;
         self.depth_reserve = (depth / RESERVE_PART).min(RESERVE_MAX);
     }
 

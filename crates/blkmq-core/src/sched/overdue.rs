@@ -26,6 +26,7 @@ pub(crate) struct Overdue {
     before: Instant,
     /// One of them has ended in this epoch, and was learnt from.
     learnt_late: bool,
+    punctual_ends: u32,
     /// How many epochs found more of them lately, and until when that counts.
     finds: u32,
     finds_until: Instant,
@@ -120,11 +121,16 @@ impl Overdue {
     }
 
     /// Learns what a request took that was issued at `issued_at`. Of overdue ones, which may all hang for one reason, one in
-    /// an epoch counts.
+    /// an epoch counts, and one for each so many that were not: a slower kind is usual, however fast the others are.
     #[inline]
     pub(crate) fn learn(&mut self, issued_at: Instant, Nanos(time): Nanos) {
-        if issued_at < self.before && std::mem::replace(&mut self.learnt_late, true) {
-            return;
+        if issued_at >= self.before {
+            self.punctual_ends = (self.punctual_ends + 1).min(EARNS_LATE);
+        } else if std::mem::replace(&mut self.learnt_late, true) {
+            if self.punctual_ends < EARNS_LATE {
+                return;
+            }
+            self.punctual_ends = 0;
         }
         if self.usual_ns == 0 {
             (self.usual_ns, self.slow_ns) = (time, time);
@@ -205,6 +211,8 @@ const TIMES_MAX: u64 = 8;
 /// it: a kind with a twentieth of the requests still makes the rest wait for longer than it takes. A row of sixteen late
 /// ones, once, does not.
 const RISE_PART: u64 = 32;
+/// So many punctual ends let one more overdue one count.
+const EARNS_LATE: u32 = 16;
 const FALL_PART: u64 = 256;
 /// A request is late after so many times the time of the slower kinds, within these bounds; on a drive that takes
 /// longer than that, after one and a half times.
@@ -241,6 +249,36 @@ mod tests {
             out.patience() <= Nanos::from_millis(2),
             "one late request is not usual"
         );
+    }
+
+    #[test]
+    fn slower_kind_beside_many_fast_requests_becomes_usual() {
+        let mut out = Overdue::default();
+        let at = |us: u64| Instant(0) + Nanos::from_micros(us);
+        let fast = |out: &mut Overdue, now: u64| out.ended(at(now - 80), Some(Nanos::from_micros(80)));
+        (100..1_000).for_each(|us| fast(&mut out, us));
+        assert_eq!(out.patience(), Nanos::from_millis(1));
+        // 19 reads of 80 us for each write of 3 ms, five of these in a millisecond.
+        for now in (5_000..200_000).step_by(10) {
+            out.look(64, at(now));
+            fast(&mut out, now);
+            if now % 200 == 0 {
+                out.ended(at(now - 3_000), Some(Nanos::from_millis(3)));
+            }
+        }
+        assert!(out.patience() > Nanos::from_millis(3), "{}", out.patience());
+    }
+
+    #[test]
+    fn row_of_requests_that_hang_teaches_little() {
+        let mut out = Overdue::default();
+        let at = |us: u64| Instant(0) + Nanos::from_micros(us);
+        (100..1_000).for_each(|us| out.ended(at(us - 80), Some(Nanos::from_micros(80))));
+        for now in [10_000, 20_000] {
+            out.look(57, at(now));
+        }
+        (0..57).for_each(|_| out.ended(at(0), Some(Nanos::from_secs(1))));
+        assert!(out.patience() <= Nanos::from_millis(2), "{}", out.patience());
     }
 
     #[test]

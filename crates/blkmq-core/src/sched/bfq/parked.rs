@@ -18,7 +18,7 @@ impl Bfq {
     /// Says whether a queue has to leave what room there is to others: half of what its group has out hangs, and that is
     /// more than half of the room; or more than the room, if little of the queue's own hangs. So the first group whose
     /// requests hang fills a third of the depth, or half, and each further one as much of the rest. The reserve of the depth is
-    /// for groups that have less out than is left of it, since others may hang as well, and not for slow clients.
+    /// for groups that have less out than is left of it, since others may hang as well.
     #[inline]
     pub(super) fn fills_depth(&mut self, id: usize) -> bool {
         self.hangs_any() && self.hangs_too_much(id)
@@ -41,7 +41,7 @@ impl Bfq {
         let room = self.queue_depth.saturating_sub(self.in_flight);
         let queue = &mut self.clients[id];
         let group = &mut self.groups_out[queue.group()];
-        if room <= self.depth_reserve && (group.in_flight >= room || self.slow.is_slow(id)) {
+        if room <= self.depth_reserve && group.in_flight >= room {
             return true;
         }
         let late = self.overdue.late_of(&mut group.late, group.in_flight);
@@ -63,10 +63,11 @@ impl Bfq {
         self.parked.push(id);
     }
 
-    /// Lets the parked queues that do not fill the depth any more have their turns again.
+    /// Lets the parked queues that do not fill the depth any more have their turns again: only an end, or another depth, can
+    /// change that.
     #[inline]
     pub(super) fn unpark(&mut self) {
-        if !self.parked.is_empty() {
+        if !self.parked.is_empty() && std::mem::take(&mut self.may_unpark) {
             (0..self.parked.len())
                 .rev()
                 .for_each(|place| self.unpark_at(place));
