@@ -11,7 +11,6 @@ mod driver;
 mod error;
 pub(crate) mod hctx;
 mod lock;
-pub(crate) mod locks;
 mod mountinfo;
 mod open;
 pub(crate) mod part;

@@ -7,9 +7,10 @@
 //! | `reactor` | one thread with one place to wait: it runs the queues, calls doors ([`service`]), and [`sleep`]s or [`mod@wait`]s |
 //! | `uring` | a thread's io_uring, shared among drivers and doors ([`ring`]) |
 //!
-//! [`device`] is the interface that a drive implements, [`found`] opens what a configuration names, [`value`] defines how the values of keys are written.
+//! [`device`] is the interface that a drive implements, [`block_locks`] keeps small writes apart that change whole blocks, [`found`] opens what a configuration names, [`value`] defines how the values of keys are written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod block_locks;
 pub mod clock;
 pub mod device;
 pub mod disk;

@@ -4,13 +4,13 @@
 use std::any::Any;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
+use blkmq_host::block_locks::Announcements;
 #[cfg(feature = "qcow2")]
 use blkmq_host::device::Replacement;
 use blkmq_host::device::{Allocation, Device, Extent, FileId, HandoverState, Losses, Polling, State};
@@ -22,7 +22,6 @@ use super::bounce::LARGE_BYTES;
 use super::disk::{self, FileDisk};
 use super::disks::{Disks, NewDisk};
 use super::hctx::FileHctx;
-use super::locks::Announced;
 use super::watch;
 use crate::mapping::Mapping;
 #[cfg(feature = "qcow2")]
@@ -43,7 +42,7 @@ pub(super) struct Shared {
     /// of one of them needs.
     block: u32,
     /// The writes of each hardware context.
-    announced: Mutex<Vec<Arc<Announced>>>,
+    pub(super) writers: Announcements,
     /// The requests of images.
     #[cfg(feature = "qcow2")]
     guests: Arc<Guests>,
@@ -89,27 +88,6 @@ impl Shared {
             .for_each(|file| file.look_at_path(may_wait, || false));
     }
 
-    /// Adds the table of a new hardware context.
-    pub(super) fn add_announced(&self, depth: u32) -> Arc<Announced> {
-        let announced = Arc::new(Announced::new(depth));
-        self.announced().push(Arc::clone(&announced));
-        announced
-    }
-
-    /// Removes it.
-    pub(super) fn remove_announced(&self, announced: &Arc<Announced>) {
-        self.announced().retain(|other| !Arc::ptr_eq(other, announced));
-    }
-
-    /// Returns whether a write that a context has announced overlaps a range of a disk.
-    pub(super) fn writes_overlap(&self, disk: DiskId, range: &Range<u64>) -> bool {
-        self.announced().iter().any(|writes| writes.overlaps(disk, range))
-    }
-
-    fn announced(&self) -> MutexGuard<'_, Vec<Arc<Announced>>> {
-        self.announced.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set_disk(&self, id: DiskId, disk: Option<NewDisk>) {
         #[cfg(feature = "qcow2")]
         if let Some(image) = disk.as_ref().and_then(|disk| disk.image.as_ref()) {
@@ -149,7 +127,7 @@ impl FileDevice {
         let shared = Shared {
             disks: RwLock::new(Disks::new(disks.len().max(DISKS_MAX))),
             block,
-            announced: Mutex::default(),
+            writers: Announcements::default(),
             #[cfg(feature = "qcow2")]
             guests: Arc::default(),
             #[cfg(feature = "qcow2")]

@@ -30,11 +30,11 @@ use super::error::FileError;
 #[cfg(feature = "qcow2")]
 use super::lock;
 use super::lock::Lock;
-use super::locks::BlockLocks;
 use super::open;
 use super::pieces::{Piece, PieceSize};
 use super::place::Place;
 use super::syncs::Syncs;
+use blkmq_host::block_locks::BlockLocks;
 
 pub(super) use losses::has_any_loss;
 

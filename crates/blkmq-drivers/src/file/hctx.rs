@@ -19,11 +19,11 @@ use blkmq_host::ring::{Completion, RingClient, RingHandle, USER_MAX};
 use super::bounce::Bounces;
 use super::device::{SEGMENTS_MAX, Shared};
 use super::disks::Disks;
-use super::locks::Announced;
 use super::part::Part;
 use super::polled::Polled;
 use super::slot::{Memory, Next, Slot, Step};
 use super::sys::{self, Vectors};
+use blkmq_host::block_locks::Announced;
 pub(super) use entries::Target;
 use waiting::BLOCKS;
 
@@ -82,7 +82,7 @@ impl FileHctx {
             ring_memory: Some(ring_memory),
             partial: Vec::with_capacity(depth as usize),
             in_flight: 0,
-            announced: device.add_announced(depth),
+            announced: device.writers.add(depth),
             waiting: Vec::with_capacity(depth as usize),
             is_timer_set: false,
             pushed: 0,
@@ -490,7 +490,7 @@ impl HctxDriver for FileHctx {
 
 impl Drop for FileHctx {
     fn drop(&mut self) {
-        self.device.remove_announced(&self.announced);
+        self.device.writers.remove(&self.announced);
         if self.in_flight > 0 {
             tracing::error!(
                 "file driver: a hardware context ends with {} requests under way; the memory they use is not freed",

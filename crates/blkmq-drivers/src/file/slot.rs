@@ -2,7 +2,7 @@
 //! rest of a short transfer, a retry, or completion. `hctx` turns each step into an entry of the ring.
 //!
 //! ```text
-//!  small write ─► Fetch ─► Transfer                (what the blocks have besides, see `locks`)
+//!  small write ─► Fetch ─► Transfer                (what the blocks have besides, see `blkmq_host::block_locks`)
 //!  read, write ─► Transfer ─┐                     (short, or EINTR: Transfer again; FUA through the page cache: Sync behind)
 //!  flush ───────► Sync ─────┤                     (others overlapped it: AwaitSyncs behind)
 //!  discard ─────► Punch ────┼─► end               (piece by piece, as all zeroing; not supported: nothing to do)
@@ -27,11 +27,11 @@ use blkmq_core::time::Instant;
 
 use super::bounce::Area;
 use super::disk::FileDisk;
-use super::locks::Ticket;
 use super::part::Part;
 use super::pieces::Piece;
 use super::syncs::{Begun, Fence};
 use super::sys;
+use blkmq_host::block_locks::Ticket;
 
 /// What a request is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub(super) struct Slot {
     fence: Fence,
 }
 
-/// How others know of a write through direct I/O; see `locks`.
+/// How others know of a write through direct I/O; see `blkmq_host::block_locks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hold {
     /// They do not.

@@ -9,39 +9,32 @@
 //! One of the two sees the other, since each makes itself visible before it looks (SeqCst).
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blkmq_core::ids::DiskId;
-
-use crate::file::locks::Announced;
+use blkmq_host::block_locks::{Announced, Announcements};
 
 /// The requests of all hardware contexts of a drive.
 #[derive(Debug, Default)]
-pub(crate) struct Guests(Mutex<Vec<Arc<Announced>>>);
+pub(crate) struct Guests(Announcements);
 
 impl Guests {
     /// Adds the table of a new hardware context.
     pub(super) fn add(&self, depth: u32) -> Arc<Announced> {
-        let announced = Arc::new(Announced::new(depth));
-        self.tables(|tables| tables.push(Arc::clone(&announced)));
-        announced
+        self.0.add(depth)
     }
 
     /// Removes it.
     pub(super) fn remove(&self, announced: &Arc<Announced>) {
-        self.tables(|tables| tables.retain(|other| !Arc::ptr_eq(other, announced)));
+        self.0.remove(announced);
     }
 
     /// Waits until no request of a ring has a part of the range. The range was forgotten in the map before.
     pub(super) fn wait_for(&self, disk: DiskId, range: &Range<u64>) {
-        while self.tables(|tables| tables.iter().any(|table| table.overlaps(disk, range))) {
+        while self.0.overlap(disk, range) {
             std::thread::sleep(LOOK);
         }
-    }
-
-    fn tables<T>(&self, with: impl FnOnce(&mut Vec<Arc<Announced>>) -> T) -> T {
-        with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

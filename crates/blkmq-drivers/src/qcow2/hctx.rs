@@ -22,9 +22,9 @@ use super::pool::{self, End, Job, Outcome, Reply};
 use super::sys;
 use crate::file::disks::Disks;
 use crate::file::hctx::FileHctx;
-use crate::file::locks::Announced;
 use crate::file::part::Part;
 use crate::mapping::Mapping;
+use blkmq_host::block_locks::Announced;
 
 /// The driver's side of one hardware context.
 pub(crate) struct ImageHctx {

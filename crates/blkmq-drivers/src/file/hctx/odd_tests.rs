@@ -233,7 +233,7 @@ fn change_of_a_block_waits_for_the_writes_of_it_that_other_reactors_have_under_w
     let Some((_path, mut rig)) = coarse("announced", 8192) else {
         return;
     };
-    let other = rig.hctx.device.add_announced(1);
+    let other = rig.hctx.device.writers.add(1);
     other.announce(0, 0, &(2048..8192));
     let mut memory = [1; 512];
     let rq = request_with(Op::Write, Flags::NONE, 0, 0, &[lend(&mut memory)]);

@@ -81,7 +81,7 @@ impl FileHctx {
             Hold::None | Hold::Announced => disk.locks.enter(range.clone()),
         };
         slot.hold = Hold::Listed(ticket);
-        let is_alone = slot.block == 0 || !self.device.writes_overlap(DiskId(slot.disk), &range);
+        let is_alone = slot.block == 0 || !self.device.writers.overlap(DiskId(slot.disk), &range);
         is_alone && disk.locks.is_first(ticket, &range)
     }
 

@@ -1,7 +1,8 @@
 //! The locks of the blocks that small requests read, change and write: nothing that others write to the same blocks
-//! meanwhile is lost. `hctx` takes and returns them, and tries a request that has to wait again later, so no thread blocks.
+//! meanwhile is lost. The file driver has them for direct I/O, and the encrypter for sectors. Both take and return them, and
+//! try a request that has to wait again later, so no reactor blocks.
 //!
-//! Writes are many, and small requests few. So each hardware context announces its writes in a table that it alone
+//! Writes are many, and small requests few. So each thread announces its writes in a table that it alone
 //! changes, and only requests that change blocks, and writes that meet one, enter the disk's list, in order of arrival:
 //!
 //! ```text
@@ -16,13 +17,43 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::DiskId;
 
-/// The writes that one hardware context has under way, by their tags.
+/// The tables of all threads that use a drive.
+#[derive(Debug, Default)]
+pub struct Announcements(Mutex<Vec<Arc<Announced>>>);
+
+impl Announcements {
+    /// Adds the table of a new thread, for tags below `depth`.
+    pub fn add(&self, depth: u32) -> Arc<Announced> {
+        let announced = Arc::new(Announced((0..depth).map(|_| Write::default()).collect()));
+        self.lock().push(Arc::clone(&announced));
+        announced
+    }
+
+    /// Removes it.
+    pub fn remove(&self, announced: &Arc<Announced>) {
+        self.lock().retain(|other| !Arc::ptr_eq(other, announced));
+    }
+
+    /// Returns whether an announced range overlaps a range of a disk.
+    ///
+    /// The caller is in the disk's list. A tag that is used again while this looks may count or not: its new range was
+    /// announced after the caller had entered, and finds the caller in the list.
+    pub fn overlap(&self, disk: DiskId, range: &Range<u64>) -> bool {
+        self.lock().iter().any(|writes| writes.overlaps(disk, range))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Announced>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The ranges that one thread has under way, by their tags: writes here, all requests where clusters are freed.
 #[derive(Debug)]
-pub(crate) struct Announced(Box<[Write]>);
+pub struct Announced(Box<[Write]>);
 
 /// A range of bytes of a disk; nothing if its end is 0.
 #[derive(Debug, Default)]
@@ -33,13 +64,9 @@ struct Write {
 }
 
 impl Announced {
-    pub(crate) fn new(depth: u32) -> Self {
-        Self((0..depth).map(|_| Write::default()).collect())
-    }
-
     /// Announces a write, before it looks into the disk's list.
     #[inline]
-    pub(crate) fn announce(&self, tag: usize, disk: u32, range: &Range<u64>) {
+    pub fn announce(&self, tag: usize, disk: u32, range: &Range<u64>) {
         let write = &self.0[tag];
         // Relaxed: visible with the end, which is stored behind them and makes them count.
         write.disk.store(disk.into(), Ordering::Relaxed);
@@ -49,16 +76,12 @@ impl Announced {
 
     /// Withdraws the announcement of a write that has ended.
     #[inline]
-    pub(crate) fn withdraw(&self, tag: usize) {
+    pub fn withdraw(&self, tag: usize) {
         // Release: who sees it gone reads what the write has left.
         self.0[tag].end.store(0, Ordering::Release);
     }
 
-    /// Returns whether a write under way overlaps a range of a disk.
-    ///
-    /// The caller is in the disk's list. A tag that is used again while this looks may count or not: its new write was
-    /// announced after the caller had entered, and finds the caller in the list.
-    pub(crate) fn overlaps(&self, disk: DiskId, range: &Range<u64>) -> bool {
+    fn overlaps(&self, disk: DiskId, range: &Range<u64>) -> bool {
         self.0.iter().any(|write| {
             let end = write.end.load(Ordering::SeqCst);
             end > range.start
@@ -70,7 +93,7 @@ impl Announced {
 
 /// The list of one disk: requests that hold blocks of it or wait for them. It is never longer than requests are in flight.
 #[derive(Debug, Default)]
-pub(super) struct BlockLocks {
+pub struct BlockLocks {
     list: Mutex<List>,
     /// The list's length, to be read without its lock.
     len: AtomicUsize,
@@ -90,18 +113,18 @@ struct Entry {
 
 /// An entry of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ticket(u64);
+pub struct Ticket(u64);
 
 impl BlockLocks {
     /// Returns whether an announced write may go: no entry overlaps it.
     #[inline]
-    pub(super) fn are_free(&self, range: &Range<u64>) -> bool {
+    pub fn are_free(&self, range: &Range<u64>) -> bool {
         // SeqCst: see the module's doc.
         self.len.load(Ordering::SeqCst) == 0 || !self.list().overlaps(range, Ticket(u64::MAX))
     }
 
     /// Enters the list behind all others.
-    pub(super) fn enter(&self, range: Range<u64>) -> Ticket {
+    pub fn enter(&self, range: Range<u64>) -> Ticket {
         let mut list = self.list();
         list.last += 1;
         let ticket = Ticket(list.last);
@@ -111,14 +134,13 @@ impl BlockLocks {
     }
 
     /// Returns whether no earlier entry overlaps this one.
-    pub(super) fn is_first(&self, ticket: Ticket, range: &Range<u64>) -> bool {
+    pub fn is_first(&self, ticket: Ticket, range: &Range<u64>) -> bool {
         !self.list().overlaps(range, ticket)
     }
 
     /// Does something to a range on a thread that may block, behind all small requests that have entered before, and
     /// before those that come later: one of these would write back what it has read of the range before.
-    #[cfg(feature = "qcow2")]
-    pub(super) fn in_turn<T>(&self, range: &Range<u64>, work: impl FnOnce() -> T) -> T {
+    pub fn in_turn<T>(&self, range: &Range<u64>, work: impl FnOnce() -> T) -> T {
         let turn = InTurn(self, self.enter(range.clone()));
         while !self.is_first(turn.1, range) {
             std::thread::sleep(LOOK);
@@ -127,7 +149,7 @@ impl BlockLocks {
     }
 
     /// Leaves the list.
-    pub(super) fn leave(&self, ticket: Ticket) {
+    pub fn leave(&self, ticket: Ticket) {
         let mut list = self.list();
         list.entries.retain(|entry| entry.ticket != ticket);
         self.len.store(list.entries.len(), Ordering::SeqCst);
@@ -139,10 +161,8 @@ impl BlockLocks {
 }
 
 /// A thread's entry of the list.
-#[cfg(feature = "qcow2")]
 struct InTurn<'a>(&'a BlockLocks, Ticket);
 
-#[cfg(feature = "qcow2")]
 impl Drop for InTurn<'_> {
     fn drop(&mut self) {
         self.0.leave(self.1);
@@ -159,7 +179,6 @@ impl List {
 }
 
 /// How often a thread looks whether it is its turn: small requests end within the drive's time.
-#[cfg(feature = "qcow2")]
 const LOOK: std::time::Duration = std::time::Duration::from_micros(50);
 
 #[cfg(test)]
@@ -187,27 +206,27 @@ mod tests {
 
     #[test]
     fn announced_writes_count_for_their_range_of_their_disk_until_they_end() {
-        let writes = Announced::new(4);
+        let writers = Announcements::default();
+        let writes = writers.add(4);
         writes.announce(3, 7, &(4096..8192));
-        assert!(writes.overlaps(DiskId(7), &(8191..9000)));
-        assert!(!writes.overlaps(DiskId(7), &(8192..9000)));
-        assert!(!writes.overlaps(DiskId(7), &(0..4096)));
-        assert!(!writes.overlaps(DiskId(6), &(4096..8192)));
+        assert!(writers.overlap(DiskId(7), &(8191..9000)));
+        assert!(!writers.overlap(DiskId(7), &(8192..9000)));
+        assert!(!writers.overlap(DiskId(7), &(0..4096)));
+        assert!(!writers.overlap(DiskId(6), &(4096..8192)));
         writes.withdraw(3);
-        assert!(!writes.overlaps(DiskId(7), &(4096..8192)));
+        assert!(!writers.overlap(DiskId(7), &(4096..8192)));
     }
 
     /// Threads add 1 to their halves of one block, some by reading, changing and writing the whole block.
     #[test]
     fn writes_and_changes_of_one_block_from_several_threads_lose_nothing() {
         let (locks, block) = (BlockLocks::default(), 0..2);
-        let tables: Vec<_> = (0..4).map(|_| Announced::new(1)).collect();
+        let writers = Announcements::default();
+        let tables: Vec<_> = (0..4).map(|_| writers.add(1)).collect();
         let halves = [const { AtomicU64::new(0) }; 2];
         let change = |mine: usize| {
             let ticket = locks.enter(block.clone());
-            while !locks.is_first(ticket, &block)
-                || tables.iter().any(|table| table.overlaps(DiskId(0), &block))
-            {
+            while !locks.is_first(ticket, &block) || writers.overlap(DiskId(0), &block) {
                 std::thread::yield_now();
             }
             let read = [0, 1].map(|half| halves[half].load(Ordering::Relaxed));
