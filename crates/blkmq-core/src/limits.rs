@@ -10,7 +10,8 @@ use crate::bio::{Bio, Flags, Op, Status};
 pub struct Limits {
     /// Smallest unit of addressing: a power of two from 512 to 65536. Default 512.
     pub logical_block: u32,
-    /// Offsets and lengths need not be multiples of a block: the driver reads, changes and writes whole ones. Default false.
+    /// Offsets and lengths need not be multiples of a block: where whole ones alone can be written, they are read, changed
+    /// and written below. Default false.
     pub any_alignment: bool,
     /// Smallest unit the drive writes without reading first: a power of two, at least `logical_block`. Default 4096.
     pub physical_block: u32,

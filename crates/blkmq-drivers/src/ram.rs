@@ -74,6 +74,7 @@ impl RamDevice {
 impl Device for RamDevice {
     fn limits(&self) -> Limits {
         Limits {
+            any_alignment: true,
             discard_max: OP_MAX,
             zeroes_max: OP_MAX,
             ..Limits::default()

@@ -89,6 +89,7 @@ impl Device for NullDevice {
         let is_free = !config.memory && config.effective_completion() == Completion::Inline;
         let op_max = if is_free { FREE_MAX } else { OP_MAX };
         Limits {
+            any_alignment: true,
             discard_max: op_max,
             zeroes_max: op_max,
             cache: self.0.config.cache,

@@ -6,12 +6,14 @@
 //! mapped disks.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use blkmq_core::bio::{Bio, Flags, Op, Status};
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
 
+use crate::block_locks::{Announcements, BlockLocks};
 use crate::device::{Allocation, Extent, Losses, State};
 use crate::disk::{Disk, QueueId};
 use crate::error::Error;
@@ -47,7 +49,8 @@ pub struct EncryptedSpec {
     pub data: Option<EncryptedData>,
     /// Whether writes are refused, though the disk below may allow them.
     pub read_only: bool,
-    /// Smallest unit of its addresses and lengths, in bytes. Default: the larger of a sector and the block below.
+    /// The block size that clients are told, in bytes. Default: the larger of a sector and the block below. What is smaller
+    /// than a sector is read, changed and written in whole ones.
     pub block_size: Option<u32>,
     /// Whether discards pass: they show where there is data.
     pub discard: bool,
@@ -79,6 +82,12 @@ pub(crate) struct Encrypted {
     pub(crate) size: u64,
     pub(crate) read_only: bool,
     pub(crate) limits: Limits,
+    /// What is encrypted, read and written together, in bytes: a sector, or a block of the disk below.
+    pub(crate) unit: u32,
+    /// The sectors that small writes change.
+    pub(crate) locks: BlockLocks,
+    /// What the threads write to the encrypted disks of the engine.
+    pub(crate) writers: Arc<Announcements>,
     cipher: OnceLock<Arc<dyn SectorCipher>>,
 }
 
@@ -91,6 +100,13 @@ impl Encrypted {
     #[inline]
     pub(crate) fn cipher(&self) -> Option<&dyn SectorCipher> {
         self.cipher.get().map(|cipher| &**cipher)
+    }
+
+    /// The whole sectors in which a range lies.
+    #[inline]
+    pub(crate) fn sectors(&self, range: &Range<u64>) -> Range<u64> {
+        let mask = u64::from(self.unit) - 1;
+        range.start & !mask..(range.end + mask) & !mask
     }
 
     /// Checks a submitter's bio.
@@ -110,7 +126,11 @@ impl Encrypted {
 }
 
 /// Finds the disk below, and checks that the data lie in it.
-pub(super) fn make(spec: &EncryptedSpec, disks: &[Disk]) -> Result<(Disk, Arc<Encrypted>), Error> {
+pub(super) fn make(
+    spec: &EncryptedSpec,
+    disks: &[Disk],
+    writers: Arc<Announcements>,
+) -> Result<(Disk, Arc<Encrypted>), Error> {
     let error = |why: String| Error::Disk(format!("disk {}: {why}", spec.name));
     let Some(below) = disks.iter().find(|disk| disk.name == spec.below) else {
         return Err(error(format!("there is no disk {} for it to lie on", spec.below)));
@@ -122,10 +142,14 @@ pub(super) fn make(spec: &EncryptedSpec, disks: &[Disk]) -> Result<(Disk, Arc<En
         )));
     }
     let sector = spec.data.map_or(0, |data| data.sector);
-    let block = sector.max(below.block_size).max(spec.block_size.unwrap_or(0));
+    let unit = match below.limits.any_alignment {
+        true => sector.max(LEAST_UNIT),
+        false => sector.max(below.block_size),
+    };
+    let block = spec.block_size.unwrap_or(sector.max(below.block_size));
     let (start, size) = match spec.data {
         None => (0, 0),
-        Some(data) => place(data, block, below).map_err(error)?,
+        Some(data) => place(data, block.max(unit), below).map_err(error)?,
     };
     let limits = &below.limits;
     let discard_max = if spec.discard { limits.discard_max } else { 0 };
@@ -136,16 +160,19 @@ pub(super) fn make(spec: &EncryptedSpec, disks: &[Disk]) -> Result<(Disk, Arc<En
         read_only: spec.read_only || below.read_only,
         limits: Limits {
             logical_block: block,
-            any_alignment: false,
-            physical_block: limits.physical_block.max(block),
+            any_alignment: true,
+            physical_block: limits.physical_block.max(unit).max(block),
             // The bios below are split there.
             boundary: 0,
-            discard_max: discard_max - discard_max % u64::from(block),
+            discard_max: discard_max - discard_max % u64::from(unit.max(block)),
             // Zeroes are written, encrypted.
             zeroes_max: ZEROES_MAX,
             zeroes_are_written: true,
             ..limits.clone()
         },
+        unit,
+        locks: BlockLocks::default(),
+        writers,
         cipher: OnceLock::new(),
     };
     if let Some(cipher) = &spec.cipher {
@@ -213,5 +240,7 @@ impl Allocation for EncryptedAllocation {
 
 /// The first number of an encrypted disk on [`MAPPED`](crate::disk::MAPPED).
 pub(crate) const FIRST: u32 = 1 << 31;
+/// A disk without data has no sectors.
+const LEAST_UNIT: u32 = 512;
 /// Largest zeroing: it is written piece by piece.
 const ZEROES_MAX: u64 = 32 << 20;

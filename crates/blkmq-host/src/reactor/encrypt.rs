@@ -7,6 +7,9 @@
 //!  read ──────────► the disk below, into the submitter's memory ─► decrypt there ─► the end
 //!  flush, discard ► the disk below ───────────────────────────────────────────────► the end
 //! ```
+//! What begins or ends inside a sector is read in whole ones; a write of it is a change of what was read, kept apart
+//! from others' writes by `odd`.
+//!
 //! Small bios are encrypted at once. What is beyond this turn's share of time waits in `turns`, by groups, so
 //! one group's large bios delay no other's small ones; a large bio is done slice by slice. A write without
 //! an area, or without a slot, is returned to its submitter, as by a queue that has no room.
@@ -15,12 +18,14 @@
 //! copied through memory of this thread, and a guest that changes a buffer under way spoils its own data.
 
 mod areas;
+mod odd;
 mod sys;
 mod turns;
 
 pub(crate) use sys::BounceMemory;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
@@ -30,9 +35,11 @@ use blkmq_core::queue::Effects;
 use blkmq_core::time::Instant;
 
 use self::areas::{Area, Areas, LARGE_BYTES};
+use self::odd::{Hold, Waiting};
 use self::turns::Turns;
+use crate::block_locks::Announced;
 use crate::disk::{MAPPED, QueueId};
-use crate::engine::encrypted::{Encrypted, FIRST, SectorCipher};
+use crate::engine::encrypted::{Encrypted, FIRST};
 use crate::reactor::queues::Queues;
 
 /// One thread's bios on encrypted disks.
@@ -46,6 +53,10 @@ pub(crate) struct Encrypter {
     turns: Turns,
     /// Pieces for which the disk below had no room, the oldest first.
     unsent: VecDeque<u32>,
+    /// Writes that wait for sectors that others change.
+    waiting: Waiting,
+    /// The writes under way, for other threads to see. Made with the first disk.
+    announced: Option<Arc<Announced>>,
     /// Bytes that may be encrypted and decrypted in the rest of this turn.
     left: u64,
     /// A slice of data while it is decrypted.
@@ -64,18 +75,49 @@ struct CryptBio {
     disk: u32,
     stage: Stage,
     area: Option<Area>,
+    /// Which sectors it keeps from others.
+    hold: Hold,
+    /// It is a write, and what is sent first are reads of the sectors in which its piece begins and ends.
+    is_fetch: bool,
     /// Bytes of the bio, from its start, that are done.
     done: u64,
     /// Bytes behind these that are under way together.
     piece: u64,
-    /// How many of the piece's are encrypted or decrypted.
+    /// How many of the piece's sectors' bytes are encrypted or decrypted.
     converted: u64,
+}
+
+impl CryptBio {
+    fn is_write(&self) -> bool {
+        matches!(self.bio.op, Op::Write | Op::WriteZeroes)
+    }
+
+    /// The bytes of its piece, on the disk.
+    fn range(&self) -> Range<u64> {
+        let start = self.bio.offset + self.done;
+        start..start + self.piece
+    }
+
+    /// The whole sectors of its piece, on the disk.
+    fn sectors(&self, disk: &Encrypted) -> Range<u64> {
+        disk.sectors(&self.range())
+    }
+
+    /// Makes the piece what is left, as far as its sectors have room in an area.
+    fn cut_piece(&mut self, disk: &Encrypted) {
+        let start = self.bio.offset + self.done;
+        let head = start - disk.sectors(&(start..start)).start;
+        self.piece = (self.bio.len - self.done).min(LARGE_BYTES - head);
+        self.converted = 0;
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Free,
+    /// Others have its sectors.
+    Wait,
     Encrypt,
     /// Encrypted, or with nothing to encrypt; not taken by the disk below yet.
     Unsent,
@@ -99,6 +141,8 @@ impl Encrypter {
             self.slots.resize_with(SLOTS as usize, CryptBio::default);
             self.free.extend((0..SLOTS).rev());
             self.unsent.reserve(SLOTS as usize);
+            self.waiting.reserve(SLOTS as usize);
+            self.announced = Some(disk.writers.add(SLOTS));
             self.scratch.resize(SLICE_BYTES as usize, 0);
             self.turns.reserve(SLOTS as usize);
             self.ended.reserve(SLOTS as usize);
@@ -159,32 +203,32 @@ impl Encrypter {
         let Some(number) = self.free.pop() else {
             return Err(bio);
         };
-        let is_written = matches!(bio.op, Op::Write | Op::WriteZeroes);
-        let piece = if is_written {
-            bio.len.min(LARGE_BYTES)
-        } else {
-            bio.len
-        };
-        let area = match is_written {
-            true => self.areas.as_mut().and_then(|areas| areas.take(piece, bio.group)),
-            false => None,
-        };
-        if is_written && area.is_none() {
-            self.free.push(number);
-            return Err(bio);
-        }
-        let stage = if is_written { Stage::Encrypt } else { Stage::Unsent };
-        self.slots[number as usize] = CryptBio {
-            bio,
+        let mut slot = CryptBio {
+            piece: bio.len,
+            stage: Stage::Unsent,
             disk: index,
-            stage,
-            area,
-            done: 0,
-            piece,
-            converted: 0,
+            bio,
+            ..CryptBio::default()
         };
-        if is_written {
-            self.convert_or_wait(number, below);
+        if slot.bio.op == Op::Discard && !slot.keep_whole_sectors(disk) {
+            self.free.push(number);
+            below.end(slot.bio, Status::Ok);
+            return Ok(());
+        }
+        if slot.is_write() || slot.bio.op == Op::Read && !disk.has_whole_sectors(&slot.bio) {
+            slot.cut_piece(disk);
+            let sectors = slot.sectors(disk);
+            let areas = self.areas.as_mut().expect("made with the first disk");
+            slot.area = areas.take(sectors.end - sectors.start, slot.bio.group);
+            if slot.area.is_none() {
+                self.free.push(number);
+                return Err(slot.bio);
+            }
+        }
+        let is_write = slot.is_write();
+        self.slots[number as usize] = slot;
+        if is_write {
+            self.begin_or_wait(number, below);
         } else if !self.send(number, below) {
             // Nothing of it is under way: its submitter waits, and not this thread's memory.
             return Err(self.release(number));
@@ -195,6 +239,7 @@ impl Encrypter {
     /// Encrypts and decrypts what waits, as much as this turn may, and sends what found no room before.
     /// Call it before queues are unplugged.
     pub(crate) fn work(&mut self, below: &mut Below<'_>) {
+        self.retry_waiting(below);
         for _ in 0..self.unsent.len() {
             let number = self.unsent.pop_front().expect("counted above");
             if !self.send(number, below) {
@@ -234,23 +279,44 @@ impl Encrypter {
         debug_assert_eq!(slot.stage, Stage::Below, "the end of a piece that is not below");
         let is_last = slot.done + slot.piece == slot.bio.len;
         match slot.bio.op {
-            Op::Read if status.is_ok() => {
+            _ if !status.is_ok() => self.end(number, status, below),
+            Op::Read => {
                 slot.stage = Stage::Decrypt;
                 slot.converted = 0;
                 self.convert_or_wait(number, below);
             }
-            Op::Write | Op::WriteZeroes if status.is_ok() && !is_last => {
+            Op::Write | Op::WriteZeroes if slot.is_fetch => {
+                self.decrypt_edges(number);
+                self.convert_or_wait(number, below);
+            }
+            Op::Write | Op::WriteZeroes if !is_last => {
                 slot.done += slot.piece;
-                slot.piece = (slot.bio.len - slot.done).min(LARGE_BYTES);
-                slot.converted = 0;
-                slot.stage = Stage::Encrypt;
-                self.turns.push(number, slot.bio.group);
+                slot.cut_piece(&self.disks[slot.disk as usize]);
+                self.begin(number, below);
             }
-            _ => {
-                let bio = self.release(number);
-                below.end(bio, status);
-            }
+            _ => self.end(number, status, below),
         }
+    }
+
+    /// Begins with a piece of a write: by encrypting it, or by reading the sectors that it changes in part.
+    fn begin(&mut self, number: u32, below: &mut Below<'_>) {
+        let slot = &mut self.slots[number as usize];
+        slot.is_fetch = slot.sectors(&self.disks[slot.disk as usize]) != slot.range();
+        if slot.is_fetch {
+            slot.stage = Stage::Unsent;
+            return self.send_or_wait(number, below);
+        }
+        slot.stage = Stage::Encrypt;
+        match slot.done {
+            0 => self.convert_or_wait(number, below),
+            _ => self.turns.push(number, slot.bio.group),
+        }
+    }
+
+    /// Ends a bio.
+    fn end(&mut self, number: u32, status: Status, below: &mut Below<'_>) {
+        let bio = self.release(number);
+        below.end(bio, status);
     }
 
     /// Encrypts or decrypts a piece at once if it is small and nobody waits; else it waits for its turn.
@@ -268,10 +334,17 @@ impl Encrypter {
     fn converted(&mut self, number: u32, below: &mut Below<'_>) {
         let slot = &mut self.slots[number as usize];
         if slot.stage == Stage::Decrypt {
-            let bio = self.release(number);
-            return below.end(bio, Status::Ok);
+            if slot.done + slot.piece == slot.bio.len {
+                return self.end(number, Status::Ok, below);
+            }
+            slot.done += slot.piece;
+            slot.cut_piece(&self.disks[slot.disk as usize]);
         }
         slot.stage = Stage::Unsent;
+        self.send_or_wait(number, below);
+    }
+
+    fn send_or_wait(&mut self, number: u32, below: &mut Below<'_>) {
         if !self.send(number, below) {
             self.unsent.push_back(number);
         }
@@ -281,26 +354,37 @@ impl Encrypter {
     fn convert(&mut self, number: u32) -> bool {
         let slot = &mut self.slots[number as usize];
         let disk = &self.disks[slot.disk as usize];
-        let len = (slot.piece - slot.converted).min(SLICE_BYTES);
-        let at = slot.done + slot.converted;
         let cipher = disk.cipher().expect("bios are taken with a key");
-        match (slot.stage, slot.bio.op) {
-            (Stage::Encrypt, op) => {
-                let areas = self.areas.as_mut().expect("made with the first disk");
-                let area = slot.area.expect("a write has one");
-                let bytes = areas.bytes_mut(area, slot.converted..slot.converted + len);
-                match op {
-                    Op::Write => sys::gather(&slot.bio, at, bytes),
-                    _ => bytes.fill(0),
-                }
-                cipher.encrypt(slot.bio.offset + at, bytes);
+        let (sectors, range) = (slot.sectors(disk), slot.range());
+        let at = sectors.start + slot.converted;
+        let len = (sectors.end - at).min(SLICE_BYTES);
+        // Of the slice, what the bio has: all of it but in the first and last sectors.
+        let own = range.start.clamp(at, at + len)..range.end.clamp(at, at + len);
+        let inner = (own.start - at) as usize..(own.end - at) as usize;
+        let in_bio = own.start - slot.bio.offset;
+        let in_area = slot.converted..slot.converted + len;
+        let areas = self.areas.as_mut().expect("made with the first disk");
+        if slot.stage == Stage::Encrypt {
+            let bytes = areas.bytes_mut(slot.area.expect("a write has one"), in_area);
+            match slot.bio.op {
+                Op::Write => sys::gather(&slot.bio, in_bio, &mut bytes[inner]),
+                _ => bytes[inner].fill(0),
             }
-            _ => decrypt(cipher, &slot.bio, at, &mut self.scratch[..len as usize]),
+            cipher.encrypt(at, bytes);
+        } else {
+            // Not in the area: what is decrypted stays nowhere.
+            let slice = &mut self.scratch[..len as usize];
+            match slot.area {
+                None => sys::gather(&slot.bio, in_bio, slice),
+                Some(area) => slice.copy_from_slice(areas.bytes_mut(area, in_area)),
+            }
+            cipher.decrypt(at, slice);
+            sys::scatter(&slot.bio, in_bio, &slice[inner]);
         }
         self.dirty = Some(slot.disk);
         slot.converted += len;
         self.left = self.left.saturating_sub(len.max(LEAST_BYTES));
-        slot.converted == slot.piece
+        at + len == sectors.end
     }
 
     /// Submits a piece to the disk below. Says whether that has taken it.
@@ -309,20 +393,31 @@ impl Encrypter {
         debug_assert_eq!(slot.stage, Stage::Unsent);
         let disk = &self.disks[slot.disk as usize];
         let Bio { op, flags, .. } = slot.bio;
+        let sectors = match slot.area {
+            Some(_) => slot.sectors(disk),
+            None => slot.range(),
+        };
         let (op, data, skip) = match slot.area {
             None => (op, slot.bio.data.clone(), slot.bio.skip),
             Some(area) => {
                 let areas = self.areas.as_ref().expect("made with the first disk");
-                (Op::Write, Data::Flat(areas.lend(area, slot.piece)), 0)
+                let op = match op == Op::Read || slot.is_fetch {
+                    true => Op::Read,
+                    false => Op::Write,
+                };
+                (op, Data::Flat(areas.lend(area, sectors.end - sectors.start)), 0)
             }
         };
         let mut flags = flags.without(Flags::NO_UNMAP.with(Flags::FAST_ONLY));
         if slot.done > 0 {
             flags = flags.without(Flags::PREFLUSH);
         }
+        if slot.is_fetch {
+            flags = Flags::NONE;
+        }
         let offset = match op {
             Op::Flush => 0,
-            _ => disk.start + slot.bio.offset + slot.done,
+            _ => disk.start + sectors.start,
         };
         let bio = Bio {
             op,
@@ -331,7 +426,7 @@ impl Encrypter {
             disk: disk.below.1,
             group: slot.bio.group,
             offset,
-            len: slot.piece,
+            len: sectors.end - sectors.start,
             data,
             skip,
             client: CLIENT,
@@ -350,6 +445,7 @@ impl Encrypter {
 
     /// Frees the slot and the area of a bio, and returns the bio.
     fn release(&mut self, number: u32) -> Bio {
+        self.return_sectors(number);
         let slot = std::mem::take(&mut self.slots[number as usize]);
         if let (Some(areas), Some(area)) = (&mut self.areas, slot.area) {
             areas.put(area, slot.bio.group);
@@ -359,15 +455,11 @@ impl Encrypter {
     }
 }
 
-/// Decrypts a slice in the memory into which it was read.
-fn decrypt(cipher: &dyn SectorCipher, bio: &Bio, at: u64, slice: &mut [u8]) {
-    sys::gather(bio, at, slice);
-    cipher.decrypt(bio.offset + at, slice);
-    sys::scatter(bio, at, slice);
-}
-
 impl Drop for Encrypter {
     fn drop(&mut self) {
+        if let (Some(announced), Some(disk)) = (&self.announced, self.disks.first()) {
+            disk.writers.remove(announced);
+        }
         if self.is_used() {
             // The kernel may still read them.
             std::mem::forget(self.areas.take());

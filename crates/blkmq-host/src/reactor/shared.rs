@@ -11,6 +11,7 @@ use blkmq_core::poll::Wait;
 use blkmq_core::queue::{Queue, QueueHandle};
 use blkmq_core::time::Nanos;
 
+use crate::block_locks::Announcements;
 use crate::clock::Clock;
 use crate::device::Device;
 use crate::disk::{Disk, QueueId};
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     pub(crate) mapped: Arc<Table>,
     /// The encrypted disks, in the order of their numbers.
     encrypted: Mutex<Vec<Arc<Encrypted>>>,
+    /// What the reactors write to them.
+    pub(crate) encrypted_writes: Arc<Announcements>,
     /// The tenants that have or had disks.
     pub(crate) tenants: Register,
     pub(crate) free_queues: Mutex<FreeQueues>,
@@ -152,6 +155,7 @@ impl Shared {
             disks: RwLock::new(parts.disks.into()),
             mapped: parts.mapped,
             encrypted: Mutex::default(),
+            encrypted_writes: Arc::default(),
             tenants: parts.tenants,
             free_queues: Mutex::default(),
             services: AtomicU32::new(0),

@@ -4,6 +4,7 @@
 mod crypt;
 mod device;
 mod keys;
+mod odd;
 mod over_image;
 mod sources;
 mod unlock;

@@ -29,7 +29,7 @@ impl Control {
         let mut next_number = self.changing()?;
         self.check_name(&spec.name)?;
         let disks = self.shared.disks();
-        let (below, encrypted) = make(&spec, &disks)?;
+        let (below, encrypted) = make(&spec, &disks, Arc::clone(&self.shared.encrypted_writes))?;
         let id = DiskId(FIRST + self.shared.encrypted().len() as u32);
         let tenant = self.shared.tenants.tenant("", spec.group, Some(&spec.group_path));
         let allocation = EncryptedAllocation {

@@ -101,7 +101,7 @@ impl ReactorCore {
 
     fn earliest_alarm(&self, alarm: Option<Instant>) -> Option<Instant> {
         let queues = self.queues.iter().filter_map(LocalQueue::next_wakeup);
-        queues.chain(alarm).min()
+        queues.chain(alarm).chain(self.encrypter.alarm()).min()
     }
 
     /// Polls for news until `end`. Says whether there is any.
