@@ -106,7 +106,8 @@ pub(super) const DM_CRYPT: Kind = Kind {
     tools: &["cryptsetup"],
     modules: &["loop", "dm-crypt", "xts", "algif_skcipher", "aesni-intel"],
 };
-const TIME_MAX: Duration = Duration::from_secs(500);
+/// The emulator has a tenth of the processor's speed, and less beside other loads.
+const TIME_MAX: Duration = Duration::from_secs(1800);
 const SCRIPT: &str = "\
 busybox mount -t configfs configfs /sys/kernel/config
 export DM_DISABLE_UDEV=1 BLKMQ_BIN=/bin/blkmq
