@@ -4,6 +4,7 @@
 //! protocol.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -31,6 +32,14 @@ pub enum Command {
     WriteZeroes = 6,
     /// Our own extension.
     Fence = 0x6266,
+}
+
+impl Drop for Client {
+    /// Closing is not enough: the child of another test may have a copy of the socket until it executes its program, and
+    /// the server sees a client that is there.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 impl Client {

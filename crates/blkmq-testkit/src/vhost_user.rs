@@ -3,6 +3,7 @@
 
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -21,6 +22,12 @@ pub struct FrontEnd {
     /// The guest's memory.
     pub memory: OwnedFd,
     kick: OwnedFd,
+}
+
+impl Drop for FrontEnd {
+    fn drop(&mut self) {
+        self.hang_up();
+    }
 }
 
 impl FrontEnd {
@@ -52,11 +59,18 @@ impl FrontEnd {
 
     /// Connects again, with the same memory.
     pub fn connect_again(&mut self, path: &Path) {
+        self.hang_up();
         self.stream = UnixStream::connect(path).unwrap();
         self.stream
             .set_read_timeout(Some(Duration::from_secs(10)))
             .unwrap();
         self.set_up();
+    }
+
+    /// Closing is not enough: the child of another test may have a copy of the socket until it executes its program, and
+    /// the server sees a front end that is there.
+    fn hang_up(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 
     fn set_up(&mut self) {

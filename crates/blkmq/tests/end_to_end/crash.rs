@@ -7,7 +7,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blkmq_testkit::Random;
 use blkmq_torture::mount::{Cache, Mount};
@@ -158,7 +158,8 @@ impl History {
     }
 }
 
-/// Runs the writers until all of them have lost the daemon, which is killed after `time`.
+/// Runs the writers until all of them have lost the daemon, which is killed after `time`, or after the first flush if that
+/// is later.
 pub(crate) fn write_until_killed(socket: &Path, history: &mut History, daemon: Daemon, time: Duration) {
     let flushes = AtomicU64::new(0);
     let region = REGION_BLOCKS as usize;
@@ -189,6 +190,11 @@ pub(crate) fn write_until_killed(socket: &Path, history: &mut History, daemon: D
             });
         }
         std::thread::sleep(time);
+        // On a busy machine the first batch may take longer.
+        let begun = Instant::now();
+        while flushes.load(Ordering::Relaxed) == 0 && begun.elapsed() < FLUSH_MAX {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         daemon.kill();
     });
     history.flushes += flushes.into_inner();
@@ -251,5 +257,6 @@ const WRITERS: u64 = 3;
 const REGION_BLOCKS: u64 = 256;
 const BATCH: usize = 24;
 const KILLS: u64 = 6;
+const FLUSH_MAX: Duration = Duration::from_secs(30);
 /// Blocks that are forced, and as many others.
 const FORCED: u64 = 64;
