@@ -22,7 +22,7 @@ pub struct WithoutEffect {
     /// The groups with weights, and those with latency targets, that have no effect.
     weights: Vec<String>,
     targets: Vec<String>,
-    /// The tables that name the scheduler, or may.
+    /// The disks and queues that name the scheduler, or may.
     named_in: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for WithoutEffect {
             .collect();
         write!(
             f,
-            "queue {}: sched={} {}, so {} have no effect: set sched = \"{}\" in {}",
+            "queue {}: sched={} {}, so {} have no effect: set sched={} of {}",
             self.queue,
             self.kind,
             lacks.join(" and "),
@@ -104,10 +104,10 @@ pub(crate) fn without_effect_with<'a>(
     Ok(Some(found).filter(|found| !found.weights.is_empty() || !found.targets.is_empty()))
 }
 
-/// The tables that name a queue's scheduler; without one, a table that may, since it is for this queue alone.
+/// What names a queue's scheduler, in a file or by flags; without that, what may, since it is for this queue alone.
 fn named_in(config: &Config, queue: &str, disks: &[&DiskSpec]) -> Vec<String> {
-    let of_queue = || format!("[queue.{queue}]");
-    let of_disk = |disk: &&DiskSpec| format!("[disk.{}]", disk.name);
+    let of_queue = || format!("queue {queue}");
+    let of_disk = |disk: &&DiskSpec| format!("disk {}", disk.name);
     let settings = config
         .queues
         .get(queue)
@@ -270,16 +270,16 @@ mod tests {
         assert_eq!(
             said("sched = \"none\"", ""),
             "queue q: sched=none knows no weights and keeps no latency targets, so the weights of /a, /b and the latency \
-             targets of /t have no effect: set sched = \"bfq\" in [disk.a]"
+             targets of /t have no effect: set sched=bfq of disk a"
         );
         assert_eq!(
             said("", "[queue.q]\nsched = \"mq-deadline\""),
-            "queue q: sched=mq-deadline knows no weights, so the weights of /a, /b have no effect: set sched = \"bfq\" in \
-             [queue.q]"
+            "queue q: sched=mq-deadline knows no weights, so the weights of /a, /b have no effect: set sched=bfq of \
+             queue q"
         );
         assert_eq!(
             said("", "[daemon]\nsched = \"kyber\""),
-            "queue q: sched=kyber knows no weights, so the weights of /a, /b have no effect: set sched = \"bfq\" in [queue.q]"
+            "queue q: sched=kyber knows no weights, so the weights of /a, /b have no effect: set sched=bfq of queue q"
         );
         let file = config("[disk.a]\nfile = \"/a\"\n[group.\"/a\"]\nlatency_target = \"1ms\"");
         let found = without_effect(&file, "dev-8:1", ["a"].into_iter())
@@ -287,8 +287,8 @@ mod tests {
             .unwrap();
         assert_eq!(
             found.to_string(),
-            "queue dev-8:1: sched=none keeps no latency targets, so the latency targets of /a have no effect: set sched = \
-             \"bfq\" in [disk.a]"
+            "queue dev-8:1: sched=none keeps no latency targets, so the latency targets of /a have no effect: set \
+             sched=bfq of disk a"
         );
     }
 }

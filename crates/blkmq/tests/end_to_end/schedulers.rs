@@ -90,7 +90,8 @@ fn weights_and_targets_without_effect_are_warned_of_once_a_queue() {
         "--disk",
         "name=b,null=1M,sched=kyber",
     ];
-    let warning = "queue a: sched=none knows no weights, so the weights of /a have no effect: set sched = \"bfq\" in [disk.a]";
+    let warning =
+        "queue a: sched=none knows no weights, so the weights of /a have no effect: set sched=bfq of disk a";
     let words = [&disks[..], &["--group", "/a,weight=300"]].concat();
     let checked = output_within(
         &mut serve_command(&[&words[..], &["--check"]].concat()),
