@@ -206,6 +206,16 @@ int32_t blkmq_engine_set_weight(const struct blkmq_engine *engine,
                                 const char *group,
                                 uint32_t weight);
 
+// Gives a group its weight, caps and latency target while it is in use: `/a,weight=300,read_bps=100M`, as for
+// `blkmq serve --group`. What the text leaves out has its default again; a missing group is made.
+//
+// Any thread. May block for some milliseconds.
+//
+// # Safety
+// `engine` is null or an open engine; `group` is null or a text.
+int32_t blkmq_engine_set_group(const struct blkmq_engine *engine,
+                               const char *group);
+
 // Finds a disk by its name. Its I/O is accounted to its own group, or to `group` if that is not null.
 //
 // Any thread. Never blocks.

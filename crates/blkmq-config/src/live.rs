@@ -279,6 +279,35 @@ pub fn change_group(control: &Control, config: &Config, path: &str) -> Result<()
     Ok(())
 }
 
+/// Gives a group of all queues the settings of `spec`; where it is missing it is made.
+///
+/// # Errors
+/// A queue's error. No queue is changed if a drive cannot be shared with its caps, or a queue has no room for one more group.
+pub fn set_group_of_all(control: &Control, spec: &GroupSpec) -> Result<(), Error> {
+    let queues = control.queues();
+    for (_, queue) in &queues {
+        group::check_caps(spec, queue.limits())?;
+    }
+    let is_missing = |queue: &&(QueueId, _)| control.group(queue.0, &spec.path).is_err();
+    let missing: Vec<QueueId> = queues
+        .iter()
+        .filter(is_missing)
+        .map(|(queue, _)| *queue)
+        .collect();
+    for (at, queue) in missing.iter().enumerate() {
+        if let Err(error) = control.make_group(*queue, &spec.path) {
+            for queue in &missing[..at] {
+                remove_empty_groups(control, *queue, &spec.path);
+            }
+            return Err(error);
+        }
+    }
+    for (queue, _) in queues {
+        set_group(control, queue, spec)?;
+    }
+    Ok(())
+}
+
 /// Removes a group, and its parents, up to the first that is still used.
 fn remove_empty_groups(control: &Control, queue: QueueId, path: &str) {
     let mut path = path;

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use blkmq_config::{group, live};
 use blkmq_core::ids::ReactorId;
 use blkmq_core::stat::GroupStats;
 use blkmq_core::time::Nanos;
@@ -139,6 +140,18 @@ impl Engine {
             control.set_group_weight(queue, path, weight)?;
         }
         Ok(())
+    }
+
+    /// Gives a group its weight, caps and latency target while it is in use, as [`Builder::group`] does:
+    /// `/a,weight=300,read_bps=100M`. What the text leaves out has its default again; a missing group is made. May
+    /// block for some milliseconds.
+    ///
+    /// # Errors
+    /// The fault of the text, a drive that cannot be shared with such a cap, or no room for one more group.
+    pub fn set_group(&self, text: &str) -> Result<(), Error> {
+        let control = self.host()?.control();
+        let spec = group::parse(text).map_err(|error| Error::configuration(&error))?;
+        Ok(live::set_group_of_all(&control, &spec)?)
     }
 
     /// Attaches the calling thread, to do I/O by itself.

@@ -1,6 +1,6 @@
 //! Tests of threads that do their own I/O through the library, and of what an engine tells of itself.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blkmq_engine::{Bio, Buffer, Engine, Error, Status};
 
@@ -43,16 +43,16 @@ fn failed_io_returns_its_status_and_its_buffer() {
     let engine = engine();
     let disk = engine.disk("ram").unwrap();
     let mut attached = engine.attach().unwrap();
-    for (offset, len) in [(100, 512), (0, 100)] {
+    for (offset, len) in [(1 << 20, 512), ((1 << 20) - 100, 101)] {
         let error = attached.write(&disk, offset, Buffer::new(len)).unwrap_err();
         assert_eq!(
             (error.status, error.buffer.len()),
-            (Status::Invalid, len),
+            (Status::NoSpace, len),
             "{offset} {len}"
         );
     }
-    let error = attached.write(&disk, 1 << 20, Buffer::new(512)).unwrap_err();
-    assert_eq!(error.status, Status::NoSpace, "behind the end");
+    let error = attached.read(&disk, 1 << 20, Buffer::new(512)).unwrap_err();
+    assert_eq!(error.status, Status::Invalid, "behind the end");
     let error = attached.read(&disk, 0, Buffer::default()).unwrap_err();
     assert_eq!(std::io::Error::from(error).raw_os_error(), Some(22));
     assert_eq!(engine.statistics("/a").unwrap().write.bytes, 0);
@@ -106,6 +106,44 @@ fn io_is_accounted_to_the_group_of_the_handle() {
     engine.set_weight("/b", 50).unwrap();
     let ios = |path| engine.statistics(path).unwrap().read.ios;
     assert_eq!((ios("/slow"), ios("/b")), (0, 1));
+}
+
+#[test]
+fn group_is_made_and_changed_while_the_engine_runs() {
+    let engine = engine();
+    engine
+        .set_group("/new/vm,weight=300,iops=20,iops_burst=1")
+        .unwrap();
+    assert_eq!(
+        engine.groups(),
+        ["/", "/a", "/b", "/new", "/new/vm", "/slow"],
+        "all queues have them"
+    );
+    let disk = engine.disk_in_group("ram", "/new/vm").unwrap();
+    let mut attached = engine.attach().unwrap();
+    let mut time_of_ten = || {
+        let start = Instant::now();
+        for _ in 0..10 {
+            attached.read(&disk, 0, Buffer::new(512)).unwrap();
+        }
+        start.elapsed()
+    };
+    let capped = time_of_ten();
+    assert!(capped >= Duration::from_millis(350), "{capped:?}");
+    // What is left out has its default: no cap.
+    engine.set_group("/new/vm,weight=300").unwrap();
+    time_of_ten();
+    let free = (0..20).map(|_| time_of_ten()).min().unwrap();
+    assert!(free < Duration::from_millis(100), "{free:?}");
+    assert_eq!(engine.statistics("/new/vm").unwrap().read.ios, 220);
+    for (text, part) in [
+        ("/a,iops=fast", "iops=fast"),
+        ("/a,bps=1,bps_burst=1", "/a"),
+        ("a", "as in /"),
+    ] {
+        let error = engine.set_group(text).unwrap_err().to_string();
+        assert!(error.contains(part), "{part} is missing in: {error}");
+    }
 }
 
 #[test]

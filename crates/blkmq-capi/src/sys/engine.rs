@@ -137,3 +137,22 @@ pub unsafe extern "C" fn blkmq_engine_set_weight(
         Ok(0)
     })
 }
+
+/// Gives a group its weight, caps and latency target while it is in use: `/a,weight=300,read_bps=100M`, as for
+/// `blkmq serve --group`. What the text leaves out has its default again; a missing group is made.
+///
+/// Any thread. May block for some milliseconds.
+///
+/// # Safety
+/// `engine` is null or an open engine; `group` is null or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blkmq_engine_set_group(engine: *const Engine, group: *const c_char) -> i32 {
+    guard(|| {
+        // SAFETY: by the caller's promise.
+        let open = unsafe { handle(engine, "engine") }?;
+        // SAFETY: by the caller's promise.
+        let group = unsafe { text(group, "group") }?;
+        open.engine.set_group(group)?;
+        Ok(0)
+    })
+}

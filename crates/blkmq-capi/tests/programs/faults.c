@@ -40,6 +40,9 @@ static void arguments(void) {
     CHECK(blkmq_disk_open(engine, "ram", "/x", &disk) == BLKMQ_ERR_NO_GROUP && !disk);
     CHECK(blkmq_engine_set_weight(engine, "/ram", 100000) < 0 && says("/ram"));
     CHECK(blkmq_engine_set_weight(engine, "/ram", 300) == 0);
+    CHECK(blkmq_engine_set_group(engine, "/ram,iops=x") == BLKMQ_ERR_CONFIGURATION && says("iops=x"));
+    CHECK(blkmq_engine_set_group(engine, NULL) == BLKMQ_ERR_ARGUMENT && says("group is null"));
+    CHECK(blkmq_engine_set_group(engine, "/ram,weight=200,bps=1G") == 0);
     CHECK(blkmq_engine_statistics(engine, json, 16) > 16 && !strcmp(json, "{\"groups\":{\"/\":"));
     CHECK(blkmq_engine_statistics(engine, NULL, 0) > 16);
     CHECK(blkmq_disk_size(ram) == 1 << 20 && blkmq_disk_block_size(ram) == 512);
@@ -61,7 +64,7 @@ static void ios(void) {
     blkmq_io far = io(BLKMQ_OP_WRITE, 1 << 20, 512), write = io(BLKMQ_OP_WRITE, 512, 4096);
     blkmq_io read = io(BLKMQ_OP_READ, 512, 4096), zeroes = io(BLKMQ_OP_WRITE_ZEROES, 1024, 512);
     CHECK(blkmq_disk_run(ram, &far) == BLKMQ_ERR_NO_SPACE && says("behind the end"));
-    far.offset = 3;
+    far.op = BLKMQ_OP_READ;
     CHECK(blkmq_disk_run(ram, &far) == BLKMQ_ERR_INVALID);
     memset(data, 5, sizeof data);
     write.flags = BLKMQ_FUA | BLKMQ_BACKGROUND;
