@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::config::Config;
 use crate::control::Account;
-use crate::disk::DiskSpec;
+use crate::disk::{DiskSpec, Source};
 use crate::export::ExportSpec;
 use crate::queue::QueueSettings;
 use crate::same::{Data, check_data};
@@ -82,20 +82,16 @@ pub fn diff(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result
         changes.push(Change::ShutdownLimit);
     }
     exports_that_go(old, new, &mut changes);
-    let gone = old
-        .disks
-        .iter()
-        .filter(|disk| is_served(old, disk) && !is_served(new, disk));
+    let (upper, lower) = served_in_one(old, new);
+    let gone = upper.into_iter().chain(lower);
     let (first, last): (Vec<&DiskSpec>, Vec<&DiskSpec>) =
         gone.partition(|disk| is_in_the_way(disk, old, new));
     let remove = |disk: &&DiskSpec| Change::RemoveDisk(disk.name.clone());
     changes.extend(first.iter().map(remove));
     let configured = new.groups.iter().filter(|group| !old.groups.contains(group));
     changes.extend(configured.map(|group| Change::Group(group.path.clone())));
-    let come = new
-        .disks
-        .iter()
-        .filter(|disk| is_served(new, disk) && !is_served(old, disk));
+    let (upper, lower) = served_in_one(new, old);
+    let come = lower.into_iter().chain(upper);
     changes.extend(come.map(|disk| Change::AddDisk(disk.name.clone())));
     changes.extend(last.iter().map(remove));
     let names = |config: &Config, path: &str| config.groups.iter().any(|group| group.path == path);
@@ -156,13 +152,27 @@ fn is_served(config: &Config, disk: &DiskSpec) -> bool {
     find(config, &disk.name).is_some() && !config.is_path(&disk.name)
 }
 
+/// The disks that one of two configurations serves alone: encrypted ones, and others, on which those may lie.
+fn served_in_one<'a>(one: &'a Config, other: &Config) -> (Vec<&'a DiskSpec>, Vec<&'a DiskSpec>) {
+    let disks = one.disks.iter();
+    let alone = disks.filter(|disk| is_served(one, disk) && !is_served(other, disk));
+    alone.partition(|disk| matches!(disk.source, Source::Luks(_)))
+}
+
 fn find<'a>(config: &'a Config, name: &str) -> Option<&'a DiskSpec> {
     config.disks.iter().find(|disk| disk.name == name)
 }
 
 /// Returns whether a disk has to be removed before another one can be added: it has that one's
-/// file or is alone on its queue, or becomes its path, or has it as a path.
+/// file or is alone on its queue, or becomes its path, or has it as a path; or it lies on that one's disk, or on
+/// one that is in the way.
 fn is_in_the_way(disk: &DiskSpec, old: &Config, new: &Config) -> bool {
+    if let Source::Luks(source) = &disk.source {
+        let below = source.below.as_str();
+        let has_other = || new.disks.iter().any(|other| other.below().contains(&below));
+        let goes = |below: &DiskSpec| !is_served(new, below) && is_in_the_way(below, old, new);
+        return has_other() || find(old, below).is_some_and(goes);
+    }
     let is_freed =
         |path: &&str| old.is_path(path) && find(new, path).is_some_and(|disk| is_served(new, disk));
     if new.is_path(&disk.name) || disk.below().iter().any(is_freed) {
@@ -259,7 +269,7 @@ fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Res
         // Below a mapped disk, the configured size decides what is where.
         let is_below = below.contains_key(disk.name.as_str());
         let size = sizes.get(&disk.name).copied().filter(|_| !is_below);
-        let is_mapped = disk.source.is_without_queue();
+        let is_mapped = matches!(disk.source, Source::Mapped(_));
         match find(old, &disk.name) {
             Some(before) => check_same(before, size, disk)?,
             None if is_mapped => bail!(
@@ -271,7 +281,7 @@ fn check_disks(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Res
         }
     }
     let mut gone = old.disks.iter().filter(|disk| find(new, &disk.name).is_none());
-    match gone.find(|disk| disk.source.is_without_queue()) {
+    match gone.find(|disk| matches!(disk.source, Source::Mapped(_))) {
         Some(disk) => bail!(
             "disk {}: lies on other disks, and cannot be removed while the daemon runs; start one with the new configuration \
              that takes over (--take-over)",
@@ -315,6 +325,7 @@ fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()>
             ("export", disk.export().to_owned()),
             ("ro", disk.read_only.to_string()),
             ("block_size", shown(&disk.block_size)),
+            ("discard", passes_discards(disk).to_string()),
         ]
     };
     let mut pairs = keys(one).into_iter().zip(keys(other));
@@ -338,6 +349,10 @@ fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()>
         );
     }
     Ok(())
+}
+
+fn passes_discards(disk: &DiskSpec) -> bool {
+    matches!(&disk.source, Source::Luks(source) if source.discard)
 }
 
 fn check_queues(old: &Config, new: &Config) -> Result<()> {

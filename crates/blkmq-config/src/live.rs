@@ -14,8 +14,9 @@ use blkmq_host::group_paths::{self, parent_of};
 use blkmq_host::{DiskEntry, Error};
 
 use crate::config::Config;
-use crate::disk::DiskSpec;
+use crate::disk::{DiskSpec, Source};
 use crate::group::{self, GroupSpec};
+use crate::luks::{Keyring, Known, PlannedLuks};
 use crate::plan::ahead::{is_remote, side_by_side};
 use crate::plan::settings::{self, Wish};
 use crate::plan::{self, OpenedDisk, multipath};
@@ -77,10 +78,70 @@ pub fn add_opened(control: &Control, config: &Config, name: &str, opened: Opened
     }
 }
 
-fn spec_of<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a DiskSpec> {
-    let Some(spec) = config.disks.iter().find(|disk| disk.name == name) else {
-        anyhow::bail!("disk {name}: there is no such disk in the configuration");
+/// Adds an encrypted disk of which all is known; the disk on which it lies is there.
+///
+/// # Errors
+/// Why the disk cannot be served, with its name; nothing is changed then.
+pub fn add_encrypted(
+    (control, keyring): (&Control, &Keyring),
+    config: &Config,
+    name: &str,
+    known: Known,
+) -> anyhow::Result<Disk> {
+    let spec = find(config, name)?;
+    let Source::Luks(source) = &spec.source else {
+        anyhow::bail!("disk {name}: is not encrypted by this daemon");
     };
+    group_paths::check_path(&spec.group)?;
+    let queues = control.queues_of(&control.check_below(name, &source.below)?);
+    let added = make_group_on(control, config, &queues, spec).and_then(|group| {
+        let planned = PlannedLuks {
+            spec: spec.clone(),
+            source: source.clone(),
+            group,
+        };
+        keyring.add(control, &planned, known)
+    });
+    if added.is_err() {
+        queues
+            .iter()
+            .for_each(|queue| remove_empty_groups(control, *queue, &spec.group));
+    }
+    added
+}
+
+/// Makes the group of a disk on queues, or finds it.
+///
+/// # Errors
+/// There can be no such group, or it has several numbers there.
+fn make_group_on(
+    control: &Control,
+    config: &Config,
+    queues: &[QueueId],
+    spec: &DiskSpec,
+) -> anyhow::Result<GroupId> {
+    let groups = queues
+        .iter()
+        .map(|queue| make_group(control, config, *queue, &spec.group));
+    let groups = groups.collect::<Result<Vec<_>, _>>()?;
+    let (name, path) = (&spec.name, &spec.group);
+    match groups.first() {
+        Some(first) if groups.iter().all(|group| group == first) => Ok(*first),
+        _ => anyhow::bail!(
+            "disk {name}: its group {path} would have different numbers on the {} queues below: give it the group= of the disk on \
+             which it lies, or start a daemon with the new configuration that takes over (--take-over)",
+            queues.len()
+        ),
+    }
+}
+
+fn find<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a DiskSpec> {
+    let found = config.disks.iter().find(|disk| disk.name == name);
+    found.ok_or_else(|| anyhow::anyhow!("disk {name}: there is no such disk in the configuration"))
+}
+
+fn spec_of<'a>(config: &'a Config, name: &str) -> anyhow::Result<&'a DiskSpec> {
+    let spec = find(config, name)?;
     if spec.source.is_without_queue() {
         anyhow::bail!("disk {name}: lies on other disks, and cannot be added while the daemon runs");
     }
@@ -110,8 +171,19 @@ pub fn remove_disk(control: &Control, name: &str, limit: Nanos) -> anyhow::Resul
     let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
         anyhow::bail!("disk {name}: there is no such disk");
     };
-    let path = control.group_path(disk.queue, disk.group);
+    let below = control.queues_of(disk);
+    let path = below
+        .first()
+        .and_then(|queue| control.group_path(*queue, disk.group));
     control.remove_disk(name, limit)?;
+    if disk.queue == MAPPED {
+        // At the start, such a group is made on all queues.
+        let queues = control.queues().into_iter();
+        queues
+            .zip(path.iter().cycle())
+            .for_each(|((queue, _), path)| remove_empty_groups(control, queue, path));
+        return Ok(());
+    }
     let is_last = !control.disks().iter().any(|other| other.queue == disk.queue);
     if is_last && control.device(disk.queue)?.is_removable() {
         if let Err(error) = control.remove_queue(disk.queue) {
@@ -312,7 +384,7 @@ pub fn set_group_of_all(control: &Control, spec: &GroupSpec) -> Result<(), Error
 fn remove_empty_groups(control: &Control, queue: QueueId, path: &str) {
     let mut path = path;
     // In use, or with groups below it: it stays.
-    while path != "/" && queue != MAPPED && control.remove_group(queue, path).is_ok() {
+    while path != "/" && control.remove_group(queue, path).is_ok() {
         path = parent_of(path);
     }
 }

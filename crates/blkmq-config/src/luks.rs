@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use blkmq_drivers::keys::Pairs;
-use blkmq_host::found::{open_file, open_inherited};
+use blkmq_host::found::{open_file, open_file_or_device, open_inherited};
 use blkmq_host::value::{self, ConfigError};
 use blkmq_luks::Secret;
 
-pub use self::keyring::{Found, Keyring, Opened, PlannedLuks, refuse};
+pub use self::keyring::{Found, Keyring, Known, Opened, PlannedLuks, refuse};
 
 /// What an encrypted disk lies on, and how it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +60,22 @@ impl LuksSource {
     pub fn reads(&self) -> Vec<PathBuf> {
         let key = self.key.as_ref().and_then(KeySource::path);
         self.header.iter().cloned().chain(key).collect()
+    }
+
+    /// Looks whether the files that it names can be read, without reading a key that can be read once.
+    ///
+    /// # Errors
+    /// The file, and why not.
+    pub fn check_files(&self) -> Result<()> {
+        if let Some(header) = &self.header {
+            open_file_or_device(header).with_context(|| format!("header {}", header.display()))?;
+        }
+        if let Some(from @ (KeySource::File(_) | KeySource::Credential(_))) = &self.key {
+            let path = from.path().context("there are no credentials of systemd's here");
+            let opened = path.and_then(|path| Ok(open_file(&path)?));
+            opened.with_context(|| format!("key {from}"))?;
+        }
+        Ok(())
     }
 
     /// Returns whether both are the same data, whoever keeps the key.

@@ -160,6 +160,14 @@ impl Users {
         woken.iter().for_each(Waker::wake);
     }
 
+    /// Admits nobody any more if there are no users but parts and readers of a moment. Says whether there are none.
+    pub(crate) fn withdraw_if_unused(&self) -> bool {
+        let mut list = self.lock();
+        let is_unused = list.wakers.len() == list.parts;
+        list.is_withdrawn |= is_unused;
+        is_unused
+    }
+
     /// Notes that the disk has grown, and wakes its users.
     pub(crate) fn grow(&self, bytes: u64) {
         // Release: pairs with the Acquire in `Disk::current_size`: a thread that sees the size finds a queue with it.

@@ -8,6 +8,8 @@ fn steps(old: &str, new: &str) -> Result<String> {
     Ok(texts.join("; "))
 }
 
+const ENCRYPTED: &str = "[disk.e]\nluks = \"b\"\n[disk.b]\nram = \"1M\"";
+
 const A: &str = "[disk.a]\nram = \"1M\"\n";
 
 #[test]
@@ -107,6 +109,30 @@ fn each_difference_is_a_step() {
             "[disk.p]\nram = \"1M\"",
             "remove disk m; add disk p",
         ),
+        ("", ENCRYPTED, "add disk b; add disk e"),
+        (ENCRYPTED, "", "remove disk e; remove disk b"),
+        (ENCRYPTED, "[disk.b]\nram = \"1M\"", "remove disk e"),
+        (
+            ENCRYPTED,
+            "[disk.f]\nluks = \"b\"\n[disk.b]\nram = \"1M\"",
+            "remove disk e; add disk f",
+        ),
+        (
+            ENCRYPTED,
+            "[disk.m]\nmultipath = \"b\"\n[disk.b]\nram = \"1M\"",
+            "remove disk e; remove disk b; add disk m",
+        ),
+        (
+            "[disk.e]\nluks = \"b\"\n[disk.b]\nfile = \"/f\"",
+            "[disk.y]\nfile = \"/f\"",
+            "remove disk e; remove disk b; add disk y",
+        ),
+        // It is the same key.
+        (
+            ENCRYPTED,
+            "[disk.e]\nluks = \"b\"\nkey = \"/k\"\n[disk.b]\nram = \"1M\"",
+            "",
+        ),
     ] {
         let found = steps(&format!("{old}\n{A}"), &format!("{new}\n{A}")).unwrap();
         assert_eq!(found, wanted, "{old} -> {new}");
@@ -184,6 +210,16 @@ fn change_that_needs_a_restart_is_named() {
         ),
         ("", "[disk.l]\nlinear = \"a\"", "disk l: lies on other disks"),
         ("[disk.l]\nlinear = \"a\"", "", "disk l: lies on other disks"),
+        (
+            ENCRYPTED,
+            "[disk.e]\nluks = \"b\"\ndiscard = true\n[disk.b]\nram = \"1M\"",
+            "disk e: discard: cannot be changed while it is served (false -> true): remove it",
+        ),
+        (
+            ENCRYPTED,
+            "[disk.e]\nluks = \"a\"\n[disk.b]\nram = \"1M\"",
+            "disk e: its source with",
+        ),
         (
             "[queue.q]\ntimeout = \"1s\"\n[disk.q]\nram = \"1M\"\nqueue = \"q\"",
             "[disk.q]\nram = \"1M\"\nqueue = \"q\"",

@@ -13,7 +13,7 @@ use blkmq_host::device::FileId;
 use blkmq_host::disk::Disk;
 use blkmq_host::encrypted::{EncryptedData, EncryptedSpec, SectorCipher};
 use blkmq_host::found::open_file_or_device;
-use blkmq_luks::{Header, LuksError, ReadAt, Secret, VolumeKey, Xts, secret};
+use blkmq_luks::{Header, LuksError, Payload, ReadAt, Secret, VolumeKey, Xts, secret};
 
 use super::LuksSource;
 use crate::disk::{DiskSpec, Source};
@@ -26,14 +26,25 @@ pub struct PlannedLuks {
     pub(crate) group: GroupId,
 }
 
-/// The keys of the disks that are open, in locked memory: another daemon that takes over needs them.
+/// The encrypted disks of an engine, with the keys of those that are open, in locked memory: another daemon that
+/// takes over needs them.
 #[derive(Debug, Default)]
 pub struct Keyring {
-    keys: Mutex<BTreeMap<String, VolumeKey>>,
+    disks: Mutex<BTreeMap<String, Known>>,
+    /// Keys that another daemon has handed over, until the disks are opened.
+    handed: Mutex<BTreeMap<String, VolumeKey>>,
     /// What the commands of disks have printed, until these are opened.
     printed: Mutex<BTreeMap<String, Result<Secret>>>,
-    /// What was found when disks were added.
-    found: Mutex<BTreeMap<String, Found>>,
+}
+
+/// What is known of an encrypted disk that an engine has, had until now, or is to have.
+#[derive(Debug, Default)]
+pub struct Known {
+    /// Where its data are; none if its header cannot be used.
+    payload: Option<Payload>,
+    found: Found,
+    /// Its key, if it is not locked.
+    key: Option<VolumeKey>,
 }
 
 /// What was found when an encrypted disk was added.
@@ -48,28 +59,32 @@ pub struct Found {
 impl Keyring {
     /// Puts a key in that another daemon has handed over.
     pub fn insert(&self, disk: String, key: VolumeKey) {
-        self.lock().insert(disk, key);
+        lock(&self.handed).insert(disk, key);
     }
 
-    /// The disks and their keys.
+    /// The disks that are open, and their keys.
     ///
     /// # Errors
     /// If there is no locked memory for copies.
     pub fn keys(&self) -> Result<Vec<(String, VolumeKey)>, LuksError> {
-        let keys = self.lock();
-        let copies = keys.iter().map(|(disk, key)| Ok((disk.clone(), key.copy()?)));
-        copies.collect()
+        let disks = lock(&self.disks);
+        let open = disks
+            .iter()
+            .filter_map(|(disk, known)| Some((disk, known.key.as_ref()?)));
+        open.map(|(disk, key)| Ok((disk.clone(), key.copy()?))).collect()
     }
 
     /// Puts in what a disk's command has printed, or why it has not.
     pub fn set_printed(&self, disk: String, passphrase: Result<Secret>) {
-        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
-        printed.insert(disk, passphrase);
+        lock(&self.printed).insert(disk, passphrase);
     }
 
     /// What was found when a disk was added; nothing of a disk that is not encrypted, or whose header cannot be opened.
     pub fn found(&self, disk: &str) -> Found {
-        self.lock_found().get(disk).copied().unwrap_or_default()
+        lock(&self.disks)
+            .get(disk)
+            .map(|known| known.found)
+            .unwrap_or_default()
     }
 
     /// Adds the encrypted disks of a plan to an engine, in order. One that cannot be opened is added locked; the
@@ -79,9 +94,8 @@ impl Keyring {
     /// # Errors
     /// A disk that cannot be added, or cannot be opened although its key was handed over, with its name.
     pub fn open_all(&self, control: &Control, planned: Vec<PlannedLuks>) -> Result<()> {
-        let mut handed = std::mem::take(&mut *self.lock());
-        let mut printed = self.printed.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut printed = std::mem::take(&mut *printed);
+        let mut handed = std::mem::take(&mut *lock(&self.handed));
+        let mut printed = std::mem::take(&mut *lock(&self.printed));
         for one in planned {
             let context = format!("disk {}", one.spec.name);
             let given = Given {
@@ -94,12 +108,138 @@ impl Keyring {
     }
 
     fn open(&self, control: &Control, planned: PlannedLuks, given: Given) -> Result<()> {
-        let PlannedLuks { spec, source, group } = planned;
-        let (name, was_open) = (spec.name.clone(), given.key.is_some());
-        let (data, mut opened) = self.open_source(control, &name, &source, given);
-        let mut is_usable = data.is_some();
-        let cipher = opened.as_ref().ok().and_then(Option::as_ref);
-        let added = EncryptedSpec {
+        let name = planned.spec.name.clone();
+        let was_open = given.key.is_some();
+        let (mut known, mut problem) = match Known::find(control, &planned.spec, &planned.source, given) {
+            Ok((known, opened)) => (known, opened.err()),
+            Err(error) => (Known::default(), Some(error)),
+        };
+        if let Err(error) = known.cipher() {
+            (known.key, problem) = (None, Some(error));
+        }
+        if let Err(error) = known.add(control, &planned) {
+            (known.payload, known.key) = (None, None);
+            known.add(control, &planned)?;
+            let why = error.to_string();
+            let why = why.strip_prefix(&format!("disk {name}: ")).unwrap_or(&why);
+            problem = Some(anyhow!("{why}"));
+        }
+        let (is_usable, is_open) = (known.payload.is_some(), known.key.is_some());
+        lock(&self.disks).insert(name.clone(), known);
+        let unlock = format!("blkmq ctl unlock {name} opens it");
+        match problem {
+            None if is_open => {}
+            None => tracing::info!("disk {name}: is locked, since it has no key=; {unlock}"),
+            Some(error) if was_open => return Err(error.context("it is open in the running daemon")),
+            Some(error) if is_usable => tracing::error!("disk {name}: stays locked: {error:#}; {unlock}"),
+            Some(error) => tracing::error!("disk {name}: stays locked while this daemon runs: {error:#}"),
+        }
+        Ok(())
+    }
+
+    /// Adds a disk of which all is known to a running engine.
+    ///
+    /// # Errors
+    /// As for [`Control::add_encrypted`].
+    pub(crate) fn add(&self, control: &Control, planned: &PlannedLuks, known: Known) -> Result<Disk> {
+        let disk = known.add(control, planned)?;
+        lock(&self.disks).insert(disk.name.clone(), known);
+        Ok(disk)
+    }
+
+    /// Forgets a disk that the engine has no more. Returns what was known of it: its key is wiped with that.
+    pub fn remove(&self, disk: &str) -> Option<Known> {
+        lock(&self.disks).remove(disk)
+    }
+
+    /// Opens a disk of a running engine with what [`Opened::find`] has found. For one change of the disks at a time.
+    ///
+    /// # Errors
+    /// It is another disk by now, it is not locked, its header could not be used when it was added, or is another file by
+    /// now.
+    pub fn unlock(&self, control: &Control, opened: Opened) -> Result<()> {
+        let name = &opened.disk;
+        let disks = control.disks();
+        let is_same = |disk: &Disk| disk.name == *name && disk.number == opened.number;
+        if !disks.iter().any(is_same) {
+            bail!("disk {name}: it was removed meanwhile");
+        }
+        if self.found(name).header != opened.header {
+            bail!(
+                "disk {name}: its header= is another file than when this daemon started, which has where its data begin: put that \
+                 one back, or start the daemon again"
+            );
+        }
+        control.unlock(name, opened.cipher)?;
+        if let Some(known) = lock(&self.disks).get_mut(name) {
+            known.key = Some(opened.key);
+        }
+        Ok(())
+    }
+}
+
+impl Known {
+    /// Reads the header of a disk, and finds its key, if one is configured or given. Blocks for as long as the drive and
+    /// the key slots take.
+    ///
+    /// # Errors
+    /// The header cannot be used; within, why there is no key.
+    fn find(
+        control: &Control,
+        spec: &DiskSpec,
+        source: &LuksSource,
+        given: Given,
+    ) -> Result<(Self, Result<()>)> {
+        let (header, mut place) = open_header(control, source)?;
+        if let Some(warning) = &header.warning {
+            tracing::warn!("disk {}: {warning}", spec.name);
+        }
+        let mut known = Self {
+            payload: Some(header.payload),
+            found: Found {
+                header: place.file_id(),
+                has_other_key: given
+                    .key
+                    .as_ref()
+                    .is_some_and(|key| header.check_key(key).is_err()),
+            },
+            key: None,
+        };
+        let key = find_key(given, source, &header, &mut place);
+        let opened = key.map(|key| known.key = key);
+        Ok((known, opened))
+    }
+
+    /// The same for a disk that is to be added to a running engine, which must open if it has a key.
+    ///
+    /// # Errors
+    /// The header cannot be used, or the key does not open it.
+    pub fn find_for(control: &Control, spec: &DiskSpec, source: &LuksSource) -> Result<Self> {
+        let given = Given {
+            key: None,
+            printed: None,
+        };
+        let (known, opened) = Self::find(control, spec, source, given)?;
+        opened.map(|()| known)
+    }
+
+    /// The cipher of its sectors, if it is not locked.
+    fn cipher(&self) -> Result<Option<Arc<dyn SectorCipher>>> {
+        match (&self.payload, &self.key) {
+            (Some(payload), Some(key)) => cipher(payload, key).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn add(&self, control: &Control, planned: &PlannedLuks) -> Result<Disk> {
+        let PlannedLuks { spec, source, group } = planned.clone();
+        let cipher = self.cipher()?;
+        let data = self.payload.map(|payload| EncryptedData {
+            start: payload.offset,
+            size: payload.size,
+            sector: payload.sector,
+        });
+        let added = control.add_encrypted(EncryptedSpec {
             name: spec.name,
             description: spec.description,
             serial: spec.serial,
@@ -111,87 +251,14 @@ impl Keyring {
             discard: source.discard,
             group,
             group_path: spec.group,
-            cipher: cipher.map(|opened| Arc::clone(&opened.cipher)),
-        };
-        let unusable = EncryptedSpec {
-            data: None,
-            cipher: None,
-            ..added.clone()
-        };
-        if let Err(error) = control.add_encrypted(added) {
-            control.add_encrypted(unusable)?;
-            let why = error.to_string();
-            let why = why.strip_prefix(&format!("disk {name}: ")).unwrap_or(&why);
-            (opened, is_usable) = (Err(anyhow!("{why}")), false);
-        }
-        let unlock = format!("blkmq ctl unlock {name} opens it");
-        match opened {
-            Ok(Some(opened)) => self.insert(name, opened.key),
-            Ok(None) => tracing::info!("disk {name}: is locked, since it has no key=; {unlock}"),
-            Err(error) if was_open => return Err(error.context("it is open in the running daemon")),
-            Err(error) if is_usable => tracing::error!("disk {name}: stays locked: {error:#}; {unlock}"),
-            Err(error) => tracing::error!("disk {name}: stays locked while this daemon runs: {error:#}"),
-        }
-        Ok(())
+            cipher,
+        });
+        Ok(added?)
     }
+}
 
-    /// Opens a disk of a running engine with what [`Opened::find`] has found.
-    ///
-    /// # Errors
-    /// It is not locked, its header could not be used when it was added, or is another file by now.
-    pub fn unlock(&self, control: &Control, opened: Opened) -> Result<()> {
-        if self.found(&opened.disk).header != opened.header {
-            bail!(
-                "disk {}: its header= is another file than when this daemon started, which has where its data begin: put that \
-                 one back, or start the daemon again",
-                opened.disk
-            );
-        }
-        control.unlock(&opened.disk, opened.cipher)?;
-        self.insert(opened.disk, opened.key);
-        Ok(())
-    }
-
-    /// Where the data of a disk are, if its header can be used; and its key, if it has one.
-    fn open_source(
-        &self,
-        control: &Control,
-        name: &str,
-        source: &LuksSource,
-        given: Given,
-    ) -> (Option<EncryptedData>, Result<Option<Opened>>) {
-        let (header, mut place) = match open_header(control, source) {
-            Ok(read) => read,
-            Err(error) => return (None, Err(error)),
-        };
-        if let Some(warning) = &header.warning {
-            tracing::warn!("disk {name}: {warning}");
-        }
-        let data = EncryptedData {
-            start: header.payload.offset,
-            size: header.payload.size,
-            sector: header.payload.sector,
-        };
-        let found = Found {
-            header: place.file_id(),
-            has_other_key: given
-                .key
-                .as_ref()
-                .is_some_and(|key| header.check_key(key).is_err()),
-        };
-        self.lock_found().insert(name.to_owned(), found);
-        let key = find_key(given, source, &header, &mut place);
-        let opened = key.and_then(|key| key.map(|key| Opened::new(name, &header, &place, key)).transpose());
-        (Some(data), opened)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, VolumeKey>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_found(&self) -> MutexGuard<'_, BTreeMap<String, Found>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a disk has got of its key beside its configuration.
@@ -205,6 +272,8 @@ struct Given {
 /// The key of a disk that was found, and its cipher.
 pub struct Opened {
     disk: String,
+    /// The disk's, as it was then.
+    number: u32,
     /// The file that has the header, if the disk below does not.
     header: Option<FileId>,
     key: VolumeKey,
@@ -222,25 +291,28 @@ impl Opened {
             bail!("disk {name}: is not encrypted by this daemon");
         };
         let found = || -> Result<Self> {
+            let disks = control.disks();
+            let disk = disks.iter().find(|disk| disk.name == *name);
+            let number = disk.context("there is no such disk")?.number;
             let (header, mut place) = open_header(control, source)?;
             let key = header.unlock(passphrase, &mut place)?;
-            Self::new(name, &header, &place, key)
+            Ok(Self {
+                disk: name.clone(),
+                number,
+                header: place.file_id(),
+                cipher: cipher(&header.payload, &key)?,
+                key,
+            })
         };
         found().with_context(|| format!("disk {name}"))
     }
+}
 
-    fn new(disk: &str, header: &Header, place: &HeaderPlace<'_>, key: VolumeKey) -> Result<Self> {
-        let cipher = LuksCipher {
-            xts: Xts::new(key.bytes(), header.payload.sector)?,
-            first_sector: header.payload.first_sector,
-        };
-        Ok(Self {
-            disk: disk.to_owned(),
-            header: place.file_id(),
-            key,
-            cipher: Arc::new(cipher),
-        })
-    }
+fn cipher(payload: &Payload, key: &VolumeKey) -> Result<Arc<dyn SectorCipher>> {
+    Ok(Arc::new(LuksCipher {
+        xts: Xts::new(key.bytes(), payload.sector)?,
+        first_sector: payload.first_sector,
+    }))
 }
 
 /// Reads the header of a disk. Returns where it is, too.

@@ -15,7 +15,7 @@ use blkmq_core::limits::Limits;
 
 use crate::block_locks::{Announcements, BlockLocks};
 use crate::device::{Allocation, Extent, Losses, State};
-use crate::disk::{Disk, QueueId};
+use crate::disk::{Disk, MAPPED, QueueId};
 use crate::error::Error;
 
 /// The cipher of a disk's sectors.
@@ -123,6 +123,11 @@ impl Encrypted {
             None => Err(Status::Io),
         }
     }
+}
+
+/// Says whether a disk is an encrypted one.
+pub(crate) fn is_encrypted(disk: &Disk) -> bool {
+    disk.queue == MAPPED && disk.id.0 >= FIRST
 }
 
 /// Finds the disk below, and checks that the data lie in it.

@@ -20,6 +20,7 @@
 mod areas;
 mod odd;
 mod sys;
+mod table;
 mod turns;
 
 pub(crate) use sys::BounceMemory;
@@ -36,8 +37,9 @@ use blkmq_core::time::Instant;
 
 use self::areas::{Area, Areas, LARGE_BYTES};
 use self::odd::{Hold, Waiting};
+use self::table::DiskTable;
 use self::turns::Turns;
-use crate::block_locks::Announced;
+use crate::block_locks::{Announced, Announcements};
 use crate::disk::{MAPPED, QueueId};
 use crate::engine::encrypted::{Encrypted, FIRST};
 use crate::reactor::queues::Queues;
@@ -45,7 +47,7 @@ use crate::reactor::queues::Queues;
 /// One thread's bios on encrypted disks.
 #[derive(Default)]
 pub(crate) struct Encrypter {
-    disks: Vec<Arc<Encrypted>>,
+    disks: DiskTable,
     slots: Vec<CryptBio>,
     free: Vec<u32>,
     /// Made with the first disk.
@@ -57,6 +59,8 @@ pub(crate) struct Encrypter {
     waiting: Waiting,
     /// The writes under way, for other threads to see. Made with the first disk.
     announced: Option<Arc<Announced>>,
+    /// Where they are, until this thread ends. The disks may go before.
+    writers: Option<Arc<Announcements>>,
     /// Bytes that may be encrypted and decrypted in the rest of this turn.
     left: u64,
     /// A slice of data while it is decrypted.
@@ -134,8 +138,8 @@ pub(crate) struct Below<'a> {
 }
 
 impl Encrypter {
-    /// Takes one more disk. With the first one, it takes memory.
-    pub(crate) fn add_disk(&mut self, disk: Arc<Encrypted>) {
+    /// Takes one more disk, in the place `index`. With the first one, it takes memory.
+    pub(crate) fn add_disk(&mut self, index: usize, disk: Arc<Encrypted>) {
         if self.areas.is_none() {
             self.areas = Some(Areas::new());
             self.slots.resize_with(SLOTS as usize, CryptBio::default);
@@ -143,11 +147,12 @@ impl Encrypter {
             self.unsent.reserve(SLOTS as usize);
             self.waiting.reserve(SLOTS as usize);
             self.announced = Some(disk.writers.add(SLOTS));
+            self.writers = Some(Arc::clone(&disk.writers));
             self.scratch.resize(SLICE_BYTES as usize, 0);
             self.turns.reserve(SLOTS as usize);
             self.ended.reserve(SLOTS as usize);
         }
-        self.disks.push(disk);
+        self.disks.put(index, disk);
     }
 
     /// Begins a turn: more bytes may be encrypted.
@@ -457,8 +462,8 @@ impl Encrypter {
 
 impl Drop for Encrypter {
     fn drop(&mut self) {
-        if let (Some(announced), Some(disk)) = (&self.announced, self.disks.first()) {
-            disk.writers.remove(announced);
+        if let (Some(announced), Some(writers)) = (&self.announced, &self.writers) {
+            writers.remove(announced);
         }
         if self.is_used() {
             // The kernel may still read them.

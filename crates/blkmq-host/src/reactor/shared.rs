@@ -41,10 +41,10 @@ pub(crate) struct Shared {
     pub(crate) changes: Mutex<u32>,
     /// The tables of mapped disks.
     pub(crate) mapped: Arc<Table>,
-    /// The encrypted disks, in the order of their numbers.
-    encrypted: Mutex<Vec<Arc<Encrypted>>>,
     /// What the reactors write to them.
     pub(crate) encrypted_writes: Arc<Announcements>,
+    /// The encrypted disks, by their numbers; none where one has been removed.
+    encrypted: Mutex<Vec<Option<Arc<Encrypted>>>>,
     /// The tenants that have or had disks.
     pub(crate) tenants: Register,
     pub(crate) free_queues: Mutex<FreeQueues>,
@@ -205,8 +205,27 @@ impl Shared {
         *self.disks.write().unwrap_or_else(PoisonError::into_inner) = disks;
     }
 
-    /// The encrypted disks.
-    pub(crate) fn encrypted(&self) -> MutexGuard<'_, Vec<Arc<Encrypted>>> {
+    /// An encrypted disk, by its number less the first one's.
+    pub(crate) fn encrypted(&self, index: usize) -> Option<Arc<Encrypted>> {
+        self.lock_encrypted().get(index)?.clone()
+    }
+
+    /// Puts an encrypted disk in its place, or removes it.
+    pub(crate) fn set_encrypted(&self, index: usize, disk: Option<Arc<Encrypted>>) {
+        let mut all = self.lock_encrypted();
+        if all.len() <= index {
+            all.resize(index + 1, None);
+        }
+        all[index] = disk;
+    }
+
+    /// The first place that no encrypted disk has.
+    pub(crate) fn free_encrypted(&self) -> usize {
+        let all = self.lock_encrypted();
+        all.iter().position(Option::is_none).unwrap_or(all.len())
+    }
+
+    fn lock_encrypted(&self) -> MutexGuard<'_, Vec<Option<Arc<Encrypted>>>> {
         self.encrypted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

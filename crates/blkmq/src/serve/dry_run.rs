@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail};
 use blkmq_config::diff::Change;
-use blkmq_config::{Config, DiskSpec, live};
+use blkmq_config::{Config, DiskSpec, Source, live};
 use blkmq_export::common::{Address, Place};
 
 use super::placeholder::Placeholders;
@@ -85,7 +85,10 @@ pub(super) fn check_files(changes: &[Change], old: &Config, new: &Config) -> Res
                 checked.with_context(|| format!("export {}", spec.address))?;
                 spec.at.check_places(&new.named(spec))?;
             }
-            Change::AddDisk(name) => check_places_of(name, new)?,
+            Change::AddDisk(name) => {
+                check_places_of(name, new)?;
+                check_key_of(name, new)?;
+            }
             _ => {}
         }
     }
@@ -101,6 +104,15 @@ fn check_places_of(disk: &str, new: &Config) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Checks the files of a new encrypted disk. Whether its key fits is found by the change itself.
+fn check_key_of(disk: &str, new: &Config) -> Result<()> {
+    let found = new.disks.iter().find(|spec| spec.name == disk);
+    match found.map(|spec| &spec.source) {
+        Some(Source::Luks(source)) => source.check_files().with_context(|| format!("disk {disk}")),
+        _ => Ok(()),
+    }
 }
 
 fn added(change: &Change, new: &Config) -> Option<DiskSpec> {

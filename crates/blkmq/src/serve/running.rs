@@ -3,6 +3,7 @@
 //! change waits on a reactor. What may block for as long as a drive does not answer is done with no lock
 //! held, as far as possible: see `prepared`.
 
+mod encrypted;
 mod exports;
 mod gate;
 mod growth;
@@ -11,6 +12,7 @@ mod prepared;
 mod queues;
 mod refused;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -19,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result};
 use blkmq_config::diff::{Change, diff, is_same_place};
-use blkmq_config::luks::{Keyring, Opened};
+use blkmq_config::luks::{Keyring, Known, Opened};
 use blkmq_config::{Config, Detail, Document, ExportSpec, live};
 use blkmq_core::time::Nanos;
 use blkmq_export::common::Common;
@@ -29,6 +31,7 @@ use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_luks::Secret;
 
+use self::encrypted::{FoundKeys, encrypted};
 pub(super) use self::exports::offer_of;
 use self::gate::Gate;
 pub(crate) use self::gate::Held;
@@ -84,9 +87,20 @@ struct State {
     document: Document,
     config: Config,
     exports: Vec<OpenExport>,
-    /// The disks that a change has removed, with their files, which it makes durable when it has
-    /// released the lock.
-    removed: Vec<(String, Files)>,
+    /// The disks that a change has removed.
+    removed: Vec<Removed>,
+    /// What was known of the encrypted ones among them, until the change has ended.
+    kept: BTreeMap<String, Known>,
+    /// The disks on which such a one has lain: they are offered when the change has ended.
+    freed: BTreeSet<String>,
+}
+
+/// A disk that a change has removed, with its files, which the change makes durable when it has released the lock.
+struct Removed {
+    disk: String,
+    files: Files,
+    /// The files are those of a disk that stays.
+    stays: bool,
 }
 
 /// An address of the configuration, with the sockets at which it is served.
@@ -113,6 +127,8 @@ impl Running {
             config,
             exports,
             removed: Vec::new(),
+            kept: BTreeMap::new(),
+            freed: BTreeSet::new(),
         });
         Self {
             engine,
@@ -267,9 +283,11 @@ impl Running {
         may: impl Fn(&[Change]) -> Result<()>,
         is_dry_run: bool,
     ) -> Result<Changed> {
+        let mut keys = FoundKeys::default();
         loop {
             let planned = self.planned(&edit)?;
             may(&planned.changes)?;
+            self.check_below(&planned)?;
             self.sandbox.check(&planned.old, &planned.new)?;
             if is_dry_run {
                 dry_run::check_exports(&planned.new)?;
@@ -279,18 +297,21 @@ impl Running {
                     steps: planned.texts,
                 });
             }
-            let prepared = Prepared::make(&planned)?;
+            let mut prepared = Prepared::make(&planned)?;
+            self.find_keys(&planned, &mut keys)?;
             let mut state = self.open_state()?;
             if self.changes() != planned.seen {
                 // Another change has ended meanwhile, and this one may mean other steps now.
                 continue;
             }
+            prepared.keys = keys.take();
             let made = self.make_all(&mut state, &planned, prepared);
             let made = made.and_then(|()| self.notes(&planned, is_dry_run));
             if made.is_ok() {
                 self.describe(&mut state, planned.document, planned.new);
             }
             let removed = mem::take(&mut state.removed);
+            state.kept.clear();
             drop(state);
             self.sync_removed(removed);
             let notes = made?;
@@ -330,11 +351,14 @@ impl Running {
         let sizes = served.iter().map(|disk| (disk.name.clone(), disk.size)).collect();
         let changes = diff(&state.config, &new, &sizes)?;
         self.check_queues(&state.config, &new)?;
-        for change in &changes {
-            if let Change::RemoveDisk(name) = change {
-                // Before its sockets are closed.
-                self.control().check_removal(name)?;
-            }
+        let removed = changes.iter().filter_map(|change| match change {
+            Change::RemoveDisk(name) => Some(name.as_str()),
+            _ => None,
+        });
+        let removed: Vec<&str> = removed.collect();
+        for (at, name) in removed.iter().enumerate() {
+            // Before its sockets are closed.
+            self.control().check_removal(name, &removed[..at])?;
         }
         let old = (state.config.clone(), &state.document);
         Ok(Planned::new(self.changes(), old, (new, document), changes))
@@ -342,12 +366,14 @@ impl Running {
 
     /// Makes what clients have written to removed disks durable. The drives are closed: this is the
     /// last report of lost writes.
-    fn sync_removed(&self, removed: Vec<(String, Files)>) {
-        for (disk, files) in removed {
+    fn sync_removed(&self, removed: Vec<Removed>) {
+        for Removed { disk, files, stays } in removed {
             if let Err(error) = files.sync(SYNC_MAX) {
                 tracing::error!("disk {disk}: removed; {error:#}");
             }
-            self.files().remove(&files);
+            if !stays {
+                self.files().remove(&files);
+            }
         }
     }
 
@@ -414,7 +440,8 @@ impl Running {
             return Err(self.take_back(state, planned, &changes[..done], &error));
         }
         let followed = self.follow_groups(new);
-        followed.map_err(|error| self.take_back(state, planned, changes, &error))
+        let offered = followed.and_then(|()| self.offer_freed(state, new));
+        offered.map_err(|error| self.take_back(state, planned, changes, &error))
     }
 
     /// Takes the steps that are done back, after an error in the next one. Returns the whole error.
@@ -428,7 +455,8 @@ impl Running {
                 problems += &format!("; and {inverse}, to take what was done back: {problem:#}");
             }
         }
-        if let Err(problem) = self.follow_groups(old) {
+        let followed = self.follow_groups(old);
+        if let Err(problem) = followed.and_then(|()| self.offer_freed(state, old)) {
             tracing::error!("change: taking it back: {problem:#}");
         }
         anyhow::anyhow!("{error:#}{problems}")
@@ -442,8 +470,14 @@ impl Running {
         prepared: &mut Prepared,
     ) -> Result<()> {
         match change {
-            Change::AddDisk(name) => self.add_disk(state, new, name, prepared.take(new, name)?),
-            Change::RemoveDisk(name) => self.remove_disk(state, (old, new), name),
+            Change::AddDisk(name) => match encrypted(new, name) {
+                Some(disk) => self.add_encrypted(state, new, disk, prepared),
+                None => self.add_disk(state, new, name, prepared.take(new, name)?),
+            },
+            Change::RemoveDisk(name) => match encrypted(old, name) {
+                Some(disk) => self.remove_encrypted(state, (old, new), disk),
+                None => self.remove_disk(state, (old, new), name),
+            },
             Change::Group(path) => Ok(live::change_group(&self.control(), new, path)?),
             Change::Queues => self.set_queues(old, new),
             Change::AddExport(spec) => self.add_export(state, new, spec),
@@ -472,7 +506,11 @@ impl Running {
             let others = without(&self.engine.disks(), name);
             let _ = self.offer(state, new, &others);
             let _ = live::remove_disk(&self.control(), name, REMOVE_MAX);
-            state.removed.push((name.to_owned(), files));
+            state.removed.push(Removed {
+                disk: name.to_owned(),
+                files,
+                stays: false,
+            });
         }
         offered
     }
@@ -481,26 +519,28 @@ impl Running {
         if !self.jobs.end(name, CHANGE_MAX) {
             anyhow::bail!("disk {name}: work on its image has not ended after {CHANGE_MAX:?}: try again");
         }
-        let others = without(&self.engine.disks(), name);
-        if let Err(error) = self.offer(state, new, &others) {
-            self.offer_again(state, &state.config.clone());
-            return Err(error);
-        }
-        let limit = Nanos(
-            state
-                .config
-                .shutdown_limit
-                .as_nanos()
-                .try_into()
-                .unwrap_or(u64::MAX),
-        );
-        if let Err(error) = live::remove_disk(&self.control(), name, limit) {
-            self.offer_again(state, &state.config.clone());
-            return Err(error);
-        }
+        self.let_go(state, new, name)?;
         let files = self.files().of(old, name);
-        state.removed.push((name.to_owned(), files));
+        state.removed.push(Removed {
+            disk: name.to_owned(),
+            files,
+            stays: false,
+        });
         Ok(())
+    }
+
+    /// Offers a disk no more, and removes it from the engine.
+    fn let_go(&self, state: &mut State, new: &Config, name: &str) -> Result<()> {
+        let others = without(&self.engine.disks(), name);
+        let limit = state.config.shutdown_limit.as_nanos();
+        let limit = Nanos(limit.try_into().unwrap_or(u64::MAX));
+        let removed = self
+            .offer(state, new, &others)
+            .and_then(|()| live::remove_disk(&self.control(), name, limit));
+        if removed.is_err() {
+            self.offer_again(state, &state.config.clone());
+        }
+        removed
     }
 
     fn shown(&self) -> MutexGuard<'_, Shown> {

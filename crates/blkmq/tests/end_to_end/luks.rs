@@ -4,6 +4,7 @@
 mod crypt;
 mod device;
 mod keys;
+mod live;
 mod odd;
 mod over_image;
 mod sources;

@@ -16,6 +16,7 @@ use crate::device::{Allocation, Replacement};
 use crate::disk::{Disk, MAPPED, QueueId};
 use crate::engine::build::{self, OfQueue};
 use crate::engine::config::{DiskEntry, QueueSpec};
+use crate::engine::encrypted::is_encrypted;
 use crate::error::Error;
 use crate::group_paths::Paths;
 use crate::reactor::core::ReactorCore;
@@ -105,25 +106,44 @@ impl Control {
     /// If there is no such disk, another disk lies on it, or it is still used after `limit`; the disk is unchanged
     /// then.
     pub fn remove_disk(&self, name: &str, limit: Nanos) -> Result<(), Error> {
-        let _changing = self.changing()?;
-        let disk = self.removable(name)?;
+        let mut next_number = self.changing()?;
+        let disk = self.removable(name, &[])?;
         let disks = self.shared.disks();
-        let entry = self.entry(disk.queue)?;
         let others = disks.iter().filter(|disk| disk.name != name).cloned();
-        self.shared.set_disks(others.collect());
+        let mut others: Vec<Disk> = others.collect();
+        self.shared.set_disks(others.clone().into());
+        let was_locked = disk.users.are_to_leave();
         disk.users.withdraw(true);
+        let refuse = |why: &str| {
+            self.shared.set_disks(disks);
+            Err(Error::Disk(format!(
+                "disk {name}: {why} in {limit}; it is served on, and clients that have left can come again"
+            )))
+        };
         if !self.wait_for(limit, || disk.users.have_left()) {
             // Parts of one that has left are of one, too.
             let clients = match disk.users.count() {
                 0 | 1 => "1 client has".to_owned(),
                 count => format!("{count} clients have"),
             };
-            disk.users.withdraw(false);
-            self.shared.set_disks(disks);
-            return Err(Error::Disk(format!(
-                "disk {name}: {clients} not let it go in {limit}; it is served on, and clients that have left can come again"
-            )));
+            disk.users.withdraw(was_locked);
+            return refuse(&format!("{clients} not let it go"));
         }
+        if disk.queue == MAPPED {
+            if !self.let_encrypted_go(&disk, limit) {
+                disk.users.withdraw(was_locked);
+                return refuse("a reactor has not let it go");
+            }
+            // A number that nobody knows, as before.
+            for other in &mut others {
+                if other.used_by.as_deref() == Some(name) {
+                    (other.used_by, other.number) = (None, take_number(&mut next_number));
+                }
+            }
+            self.shared.set_disks(others.into());
+            return Ok(());
+        }
+        let entry = self.entry(disk.queue)?;
         entry.queue.remove_disk(disk.id);
         entry.device.remove_disk(disk.id);
         if let Err(error) = self.refresh(disk.queue) {
@@ -133,27 +153,29 @@ impl Control {
         Ok(())
     }
 
-    /// Checks that a disk can be removed, but for its users.
+    /// Checks that a disk can be removed after others, but for its users.
     ///
     /// # Errors
     /// As for [`Control::remove_disk`].
-    pub fn check_removal(&self, name: &str) -> Result<(), Error> {
+    pub fn check_removal(&self, name: &str, others: &[&str]) -> Result<(), Error> {
         let _changing = self.changing()?;
-        self.removable(name).map(drop)
+        self.removable(name, others).map(drop)
     }
 
-    fn removable(&self, name: &str) -> Result<Disk, Error> {
+    fn removable(&self, name: &str, others: &[&str]) -> Result<Disk, Error> {
         let refuse = |why: &str| Err(Error::Disk(format!("disk {name}: {why}")));
         let disks = self.shared.disks();
         let Some(disk) = disks.iter().find(|disk| disk.name == name) else {
             return refuse("there is no such disk");
         };
         match &disk.used_by {
-            Some(user) => refuse(&format!("disk {user} lies on it; remove that one first")),
-            None if disk.queue == MAPPED => {
+            Some(user) if !others.contains(&user.as_str()) => {
+                refuse(&format!("disk {user} lies on it; remove that one first"))
+            }
+            _ if disk.queue == MAPPED && !is_encrypted(disk) => {
                 refuse("lies on other disks, and cannot be removed while the daemon runs")
             }
-            None => Ok(disk.clone()),
+            _ => Ok(disk.clone()),
         }
     }
 

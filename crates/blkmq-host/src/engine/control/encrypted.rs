@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use blkmq_core::bio::{Bio, Data, Op, Status};
 use blkmq_core::ids::{DiskId, ReactorId};
+use blkmq_core::time::Nanos;
 
 use super::Control;
 use super::devices::take_number;
-use crate::disk::{Disk, MAPPED, Users};
+use crate::disk::{Disk, MAPPED, QueueId, Use, Users};
 use crate::engine::encrypted::{EncryptedAllocation, EncryptedSpec, FIRST, SectorCipher, make};
 use crate::error::Error;
 use crate::reactor::core::ReactorCore;
@@ -21,16 +22,21 @@ use crate::reactor::shared::Order;
 use crate::uring::ring::Completion;
 
 impl Control {
-    /// Adds an encrypted disk. For any thread but a reactor's, and for an engine without attached threads.
+    /// Adds an encrypted disk. For any thread but a reactor's, and for an engine without attached threads. Nobody may use
+    /// the disk below; whoever has looked for that one before finds it no more by its number.
     ///
     /// # Errors
-    /// If there is a disk of this name, or none below, or its data do not lie inside in whole blocks.
+    /// If there is a disk of this name, or none below, that one has users, or its data do not lie inside in whole
+    /// blocks; nothing is changed then.
     pub fn add_encrypted(&self, spec: EncryptedSpec) -> Result<Disk, Error> {
         let mut next_number = self.changing()?;
         self.check_name(&spec.name)?;
         let disks = self.shared.disks();
         let (below, encrypted) = make(&spec, &disks, Arc::clone(&self.shared.encrypted_writes))?;
-        let id = DiskId(FIRST + self.shared.encrypted().len() as u32);
+        if !below.users.withdraw_if_unused() {
+            return Err(Error::Disk(has_clients(&spec.name, &below)));
+        }
+        let index = self.shared.free_encrypted();
         let tenant = self.shared.tenants.tenant("", spec.group, Some(&spec.group_path));
         let allocation = EncryptedAllocation {
             encrypted: Arc::clone(&encrypted),
@@ -42,7 +48,7 @@ impl Control {
             name: spec.name,
             description: spec.description,
             queue: MAPPED,
-            id,
+            id: DiskId(FIRST + index as u32),
             size: encrypted.size,
             read_only: encrypted.read_only,
             block_size: encrypted.limits.logical_block,
@@ -58,20 +64,80 @@ impl Control {
             // Nobody can use it until it is unlocked.
             disk.users.withdraw(true);
         }
-        self.shared.on_reactors(|_| {
-            let encrypted = Arc::clone(&encrypted);
-            move |core: &mut ReactorCore| core.add_encrypted(encrypted)
-        });
-        self.shared.encrypted().push(Arc::clone(&encrypted));
-        let mut all = disks.to_vec();
-        for other in &mut all {
+        self.shared.set_encrypted(index, Some(Arc::clone(&encrypted)));
+        let used = |mut other: Disk| {
             if other.name == below.name {
                 other.used_by = Some(disk.name.clone());
+                other.number = take_number(&mut next_number);
             }
-        }
-        all.push(disk.clone());
+            other
+        };
+        let all: Vec<Disk> = disks.iter().cloned().map(used).chain([disk.clone()]).collect();
         self.shared.set_disks(all.into());
+        // When each has taken it, a service that had found the disk below before has tried to use it.
+        self.shared.on_reactors(|_| {
+            let encrypted = Arc::clone(&encrypted);
+            move |core: &mut ReactorCore| core.add_encrypted(index, encrypted)
+        });
+        below.users.withdraw(false);
         Ok(disk)
+    }
+
+    /// Checks that an encrypted disk can be added on a disk, as far as that one is concerned, unless its users change.
+    ///
+    /// # Errors
+    /// If there is no such disk, or it has users. Others that lie on it are no matter here.
+    pub fn check_below(&self, name: &str, below: &str) -> Result<Disk, Error> {
+        let disks = self.shared.disks();
+        let found = disks.iter().find(|disk| disk.name == below);
+        let refuse = |why: String| Error::Disk(format!("disk {name}: {why}"));
+        let found = found.ok_or_else(|| refuse(format!("there is no disk {below} for it to lie on")))?;
+        match found.users.count() {
+            0 => Ok(found.clone()),
+            _ => Err(Error::Disk(has_clients(name, found))),
+        }
+    }
+
+    /// Removes an encrypted disk from each thread, with its cipher. Says whether it did. Nobody uses it.
+    pub(super) fn let_encrypted_go(&self, disk: &Disk, limit: Nanos) -> bool {
+        let index = (disk.id.0 - FIRST) as usize;
+        let has_gone = || {
+            let remove = |_| move |core: &mut ReactorCore| core.remove_encrypted(index);
+            let gone = self.shared.on_reactors(remove);
+            gone.into_iter().all(|gone| gone)
+        };
+        let is_gone = self.wait_for(limit, has_gone);
+        if is_gone {
+            self.shared.set_encrypted(index, None);
+        } else if let Some(encrypted) = self.shared.encrypted(index) {
+            self.shared.on_reactors(|_| {
+                let encrypted = Arc::clone(&encrypted);
+                move |core: &mut ReactorCore| core.add_encrypted(index, encrypted)
+            });
+        }
+        is_gone
+    }
+
+    /// The queues on which a disk's I/O goes.
+    pub fn queues_of(&self, disk: &Disk) -> Vec<QueueId> {
+        if disk.queue != MAPPED {
+            return vec![disk.queue];
+        }
+        let index = disk.id.0.checked_sub(FIRST);
+        let below = index.and_then(|index| self.shared.encrypted(index as usize));
+        let (queue, id) = below.map_or((MAPPED, disk.id), |encrypted| encrypted.below);
+        if queue != MAPPED {
+            return vec![queue];
+        }
+        let table = &self.shared.mapped;
+        let leaves = table.disks().get(id.index()).into_iter();
+        let leaves = leaves.flat_map(|disk| disk.leaves());
+        let mut queues: Vec<QueueId> = leaves
+            .map(|leaf| QueueId(table.leaves()[leaf as usize].queue))
+            .collect();
+        queues.sort_unstable();
+        queues.dedup();
+        queues
     }
 
     /// Gives a locked disk its cipher.
@@ -84,11 +150,11 @@ impl Control {
         let disk = disks.iter().find(|disk| disk.name == name);
         let disk = disk.ok_or_else(|| refuse("there is no such disk"))?;
         let index = disk.id.0.checked_sub(FIRST).filter(|_| disk.queue == MAPPED);
-        let index = index.ok_or_else(|| refuse("is not encrypted by this daemon"))?;
-        let encrypted = Arc::clone(&self.shared.encrypted()[index as usize]);
+        let encrypted = index.and_then(|index| self.shared.encrypted(index as usize));
+        let encrypted = encrypted.ok_or_else(|| refuse("is not encrypted by this daemon"))?;
         if encrypted.size == 0 {
             return Err(refuse(
-                "its header could not be used when this daemon started: start another one, with --take-over",
+                "its header could not be used when this daemon started: when it is mended, remove the disk and add it again",
             ));
         }
         if !encrypted.unlock(cipher) {
@@ -97,6 +163,11 @@ impl Control {
         disk.users.withdraw(false);
         Ok(())
     }
+}
+
+fn has_clients(name: &str, below: &Disk) -> String {
+    let below = &below.name;
+    format!("disk {name}: disk {below} has clients, which would write into its data: disconnect them first")
 }
 
 impl Control {
@@ -118,6 +189,7 @@ impl Control {
             len: end.next_multiple_of(block) - first,
             answer,
             state: ReadState::ToSubmit,
+            of_disk: None,
         };
         let factory = Box::new(move || Box::new(reader) as Box<dyn Service>);
         self.shared.order(ReactorId(0), Order::Add(factory));
@@ -145,6 +217,8 @@ struct Reader {
     len: u64,
     answer: SyncSender<(BounceMemory, Status)>,
     state: ReadState,
+    /// Keeps the disk from being removed meanwhile.
+    of_disk: Option<Use>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,11 +246,25 @@ impl Reader {
             self.state = ReadState::UnderWay;
         }
     }
+
+    fn end(&mut self, status: Status) {
+        self.state = ReadState::Over;
+        self.of_disk = None;
+        if let Some(memory) = self.memory.take() {
+            // The other thread may have given up.
+            let _ = self.answer.try_send((memory, status));
+        }
+    }
 }
 
 impl Service for Reader {
     fn start(&mut self, cx: &mut Cx<'_>) {
-        self.submit(cx);
+        self.of_disk = self.disk.users.enter_as_part(cx.waker());
+        match self.of_disk {
+            Some(_) => self.submit(cx),
+            // It is being removed.
+            None => self.end(Status::Io),
+        }
     }
 
     fn on_ring(&mut self, _: &mut Cx<'_>, _: &[Completion]) {}
@@ -186,11 +274,7 @@ impl Service for Reader {
     }
 
     fn on_end(&mut self, _: &mut Cx<'_>, bio: Bio) {
-        self.state = ReadState::Over;
-        if let Some(memory) = self.memory.take() {
-            // The other thread may have given up.
-            let _ = self.answer.try_send((memory, bio.status));
-        }
+        self.end(bio.status);
     }
 
     fn drain(&mut self, _: &mut Cx<'_>) {

@@ -182,8 +182,10 @@ impl Control {
         let all = self.shared.disks();
         let mut disks = all.iter();
         // A mapped disk's I/O is its group's on the queue of each member.
-        let may_use = |disk: &Disk| disk.queue == queue || disk.queue == MAPPED;
-        if let Some(disk) = disks.find(|disk| may_use(disk) && disk.group == id && id != ROOT) {
+        let uses = |disk: &Disk| {
+            disk.queue == queue || disk.queue == MAPPED && self.queues_of(disk).contains(&queue)
+        };
+        if let Some(disk) = disks.find(|disk| disk.group == id && id != ROOT && uses(disk)) {
             return Err(Error::GroupInUse {
                 queue: self.name(queue),
                 path: path.to_owned(),

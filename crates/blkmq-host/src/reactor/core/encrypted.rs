@@ -15,9 +15,14 @@ impl ReactorCore {
         encrypter.submit(bio, &mut below)
     }
 
-    /// Takes one more encrypted disk.
-    pub(crate) fn add_encrypted(&mut self, disk: Arc<Encrypted>) {
-        self.encrypter.add_disk(disk);
+    /// Takes one more encrypted disk, in the place `index`.
+    pub(crate) fn add_encrypted(&mut self, index: usize, disk: Arc<Encrypted>) {
+        self.encrypter.add_disk(index, disk);
+    }
+
+    /// Lets an encrypted disk go. Says whether it did: not while bios of the disk are under way.
+    pub(crate) fn remove_encrypted(&mut self, index: usize) -> bool {
+        self.encrypter.remove_disk(index)
     }
 
     /// Encrypts and decrypts what waits.

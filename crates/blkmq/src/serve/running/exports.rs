@@ -11,6 +11,7 @@ use blkmq_export::common::{Address, AddressLimits, Place};
 use blkmq_export::front_door::{DiskName, Offer, Served};
 use blkmq_host::disk::Disk;
 
+use super::encrypted::as_offered;
 use super::{OpenExport, Running, State};
 use crate::serve::served;
 
@@ -26,6 +27,7 @@ impl Running {
     /// Makes all addresses serve these disks: opens the sockets of new ones and closes those of
     /// removed ones.
     pub(super) fn offer(&self, state: &mut State, config: &Config, disks: &[Disk]) -> Result<()> {
+        let disks = &*as_offered(state, config, disks);
         // Nothing is closed before all is open that can be open beside it.
         for open in &mut state.exports {
             let address = Arc::clone(&open.spec.at);
@@ -102,7 +104,7 @@ impl Running {
     }
 
     pub(super) fn add_export(&self, state: &mut State, config: &Config, spec: &ExportSpec) -> Result<()> {
-        let disks = self.engine.disks();
+        let disks = as_offered(state, config, &self.engine.disks());
         let names = served(config, &disks, spec.disks.as_deref());
         let names: Vec<&str> = names.iter().map(|disk| disk.name.as_str()).collect();
         let served = self.open(spec, &config.named_of(&names))?;

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use blkmq_config::diff::Change;
 use blkmq_config::live::{self, Opened};
+use blkmq_config::luks::Known;
 use blkmq_config::{Config, Document, describe};
 
+use super::encrypted::encrypted;
 use crate::serve::dry_run;
 use crate::serve::last_sync::Files;
 
@@ -65,7 +67,11 @@ impl OpenedDisk {
 
 /// New disks that are open, by name.
 #[derive(Default)]
-pub(super) struct Prepared(BTreeMap<String, OpenedDisk>);
+pub(super) struct Prepared {
+    disks: BTreeMap<String, OpenedDisk>,
+    /// What was found of encrypted ones.
+    pub(super) keys: BTreeMap<String, Known>,
+}
 
 impl Prepared {
     /// Opens the new disks, those at other hosts first and side by side, and reads the files of new and changed
@@ -83,7 +89,7 @@ impl Prepared {
             .position(|change| matches!(change, Change::RemoveDisk(_)));
         let before = &changes[..removal.unwrap_or(changes.len())];
         let names = before.iter().filter_map(|change| match change {
-            Change::AddDisk(name) => Some(name.as_str()),
+            Change::AddDisk(name) if encrypted(config, name).is_none() => Some(name.as_str()),
             _ => None,
         });
         let mut remote = live::open_remote_disks(config, names.clone());
@@ -93,7 +99,9 @@ impl Prepared {
                 None => OpenedDisk::open(config, name),
             };
             let change = || Change::AddDisk(name.to_owned()).to_string();
-            prepared.0.insert(name.to_owned(), opened.with_context(change)?);
+            prepared
+                .disks
+                .insert(name.to_owned(), opened.with_context(change)?);
         }
         for change in changes {
             match change {
@@ -112,7 +120,7 @@ impl Prepared {
     /// # Errors
     /// As for [`OpenedDisk::open`].
     pub(super) fn take(&mut self, config: &Config, name: &str) -> Result<OpenedDisk> {
-        match self.0.remove(name) {
+        match self.disks.remove(name) {
             Some(opened) => Ok(opened),
             None => OpenedDisk::open(config, name),
         }

@@ -38,6 +38,13 @@ impl<'a> Crypt<'a> {
         image
     }
 
+    /// The same with key slots that take as long as these options say.
+    pub(super) fn format_as(&self, name: &str, bytes: u64, options: &str) -> String {
+        let image = self.scratch.image(name, bytes);
+        self.run(&format!("luksFormat {options}"), &image);
+        image
+    }
+
     /// Makes a detached header for a disk of any size. Returns its path.
     pub(super) fn detached(&self) -> String {
         let header = self.scratch.word("header");

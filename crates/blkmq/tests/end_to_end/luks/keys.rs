@@ -178,7 +178,7 @@ fn keys_are_in_no_log_no_dump_and_no_core() {
         let mut answer = String::new();
         BufReader::new(&stream).read_line(&mut answer).expect("an answer");
         assert!(answer.contains("error"), "{line}{answer}");
-        let found = dumped_memory(daemon.id(), &secrets).unwrap_or_default();
+        let found = searched_memory(daemon.id(), &secrets, Searched::Dumped).unwrap_or_default();
         assert!(
             found.iter().all(|(which, _)| *which == 0),
             "{found:?} after {line}"
@@ -210,7 +210,7 @@ fn keys_are_in_no_log_no_dump_and_no_core() {
     assert!(!daemon.said().contains(KEY.trim_end()), "{}", daemon.said());
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).expect("our child's");
     assert!(status.contains("CoreDumping:\t0"), "{status}");
-    match dumped_memory(daemon.id(), &secrets) {
+    match searched_memory(daemon.id(), &secrets, Searched::Dumped) {
         Ok(found) => {
             assert!(
                 found.iter().any(|(which, _)| *which == 0),
@@ -250,8 +250,20 @@ fn clients_of_an_encrypted_disk_go_on_over_upgrades_without_its_key_file() {
     daemon.stop();
 }
 
-/// Looks for secrets in all memory of a process that a core would have. Returns which are there, and where.
-fn dumped_memory(process: u32, secrets: &[Vec<u8>]) -> std::io::Result<Vec<(usize, String)>> {
+/// The memory in which secrets are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Searched {
+    /// What a core would have.
+    Dumped,
+    Everything,
+}
+
+/// Looks for secrets in the memory of a process. Returns which are there, and where.
+pub(super) fn searched_memory(
+    process: u32,
+    secrets: &[Vec<u8>],
+    searched: Searched,
+) -> std::io::Result<Vec<(usize, String)>> {
     let maps = BufReader::new(std::fs::File::open(format!("/proc/{process}/smaps"))?);
     let memory = std::fs::File::open(format!("/proc/{process}/mem"))?;
     let (mut found, mut range) = (Vec::new(), String::new());
@@ -266,7 +278,8 @@ fn dumped_memory(process: u32, secrets: &[Vec<u8>]) -> std::io::Result<Vec<(usiz
             continue;
         };
         let flags: Vec<&str> = flags.split_whitespace().collect();
-        if !flags.contains(&"rd") || flags.contains(&"dd") || flags.contains(&"io") {
+        let is_left_out = searched == Searched::Dumped && flags.contains(&"dd");
+        if !flags.contains(&"rd") || is_left_out || flags.contains(&"io") {
             continue;
         }
         let ends = range.split(' ').next().and_then(|range| range.split_once('-'));
