@@ -1,3 +1,5 @@
+//! Tests of the steps from one configuration to another.
+
 use super::*;
 
 fn steps(old: &str, new: &str) -> Result<String> {
