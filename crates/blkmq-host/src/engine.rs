@@ -196,19 +196,27 @@ impl Engine {
     fn close_drives(&self, limit: Nanos) -> Result<(), Error> {
         let (closed, closings) = mpsc::channel();
         let mut open: BTreeMap<_, _> = self.shared.entries().into_iter().collect();
+        let mut alone = Vec::new();
         for (id, entry) in open.clone() {
-            let closed = closed.clone();
+            let (closed, device) = (closed.clone(), Arc::clone(&entry.device));
             let close = move || {
-                entry.device.close();
+                device.close();
                 // Nobody may wait any more.
                 let _ = closed.send(id);
             };
             let started = thread::Builder::new().name("close".to_owned()).spawn(close);
             if let Err(error) = started {
-                tracing::error!("engine: there is no thread that closes a drive: {error}");
+                let queue = entry.queue.name();
+                tracing::warn!(
+                    "queue {queue}: there is no thread that closes its drive, so it is closed by this one: {error}"
+                );
+                open.remove(&id);
+                alone.push(entry);
             }
         }
         drop(closed);
+        // Behind the start of the others, since one that does not answer is waited for.
+        alone.iter().for_each(|entry| entry.device.close());
         let until = self.shared.clock.now() + limit;
         while !open.is_empty() {
             let left = until.since(self.shared.clock.now());
