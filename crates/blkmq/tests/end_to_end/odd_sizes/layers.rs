@@ -4,12 +4,18 @@ use std::path::Path;
 
 use blkmq_testkit::Random;
 
+use crate::common::daemon::program;
 use crate::common::nbd::{Client, Command, FLAG_FUA};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn clients_of_sectors_and_of_bytes_are_served_on_mapped_disks_with_blocks_of_4096() {
+fn clients_of_sectors_and_of_bytes_are_served_on_mapped_disks_and_images_with_blocks_of_4096() {
     let scratch = Scratch::new();
+    let image = scratch.word("image.qcow2");
+    let made = std::process::Command::new(program())
+        .args(["image", "create", &image, &DISK_BYTES.to_string()])
+        .status();
+    assert!(made.is_ok_and(|status| status.success()), "an image");
     let file = |name: &str, bytes| {
         let image = scratch.image(&format!("{name}.raw"), bytes);
         format!("name={name},file={image},block_size=4096")
@@ -33,10 +39,12 @@ fn clients_of_sectors_and_of_bytes_are_served_on_mapped_disks_with_blocks_of_409
         "name=inner,striped=h+i,chunk=16K".to_owned(),
         file("h", half),
         file("i", half),
+        format!("name=image,qcow2={image},block_size=4096"),
+        format!("name=ram,ram={DISK_BYTES},block_size=4096"),
     ];
     let disks: Vec<&str> = disks.iter().map(String::as_str).collect();
     let daemon = Daemon::serve(&scratch, &disks);
-    for disk in ["linear", "striped", "multipath", "above", "deep"] {
+    for disk in ["linear", "striped", "multipath", "above", "deep", "image", "ram"] {
         serves_any_size(&scratch.path("nbd.sock"), disk);
     }
     daemon.stop();
