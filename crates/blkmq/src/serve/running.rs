@@ -36,6 +36,7 @@ pub(super) use self::exports::offer_of;
 use self::gate::Gate;
 pub(crate) use self::gate::Held;
 use self::jobs::Jobs;
+pub(crate) use self::jobs::Kind;
 use self::prepared::{OpenedDisk, Planned, Prepared};
 pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::dry_run;
@@ -383,7 +384,11 @@ impl Running {
     /// As for [`Control::reopen_disk`].
     pub(crate) fn reopen(&self, disk: &str) -> Result<()> {
         self.control().reopen_disk(disk)?;
-        // The last sync is to be of what is there now, and to report what is lost from now on.
+        self.follow_files(disk)
+    }
+
+    /// Has the last sync be of what a disk has now, and report what is lost from now on: what it had is closed.
+    fn follow_files(&self, disk: &str) -> Result<()> {
         let config = self.config();
         let opened = Files::open_of(&config, disk)?;
         let mut files = self.files();

@@ -42,7 +42,15 @@ impl Running {
         }
         self.control().replace_disks(wanted)?;
         self.note_replaced();
+        wanted.iter().for_each(|(name, _)| self.close_replaced(name));
         Ok(())
+    }
+
+    /// Closes the file of a disk's former image, which may be deleted: its space is free then.
+    fn close_replaced(&self, disk: &str) {
+        if let Err(error) = self.follow_files(disk) {
+            tracing::warn!("disk {disk}: the space of its former image stays in use: {error:#}");
+        }
     }
 
     /// Begins to make the image of a disk flat, with this weight of the group of all jobs.

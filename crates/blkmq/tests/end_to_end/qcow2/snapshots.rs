@@ -146,6 +146,36 @@ fn states(control: &mut Control) -> Vec<String> {
 }
 
 #[test]
+fn image_that_was_thrown_away_is_closed() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let daemon = serve(&scratch, &["vm1"]);
+    assert_eq!(ctl(&scratch, &["reset", "vm1"]), "");
+    is_closed(&daemon);
+    daemon.stop();
+}
+
+/// The daemon has no deleted image open, whose space would stay in use.
+pub(super) fn is_closed(daemon: &Daemon) {
+    let deleted = || {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.id())).expect("it runs");
+        let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        let names = links.map(|link| link.to_string_lossy().into_owned());
+        names
+            .filter(|name| name.contains(".qcow2") && name.contains("deleted"))
+            .count()
+    };
+    // The kernel may need a moment to dismantle what rings have.
+    let end = Instant::now() + Duration::from_secs(10);
+    while deleted() > 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(deleted(), 0, "deleted images are open");
+}
+
+#[test]
 fn clone_is_served_at_once_and_nothing_is_left_of_one_that_is_refused() {
     if !installed(&["qemu-img"]) {
         return;
