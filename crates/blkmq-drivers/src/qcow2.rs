@@ -45,6 +45,6 @@ pub use error::ImageError;
 pub(crate) use guests::Guests;
 pub(crate) use hctx::{ImageHctx, PARTS};
 pub use header::{Compression, Header, HeaderError};
-pub(crate) use image::{Image, flatten};
+pub(crate) use image::{Image, commit, flatten};
 pub(crate) use replace::{Change, replace};
 pub use survey::{Link, Survey, check_refcounts, look};

@@ -204,6 +204,11 @@ pub trait Device: Allocation + Any {
         Vec::new()
     }
 
+    /// Those that [`Replacement::BeginCommit`] opens for writing: what a disk's image lies on.
+    fn files_of_base(&self, _disk: DiskId) -> Vec<FileId> {
+        Vec::new()
+    }
+
     /// The drives of this host that hold the disks, by number or name, some more than once; none if they are unknown.
     fn drives(&self) -> Vec<String> {
         Vec::new()
@@ -231,6 +236,16 @@ pub enum Replacement {
     SettleFlat(GivenUp),
     /// The same image without what it lies on, after [`Replacement::SettleFlat`].
     Flat,
+    /// The same image on what it lies on, which nobody else uses and is opened for writing: reads with
+    /// [`Flags::TASK`](blkmq_core::bio::Flags::TASK) copy parts of the image into it.
+    BeginCommit,
+    /// Nothing: makes sure that what was copied is durable, and that all was or has changed since. May take long.
+    SettleCommit(GivenUp),
+    /// An empty image on what the present one lies on, which has all that was in the present one, after
+    /// [`Replacement::SettleCommit`].
+    Commit,
+    /// Nothing: what it lies on is not written any more.
+    LeaveCommit,
 }
 
 /// Says whether work that takes long is given up. Clones are of the same work.
@@ -366,6 +381,14 @@ pub trait Allocation: Send + Sync {
         max: usize,
         out: &mut Vec<Extent>,
     ) -> io::Result<()>;
+
+    /// The same with what work in the background ([`Flags::TASK`](blkmq_core::bio::Flags::TASK)) has still to do as data.
+    ///
+    /// # Errors
+    /// As of [`Self::extents`].
+    fn left(&self, disk: DiskId, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        self.extents(disk, offset, len, max, out)
+    }
 
     /// The limits that clients of a disk are told, of a queue with these: the disk may have narrower ones of its own.
     fn limits_of(&self, _disk: DiskId, queue: &Limits) -> Limits {

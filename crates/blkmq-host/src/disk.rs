@@ -223,6 +223,14 @@ impl Disk {
         self.allocation.extents(self.id, offset, len, max, out)
     }
 
+    /// Appends what work in the background has still to do, as data; see [`Allocation::left`].
+    ///
+    /// # Errors
+    /// The drive's error.
+    pub fn left(&self, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        self.allocation.left(self.id, offset, len, max, out)
+    }
+
     /// Says how often completed writes may have been lost; see [`Losses`].
     pub fn losses(&self) -> Losses {
         self.allocation.losses(self.id)

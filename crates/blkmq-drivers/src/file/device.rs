@@ -149,6 +149,12 @@ impl FileDevice {
         self.shared.disks().iter().cloned().collect()
     }
 
+    /// The image of a disk.
+    #[cfg(all(test, feature = "qcow2"))]
+    pub(crate) fn image(&self, disk: DiskId) -> Option<Arc<qcow2::Image>> {
+        self.shared.disks().image(disk).cloned()
+    }
+
     /// Returns how many requests ended that were found by polling their device (IOPOLL).
     pub fn ended_polled(&self) -> u64 {
         self.shared.ended_polled.load(Ordering::Relaxed)
@@ -309,6 +315,10 @@ impl Device for FileDevice {
                 Replacement::BeginFlat => return qcow2::flatten::check(image),
                 Replacement::SettleFlat(given_up) => return qcow2::flatten::settle(image, given_up),
                 Replacement::Flat => return qcow2::flatten::finish(image, put),
+                Replacement::BeginCommit => return qcow2::commit::begin(image, put),
+                Replacement::SettleCommit(given_up) => return qcow2::commit::settle(image, given_up),
+                Replacement::Commit => return qcow2::commit::finish(image, put),
+                Replacement::LeaveCommit => return qcow2::commit::leave(image),
                 Replacement::Snapshot(_) | Replacement::Reset => {}
             }
         }
@@ -316,7 +326,7 @@ impl Device for FileDevice {
             let change = match wanted {
                 Replacement::Snapshot(path) => Change::Snapshot(path.clone()),
                 Replacement::Reset => Change::Reset,
-                _ => return Err(io::Error::other("one at a time is made flat")),
+                _ => return Err(io::Error::other("one at a time is made flat or committed")),
             };
             Ok((Arc::clone(image), change))
         };
@@ -375,6 +385,14 @@ impl Device for FileDevice {
         disks.get(disk).and_then(|disk| disk.id).into_iter().collect()
     }
 
+    #[cfg(feature = "qcow2")]
+    fn files_of_base(&self, disk: DiskId) -> Vec<FileId> {
+        let disks = self.shared.disks();
+        disks
+            .image(disk)
+            .map_or_else(Vec::new, |image| image.files_of_base())
+    }
+
     fn drives(&self) -> Vec<String> {
         let mut drives: Vec<String> = Vec::new();
         for disk in self.shared.disks().iter() {
@@ -428,6 +446,14 @@ impl Allocation for FileDevice {
             .get(disk)
             .ok_or(io::ErrorKind::InvalidInput)?
             .extents(offset, len, max, out)
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn left(&self, disk: DiskId, offset: u64, len: u64, max: usize, out: &mut Vec<Extent>) -> io::Result<()> {
+        let image = self.shared.disks().image(disk).cloned();
+        image
+            .ok_or(io::ErrorKind::InvalidInput)?
+            .left(offset, len, max, out)
     }
 
     #[cfg(feature = "qcow2")]

@@ -455,6 +455,29 @@ impl FileDisk {
             .map_or(Ok(()), |file| lock::take_back(file, &self.path))
     }
 
+    /// Gives the lock up, whichever it is: for another description of the file, which this process opens.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn give_up_lock(&self) {
+        self.any_lock().into_iter().for_each(lock::give_up);
+    }
+
+    /// Takes a reader's lock, where there was one.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn take_reader_lock(&self) -> Result<(), FileError> {
+        self.any_lock()
+            .map_or(Ok(()), |file| lock::take_as_reader(file, &self.path))
+    }
+
+    /// The file that holds a lock of any kind.
+    #[cfg(feature = "qcow2")]
+    fn any_lock(&self) -> Option<&File> {
+        match &self.lock {
+            Lock::None => None,
+            Lock::Reader | Lock::Writer => Some(&self.file),
+            Lock::Inherited(file) => Some(file),
+        }
+    }
+
     pub(super) fn fd(&self) -> i32 {
         self.file.as_raw_fd()
     }

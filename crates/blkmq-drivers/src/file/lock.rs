@@ -179,6 +179,20 @@ pub(super) fn share(file: &File, path: &Path) -> Result<(), FileError> {
     shared.map_err(|error| refused(file, path, error, || holder_of(file)))
 }
 
+/// Takes one of a reader, at once or not at all.
+#[cfg(feature = "qcow2")]
+pub(super) fn take_as_reader(file: &File, path: &Path) -> Result<(), FileError> {
+    try_lock(file, path, true)
+}
+
+/// Gives a lock up, whichever it is.
+#[cfg(feature = "qcow2")]
+pub(super) fn give_up(file: &File) {
+    // Without one there is nothing to do.
+    let _ = sys::lock_bytes(file, ByteLock::None, 0, 0);
+    let _ = rustix::fs::flock(file, FlockOperation::NonBlockingUnlock);
+}
+
 /// Makes it a writer's again.
 #[cfg(feature = "qcow2")]
 pub(super) fn take_back(file: &File, path: &Path) -> Result<(), FileError> {

@@ -213,17 +213,36 @@ fn find_open(id: FileId, is_raw: bool, access: Access) -> Option<Arc<Base>> {
         .and_then(|(_, base)| base.upgrade())
 }
 
+/// A base of the list of all.
+pub(super) type Listed = (Key, Weak<Base>);
+
+/// Takes a base that one image alone has from the list: nobody finds it there any more. `None` if others have it.
+pub(super) fn take_from_list(base: &Arc<Base>) -> Option<Vec<Listed>> {
+    let mut bases = open_bases();
+    // Nobody gets another one while the list is held.
+    if Arc::strong_count(base) > 1 {
+        return None;
+    }
+    let is_it = |listed: &mut Listed| listed.1.as_ptr() == Arc::as_ptr(base);
+    Some(bases.extract_if(.., is_it).collect())
+}
+
+/// Puts it there again.
+pub(super) fn put_into_list(listed: Vec<Listed>) {
+    open_bases().extend(listed);
+}
+
 /// What makes two bases the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Key {
+pub(super) struct Key {
     id: FileId,
     is_raw: bool,
     access: Access,
 }
 
-fn open_bases() -> MutexGuard<'static, Vec<(Key, Weak<Base>)>> {
+fn open_bases() -> MutexGuard<'static, Vec<Listed>> {
     /// The bases of all images of this process.
-    static BASES: Mutex<Vec<(Key, Weak<Base>)>> = Mutex::new(Vec::new());
+    static BASES: Mutex<Vec<Listed>> = Mutex::new(Vec::new());
     BASES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

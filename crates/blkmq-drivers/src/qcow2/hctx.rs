@@ -463,10 +463,11 @@ enum Found {
 
 impl View {
     fn new(image: &Arc<Image>, disks: &Disks) -> Self {
-        let files = image.files().iter().map(|file| {
+        let own = image.own_files().count();
+        let files = image.files().iter().enumerate().map(|(number, file)| {
             let id = disks.id_of(file).unwrap_or(DiskId(u32::MAX));
             // Files that grow are as long as their clusters; others may end in one.
-            let end = match file.is_read_only() {
+            let end = match number >= own || file.is_read_only() {
                 true => file.end().map_or(0, |end| end - end % READ_BLOCK),
                 false => u64::MAX,
             };

@@ -11,6 +11,7 @@
 //!  enter into the map                     under its writer's lock, if nothing was allocated since the look-up
 //! ```
 
+pub(crate) mod commit;
 mod files;
 pub(crate) mod flatten;
 mod lookup;
@@ -65,6 +66,8 @@ pub(crate) struct Image {
     is_settled: AtomicBool,
     /// What was written to new clusters may be lost.
     has_lost: AtomicBool,
+    /// It is being committed into its base.
+    commit: Option<commit::Commit>,
     lane: Lane,
     place: OnceLock<(Arc<Guests>, DiskId)>,
     /// The image that has taken its place: jobs go on there.
@@ -113,6 +116,7 @@ impl Image {
             unsettled: Mutex::default(),
             is_settled: AtomicBool::new(true),
             has_lost: AtomicBool::new(false),
+            commit: None,
             lane: Lane::default(),
             place: OnceLock::new(),
             next: OnceLock::new(),
@@ -231,7 +235,11 @@ impl Image {
         match job.op {
             _ if job.only_map => self.look_up(&tables, job.offset, job.len),
             _ if job.flags.has(Flags::TASK) => {
-                flatten::copy_up(self, &tables, job.offset..job.offset + job.len)
+                let range = job.offset..job.offset + job.len;
+                match self.commit() {
+                    Some(commit) => commit::copy_down(self, &tables, commit, &range),
+                    None => flatten::copy_up(self, &tables, range),
+                }
             }
             Op::Read => {
                 let mut buffer = Buffer::new(job.len as usize)?;
@@ -418,10 +426,11 @@ impl Image {
         let first = host - (part.start - all.start);
         for granule in all.start >> bits..all.end >> bits {
             let host = first + ((granule << bits) - all.start);
+            let bytes = granule << bits..(granule + 1) << bits;
             let entry = Entry::Data {
                 file: self.data_file(),
                 host,
-                is_writable: true,
+                is_writable: !self.is_protected(&bytes),
             };
             self.map.set_entry(writer, granule, entry);
         }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::chain;
+use super::chain::{self, Base};
 use super::config::Qcow2Config;
 use super::create::{BaseFormat, NAME_MAX, NewImage};
 use super::disk::ImageDisk;
@@ -52,7 +52,8 @@ pub(crate) fn replace(
     close(true);
     let replaced = flush_all(images).and_then(|()| {
         let work = || {
-            let opened = begun.iter_mut().map(Begun::put).collect::<io::Result<Vec<_>>>()?;
+            let put_one = |begun: &mut Begun<'_>| begun.put(begun.image.base().cloned());
+            let opened = begun.iter_mut().map(put_one).collect::<io::Result<Vec<_>>>()?;
             put(opened.clone())?;
             for ((image, _), next) in images.iter().zip(&opened) {
                 image.follow(Arc::clone(next));
@@ -99,7 +100,7 @@ fn together(images: &[(Arc<Image>, Change)], work: Work<'_>) -> io::Result<Vec<A
 }
 
 /// An image in whose place another one is to be; dropped, it is there again.
-struct Begun<'a> {
+pub(super) struct Begun<'a> {
     image: &'a Arc<Image>,
     place: PathBuf,
     /// Where it is meanwhile.
@@ -113,7 +114,7 @@ struct Begun<'a> {
 
 impl<'a> Begun<'a> {
     /// Makes all that needs no pause.
-    fn new(image: &'a Arc<Image>, change: &Change) -> io::Result<Self> {
+    pub(super) fn new(image: &'a Arc<Image>, change: &Change) -> io::Result<Self> {
         let place = image.config.path.canonicalize()?;
         let (aside, is_snapshot) = match change {
             Change::Snapshot(path) => (path.clone(), true),
@@ -166,8 +167,8 @@ impl<'a> Begun<'a> {
         Ok(())
     }
 
-    /// Puts it in its place, on the image as it is in memory. Nobody uses that.
-    fn put(&mut self) -> io::Result<Arc<Image>> {
+    /// Puts it in its place: on the image as it is in memory, or on `base`. Nobody uses that image.
+    pub(super) fn put(&mut self, base: Option<Arc<Base>>) -> io::Result<Arc<Image>> {
         let open = |path| File::open(directory_of(path));
         let directories = [open(&self.place)?, open(&self.aside)?];
         std::fs::rename(&self.made, &self.place)?;
@@ -175,7 +176,7 @@ impl<'a> Begun<'a> {
         let image = self.image;
         let below = match self.is_snapshot {
             true => Some(image.become_base(&self.aside)?),
-            false => image.base().cloned(),
+            false => base,
         };
         let opened = ImageDisk::open_on(&image.config, below).map_err(io::Error::other)?;
         if opened.image.size() != image.size() {
@@ -186,7 +187,7 @@ impl<'a> Begun<'a> {
         Ok(opened.image)
     }
 
-    fn keep(mut self) {
+    pub(super) fn keep(mut self) {
         self.is_kept = true;
         if !self.is_snapshot {
             let _ = std::fs::remove_file(&self.aside);
@@ -243,7 +244,7 @@ impl Image {
         tables.write_header(BACKING_FIELD, &field)
     }
 
-    fn check_change(&self, change: &Change) -> io::Result<()> {
+    pub(super) fn check_change(&self, change: &Change) -> io::Result<()> {
         let refuse = |why: String| Err(io::Error::other(why));
         if self.read_only {
             return refuse("it is read-only".to_owned());

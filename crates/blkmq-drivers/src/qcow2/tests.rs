@@ -1,6 +1,7 @@
 //! Tests of images with the tools of QEMU, which make them, read them and check them; with real rings, files and
 //! threads.
 
+mod committed;
 mod ordered;
 mod parts;
 mod replaced;
@@ -8,6 +9,7 @@ mod rig;
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::driver::{HctxDriver, Issued};

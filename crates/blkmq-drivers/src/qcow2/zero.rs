@@ -68,6 +68,7 @@ fn mark(image: &Image, tables: &Tables, range: Range<u64>, keeps_space: bool) ->
         true => Marked::Zero,
         false => Marked::Below,
     };
+    image.note_change(&range);
     let mut at = range.start;
     while at < range.end {
         let (place, len) = tables.look_up(at, range.end - at)?;

@@ -106,6 +106,8 @@ impl ImageHctx {
         let is_odd = image.files()[usize::from(image.data_file())].is_odd(rq.offset, rq.len);
         let _gate = image.try_enter()?;
         let claim = tables.claim(image.clusters(&range))?;
+        // All of them are in the image from now on. Those of zeroes were before.
+        image.note_change(&whole);
         let host = claim.host..claim.host + (whole.end - whole.start);
         let is_fresh = !image.has_beside() && tables.space.is_fresh(host.clone());
         let around = match around {

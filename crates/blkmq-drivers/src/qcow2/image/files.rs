@@ -13,7 +13,9 @@ use super::super::chain::Base;
 use super::super::create::BaseFormat;
 use super::super::disk::ImageDisk;
 use super::super::header::Header;
-use super::{Image, lock};
+use super::super::tables::Tables;
+use super::commit::Commit;
+use super::{Image, Parts, lock};
 use crate::file::{FileDisk, FileError};
 
 /// What has to be durable before a flush of an image ends.
@@ -82,7 +84,10 @@ impl Image {
         if !is_elsewhere {
             if self.has_lost.load(Ordering::SeqCst) {
                 let tables = self.tables()?;
-                self.alone(0..u64::MAX, || tables.forget_unflushed())?;
+                self.alone(0..u64::MAX, || {
+                    self.forget_copied();
+                    tables.forget_unflushed()
+                })?;
                 self.has_lost.store(false, Ordering::SeqCst);
             }
             return self.flush().map(|()| None);
@@ -106,9 +111,14 @@ impl Image {
     pub(in crate::qcow2) fn become_base(&self, path: &Path) -> io::Result<Arc<Base>> {
         // It is read below another one from now on.
         self.share_locks().map_err(io::Error::other)?;
+        self.as_base(path.canonicalize()?)
+    }
+
+    /// The image as it is in memory, which is at `path`, as what others lie on.
+    pub(super) fn as_base(&self, path: PathBuf) -> io::Result<Arc<Base>> {
         Ok(Arc::new(Base {
             disk: Arc::clone(&self.files[0]),
-            path: path.canonicalize()?,
+            path,
             beside: self.beside().cloned(),
             header: Some(Header {
                 size: self.size(),
@@ -118,6 +128,36 @@ impl Image {
             size: self.size(),
             tables: self.tables()?.into(),
         }))
+    }
+
+    /// The same image, with the same files and tables, on something else.
+    pub(super) fn laid_on(
+        &self,
+        tables: &Arc<Tables>,
+        base: Option<Arc<Base>>,
+        commit: Option<Commit>,
+    ) -> Self {
+        let header = Header {
+            size: self.size(),
+            ..self.header.clone()
+        };
+        let mut next = Self::new(Parts {
+            header: Header {
+                backing: header.backing.filter(|_| base.is_some()),
+                ..header
+            },
+            top: Arc::clone(&self.files[0]),
+            beside: self.beside().cloned(),
+            base,
+            config: self.config.clone(),
+            block_size: self.block_size,
+        });
+        let is_first = next.tables.set(Arc::clone(tables));
+        debug_assert!(is_first.is_ok(), "it was just made");
+        next.has_lost
+            .store(self.has_lost.load(Ordering::SeqCst), Ordering::SeqCst);
+        next.commit = commit;
+        next
     }
 
     /// Notes what has to be durable before a flush of this image ends: the image below it, which it has taken the place of,
@@ -164,6 +204,13 @@ impl Image {
     /// The files that it writes.
     pub(crate) fn own_files(&self) -> impl Iterator<Item = &Arc<FileDisk>> {
         self.files.iter().take(1 + usize::from(self.has_beside))
+    }
+
+    /// The files that what is below it writes when it is committed.
+    pub(crate) fn files_of_base(&self) -> Vec<FileId> {
+        let base = self.base.iter();
+        let files = base.flat_map(|base| base.beside.iter().chain([&base.disk]));
+        files.filter_map(|file| file.id).collect()
     }
 
     pub(in crate::qcow2) fn has_base(&self) -> bool {

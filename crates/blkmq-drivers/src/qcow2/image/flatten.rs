@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 
 use blkmq_host::device::GivenUp;
 
-use super::super::header::{BACKING_FIELD, Header};
+use super::super::header::BACKING_FIELD;
 use super::super::layers;
 use super::super::tables::{Place, Prepared, Tables};
 use super::super::transfer::{self, Buffer};
-use super::{Image, Parts};
+use super::Image;
 
 /// Says why an image cannot be made flat.
 ///
@@ -73,7 +73,7 @@ pub(super) fn copy_up(image: &Image, tables: &Tables, range: Range<u64>) -> io::
 }
 
 /// Tables that are not kept are of a moment in which another daemon writes.
-fn check_written(image: &Image) -> io::Result<()> {
+pub(super) fn check_written(image: &Image) -> io::Result<()> {
     match image.writable_tables() {
         Some(_) => Ok(()),
         None => Err(io::Error::other(
@@ -153,7 +153,7 @@ pub(crate) fn finish(
     image.set_closing(true);
     image.wait_for_flushes();
     let finished = image.alone(0..u64::MAX, || {
-        let next = Arc::new(without_base(image, &tables));
+        let next = Arc::new(image.laid_on(&tables, None, None));
         put(vec![Arc::clone(&next)])?;
         image.follow(next);
         Ok(())
@@ -163,27 +163,6 @@ pub(crate) fn finish(
         Err(_) => image.set_closing(false),
     }
     finished
-}
-
-/// The same image, with the same files and tables, on nothing.
-fn without_base(image: &Image, tables: &Arc<Tables>) -> Image {
-    let next = Image::new(Parts {
-        header: Header {
-            size: image.size(),
-            backing: None,
-            ..image.header.clone()
-        },
-        top: Arc::clone(&image.files[0]),
-        beside: image.beside().cloned(),
-        base: None,
-        config: image.config.clone(),
-        block_size: image.block_size,
-    });
-    let is_first = next.tables.set(Arc::clone(tables));
-    debug_assert!(is_first.is_ok(), "it was just made");
-    next.has_lost
-        .store(image.has_lost.load(Ordering::SeqCst), Ordering::SeqCst);
-    next
 }
 
 /// A header without the name of a base; dropped, it has it again.

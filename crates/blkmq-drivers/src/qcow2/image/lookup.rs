@@ -69,7 +69,8 @@ impl Image {
                 } => Entry::Data {
                     file,
                     host: host + (number << bits),
-                    is_writable,
+                    is_writable: is_writable
+                        && !self.is_protected(&((granule + number) << bits..(granule + number + 1) << bits)),
                 },
                 other => other,
             };

@@ -25,6 +25,7 @@ impl Image {
 
     /// Writes, and allocates what is not there: first the data, then the entry of the table.
     pub(in crate::qcow2) fn write_data(&self, tables: &Tables, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.note_change(&(offset..offset + data.len() as u64));
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
@@ -50,6 +51,8 @@ impl Image {
     /// Writes data to new clusters, and enters them.
     pub(super) fn write_new(&self, tables: &Tables, new: New<'_>, at: u64, data: &[u8]) -> io::Result<()> {
         let (range, host) = (new.range(), new.host());
+        // All of it is in the image from now on.
+        self.note_change(&range);
         self.fill(tables, &new, at, data)?;
         // Who looks up meanwhile finds the old place, where the same is, until this request ends.
         new.commit()?;

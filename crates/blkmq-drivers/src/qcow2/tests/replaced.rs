@@ -5,7 +5,7 @@ use blkmq_host::device::GivenUp;
 use super::*;
 
 /// Replaces the image below the disk of a rig, as the engine does.
-fn replace(rig: &mut Rig, wanted: Replacement) -> std::io::Result<()> {
+pub(super) fn replace(rig: &mut Rig, wanted: Replacement) -> std::io::Result<()> {
     let device = rig.device.clone();
     let hctx = std::cell::RefCell::new(&mut rig.hctx);
     device.replace(&[(DiskId(0), wanted)], &|| {

@@ -216,8 +216,10 @@ impl Control {
     pub fn replace_disks(&self, wanted: &[(String, Replacement)]) -> Result<(), Error> {
         let changing = self.changing()?;
         // That takes long and changes nothing: other changes go on meanwhile.
-        let is_change =
-            |(_, replacement): &(String, Replacement)| !matches!(replacement, Replacement::SettleFlat(_));
+        let is_change = |(_, replacement): &(String, Replacement)| {
+            use Replacement::{LeaveCommit, SettleCommit, SettleFlat};
+            !matches!(replacement, SettleFlat(_) | SettleCommit(_) | LeaveCommit)
+        };
         let _changing = wanted.iter().any(is_change).then_some(changing);
         let disks = self.shared.disks();
         let mut found: Vec<(DiskId, Replacement)> = Vec::new();

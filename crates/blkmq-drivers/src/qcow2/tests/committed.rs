@@ -1,0 +1,587 @@
+//! Tests of images that are committed into their bases, while they are used.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+use blkmq_host::device::{Extent, GivenUp};
+
+use super::replaced::replace;
+use super::*;
+use crate::file::{FileConfig, FileDisk};
+
+/// Makes a base in `base` that is not all zeroes, and an image on it.
+fn overlay(scratch: &Scratch, base: &str, image: &str) -> bool {
+    std::fs::write(scratch.path("first"), noise(BASE as usize, 3)).unwrap();
+    let format = if base == "raw" { "raw" } else { "qcow2" };
+    let made = match base {
+        "raw" => std::fs::copy(scratch.path("first"), scratch.path("base")).is_ok(),
+        "on a base" => {
+            let words = "create -q -f qcow2 -o cluster_size=4096 -b first -F raw base 3M";
+            qemu(scratch, "qemu-img", words).is_some()
+        }
+        options => {
+            let words = format!("convert -f raw -O qcow2 {options} first base");
+            qemu(scratch, "qemu-img", &words).is_some()
+        }
+    };
+    let words = format!("create -q -f qcow2 {image} -b base -F {format} image 5M");
+    made && qemu(scratch, "qemu-img", &words).is_some()
+}
+
+/// Bytes of which no sector is as another one.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut chance = Chance::new(seed, 0);
+    let words = (0..len / 8).map(|_| chance.bits().to_le_bytes());
+    words.flatten().collect()
+}
+
+/// What QEMU reads of a file of a format.
+fn content(scratch: &Scratch, format: &str, name: &str) -> Vec<u8> {
+    let words = format!("convert -f {format} -O raw {name} raw");
+    qemu(scratch, "qemu-img", &words).unwrap();
+    std::fs::read(scratch.path("raw")).unwrap()
+}
+
+/// What is left to be copied.
+fn left(rig: &Rig, size: u64) -> Vec<Extent> {
+    let (mut all, mut at) = (Vec::new(), 0);
+    while at < size {
+        let first = all.len();
+        rig.device.left(DiskId(0), at, size - at, 7, &mut all).unwrap();
+        at += all[first..].iter().map(|extent| extent.len).sum::<u64>();
+    }
+    all
+}
+
+fn copy_down(rig: &mut Rig, offset: u64, len: u64) {
+    assert_eq!(rig.run(flagged(Op::Read, Flags::TASK, offset, len)), Status::Ok);
+}
+
+fn settle(rig: &mut Rig) -> std::io::Result<()> {
+    replace(rig, Replacement::SettleCommit(GivenUp::default()))
+}
+
+/// Copies all that is left, in pieces as a job does.
+fn copy_all(rig: &mut Rig, size: u64) {
+    let mut at = 0;
+    for extent in left(rig, size) {
+        let end = at + extent.len;
+        while !extent.zero && at < end {
+            let len = (end - at).min(256 << 10);
+            copy_down(rig, at, len);
+            at += len;
+        }
+        at = end;
+    }
+}
+
+/// Writes and discards by chance, and keeps what is to be read then.
+fn change(rig: &mut Rig, chance: &mut Chance, wanted: &mut [u8], count: u32) {
+    for _ in 0..count {
+        let len = [512, 4096, 20480, 300_032][chance.bits() as usize % 4];
+        let at = chance.bits() as usize % ((wanted.len() - len) / 512) * 512;
+        let fill = noise(len, chance.bits());
+        match chance.bits() % 4 {
+            0 => {
+                let zeroed = flagged(Op::WriteZeroes, Flags::NONE, at as u64, len as u64);
+                assert_eq!(rig.run(zeroed), Status::Ok);
+                wanted[at..at + len].fill(0);
+            }
+            _ => {
+                assert_eq!(rig.write(Flags::NONE, at as u64, &fill), Status::Ok);
+                wanted[at..at + len].copy_from_slice(&fill);
+            }
+        }
+    }
+}
+
+#[test]
+fn committed_image_is_empty_and_bases_of_all_shapes_have_what_it_had() {
+    let images = [
+        "-o cluster_size=65536",
+        "-o cluster_size=512",
+        "-o cluster_size=2M",
+        "-o extended_l2=on",
+        "-o compat=0.10",
+    ];
+    let bases = [
+        "raw",
+        "-o cluster_size=4096",
+        "-c -o cluster_size=2M",
+        "-o compat=0.10",
+        "-o extended_l2=on",
+        "-o data_file=base.data",
+        "on a base",
+    ];
+    let all = bases
+        .iter()
+        .flat_map(|base| images.iter().map(move |image| (base, image)));
+    for (seed, (base, image)) in (0..).zip(all) {
+        let scratch = Scratch::new("committed");
+        if !overlay(&scratch, base, image) {
+            return;
+        }
+        let what = format!("{base:?} below {image:?}");
+        let mut wanted = content(&scratch, "qcow2", "image");
+        let mut rig = Rig::at(&scratch.path("image"));
+        let mut chance = Chance::new(seed, 1);
+        change(&mut rig, &mut chance, &mut wanted, 20);
+        for round in 0..2 {
+            replace(&mut rig, Replacement::BeginCommit).unwrap();
+            change(&mut rig, &mut chance, &mut wanted, 5);
+            for _ in 0..2 {
+                copy_all(&mut rig, SIZE);
+                assert!(left(&rig, SIZE).iter().all(|extent| extent.zero), "{what}");
+                change(&mut rig, &mut chance, &mut wanted, 10);
+                assert!(rig.read(0, SIZE as usize) == wanted, "{what}: meanwhile");
+                settle(&mut rig).unwrap();
+            }
+            assert!(left(&rig, SIZE).iter().any(|extent| !extent.zero), "{what}");
+            // Clusters as large as the image's are copied for others, and one that is read keeps its old place.
+            change(&mut rig, &mut chance, &mut wanted, 3);
+            replace(&mut rig, Replacement::Commit).unwrap();
+            assert!(
+                rig.read(0, SIZE as usize) == wanted,
+                "{what}: afterwards, {round}"
+            );
+            let taken = std::fs::metadata(scratch.path("image")).unwrap().blocks() * 512;
+            assert!(taken <= 64 << 10, "{what}: {taken} bytes");
+        }
+        let was = wanted.clone();
+        change(&mut rig, &mut chance, &mut wanted, 5);
+        rig.flush();
+        drop(rig);
+        let format = if *base == "raw" { "raw" } else { "qcow2" };
+        assert!(content(&scratch, format, "base") == was, "{what}: the base");
+        assert!(content(&scratch, "qcow2", "image") == wanted, "{what}: the image");
+        check(&scratch, &scratch.path("image"));
+        if format == "qcow2" {
+            check(&scratch, &scratch.path("base"));
+        }
+        let first = std::fs::read(scratch.path("first")).unwrap();
+        assert!(first == noise(BASE as usize, 3), "{what}: what is below the base");
+    }
+}
+
+/// The base may be read only together with what hides it until the image is empty.
+#[test]
+fn image_that_is_being_committed_is_right_at_each_moment() {
+    for (base, image) in [
+        ("raw", "-o cluster_size=4096"),
+        ("-o cluster_size=65536", "-o cluster_size=65536"),
+        ("-c", "-o extended_l2=on"),
+    ] {
+        let scratch = Scratch::new("commit-moments");
+        if !overlay(&scratch, base, image) {
+            return;
+        }
+        let mut wanted = content(&scratch, "qcow2", "image");
+        let mut rig = Rig::at(&scratch.path("image"));
+        let mut chance = Chance::new(5, 2);
+        change(&mut rig, &mut chance, &mut wanted, 30);
+        rig.flush();
+        replace(&mut rig, Replacement::BeginCommit).unwrap();
+        let mut at = 0;
+        while at < SIZE {
+            copy_down(&mut rig, at, 256 << 10);
+            at += 256 << 10;
+            if at.is_multiple_of(1 << 20) {
+                change(&mut rig, &mut chance, &mut wanted, 2);
+                rig.flush();
+            }
+            // As a kill leaves it: what was written is in the files.
+            std::fs::create_dir_all(scratch.path("killed")).unwrap();
+            for name in ["image", "base", "first"] {
+                std::fs::copy(scratch.path(name), scratch.path(&format!("killed/{name}"))).unwrap();
+            }
+            assert!(
+                content(&scratch, "qcow2", "killed/image") == wanted,
+                "{base}: at {at}"
+            );
+            let said = qemu_said(&scratch, "check -f qcow2 killed/image");
+            assert!(!said.contains("corrupt"), "{said}");
+            if base != "raw" {
+                let said = qemu_said(&scratch, "check -f qcow2 killed/base");
+                assert!(!said.contains("corrupt"), "{said}");
+            }
+        }
+    }
+}
+
+/// What `qemu-img` says, whatever its end: it ends with an error if clusters are lost.
+fn qemu_said(scratch: &Scratch, words: &str) -> String {
+    let mut command = Command::new("qemu-img");
+    let output = command
+        .args(words.split(' '))
+        .current_dir(&scratch.0)
+        .output()
+        .unwrap();
+    String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+}
+
+#[test]
+fn requests_under_way_go_on_while_an_image_is_committed() {
+    for (base, image) in [
+        ("raw", "-o cluster_size=16384"),
+        ("-c -o cluster_size=2M", "-o cluster_size=4096"),
+        ("-o cluster_size=4096", "-o cluster_size=2M"),
+    ] {
+        let scratch = Scratch::new("commit-load");
+        if !overlay(&scratch, base, image) {
+            return;
+        }
+        let wanted = load(&scratch, &mut Rig::at(&scratch.path("image")));
+        let found = content(&scratch, "qcow2", "image");
+        let firsts: Vec<u8> = found.chunks(4096).map(|block| block[0]).collect();
+        let differ = (0..wanted.len()).filter(|at| wanted[*at] != 0 && wanted[*at] != firsts[*at]);
+        assert_eq!(differ.collect::<Vec<_>>(), [], "{base}");
+        assert!(
+            found
+                .chunks(4096)
+                .zip(&wanted)
+                .all(|(block, wanted)| { *wanted == 0 || block.iter().all(|byte| byte == wanted) })
+        );
+        check(&scratch, &scratch.path("image"));
+        let base_format = if base == "raw" { "raw" } else { "qcow2" };
+        if base_format == "qcow2" {
+            check(&scratch, &scratch.path("base"));
+        }
+    }
+}
+
+/// Keeps requests under way, of which each is checked, while the image is committed again and again. Returns what each
+/// block has, 0 if it was not written.
+fn load(scratch: &Scratch, rig: &mut Rig) -> Vec<u8> {
+    let mut generation = vec![0u8; (SIZE / 4096) as usize];
+    let mut chance = Chance::new(7, 7);
+    let (ask, asked) = std::sync::mpsc::channel::<()>();
+    let (answer, answered) = std::sync::mpsc::channel::<()>();
+    let (copy, to_copy) = std::sync::mpsc::channel::<std::ops::Range<u64>>();
+    let (copied, was_copied) = std::sync::mpsc::channel::<()>();
+    let device = rig.device.clone();
+    let path = scratch.path("image");
+    std::thread::scope(|scope| {
+        let commits = scope.spawn(move || {
+            let replace = |wanted| {
+                device.replace(&[(DiskId(0), wanted)], &|| {
+                    ask.send(()).unwrap();
+                    answered.recv().map_err(std::io::Error::other)
+                })
+            };
+            for _ in 0..4 {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                replace(Replacement::BeginCommit).unwrap();
+                for _ in 0..2 {
+                    let (mut at, mut all) = (0, Vec::new());
+                    device.left(DiskId(0), 0, SIZE, 10_000, &mut all).unwrap();
+                    for extent in all {
+                        let end = at + extent.len;
+                        while !extent.zero && at < end {
+                            let part = at..end.min(at + (256 << 10));
+                            at = part.end;
+                            copy.send(part).unwrap();
+                            was_copied.recv().unwrap();
+                        }
+                        at = end;
+                    }
+                    replace(Replacement::SettleCommit(GivenUp::default())).unwrap();
+                }
+                replace(Replacement::Commit).unwrap();
+                assert!(std::fs::metadata(&path).unwrap().len() < 16 << 20);
+            }
+        });
+        let mut memory: Vec<Mapping> = (0..DEPTH).map(|_| Mapping::new(4096).unwrap()).collect();
+        let mut left = vec![None; DEPTH as usize];
+        let mut done = Vec::new();
+        let mut has_task = false;
+        while !commits.is_finished() || left.iter().any(Option::is_some) {
+            for tag in 0..DEPTH as usize - 1 {
+                if left[tag].is_some() || commits.is_finished() {
+                    continue;
+                }
+                let block = chance.bits() as usize % generation.len();
+                if left.iter().flatten().any(|(other, _)| *other == block) {
+                    continue;
+                }
+                let is_write = !chance.bits().is_multiple_of(3);
+                if is_write {
+                    generation[block] = generation[block].wrapping_add(1).max(1);
+                    memory[tag].bytes_mut().fill(generation[block]);
+                }
+                let op = if is_write { Op::Write } else { Op::Read };
+                let bytes = lend(memory[tag].bytes_mut());
+                let rq = request_with(op, Flags::NONE, 0, block as u64 * 4096, &[bytes]);
+                match rig.hctx.issue(&rq, cookie(tag as u32), true, Instant(0)) {
+                    Issued::Queued => left[tag] = Some((block, is_write)),
+                    Issued::Done(status) => assert_eq!(status, Status::Ok),
+                    _ => panic!("there is room"),
+                }
+            }
+            if asked.try_recv().is_ok() {
+                rig.hctx.refresh_disks().unwrap();
+                answer.send(()).unwrap();
+            }
+            if !has_task && let Ok(part) = to_copy.try_recv() {
+                let rq = flagged(Op::Read, Flags::TASK, part.start, part.end - part.start);
+                let issued = rig.hctx.issue(&rq, cookie(DEPTH - 1), true, Instant(0));
+                assert_eq!(issued, Issued::Queued);
+                has_task = true;
+            }
+            rig.reap(&mut done);
+            for end in done.drain(..) {
+                assert_eq!(end.status, Status::Ok);
+                let tag = end.cookie.tag().index();
+                if tag == DEPTH as usize - 1 {
+                    has_task = false;
+                    copied.send(()).unwrap();
+                    continue;
+                }
+                let (block, is_write) = left[tag].take().unwrap();
+                let found = &*memory[tag].bytes_mut();
+                let wanted = generation[block];
+                assert!(
+                    wanted == 0 || found.iter().all(|byte| *byte == wanted),
+                    "block {block}: write {is_write}"
+                );
+            }
+        }
+    });
+    rig.flush();
+    generation
+}
+
+#[test]
+fn base_that_others_use_or_nobody_may_write_is_refused_and_used_as_before() {
+    let scratch = Scratch::new("commit-refused");
+    if !overlay(&scratch, "-o cluster_size=65536", "") {
+        return;
+    }
+    let words = "create -q -f qcow2 -b base -F qcow2 other 5M";
+    qemu(&scratch, "qemu-img", words).unwrap();
+    let mut rig = Rig::at(&scratch.path("image"));
+    assert_eq!(rig.write(Flags::NONE, 0, &[9; 4096]), Status::Ok);
+    let mut begin = |part: &str| {
+        let error = replace(&mut rig, Replacement::BeginCommit)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("base") && error.contains(part), "{error}");
+    };
+    let other = ImageDisk::open(&config(&scratch.path("other"))).unwrap();
+    begin("others of this daemon");
+    drop(other);
+    let reader = FileConfig {
+        path: scratch.path("base"),
+        read_only: true,
+        ..FileConfig::default()
+    };
+    let reader = FileDisk::open(&reader).unwrap();
+    begin("this process");
+    drop(reader);
+    let mode =
+        |mode| std::fs::set_permissions(scratch.path("base"), PermissionsExt::from_mode(mode)).unwrap();
+    mode(0o444);
+    begin("chmod");
+    mode(0o644);
+    // Another file is where it was.
+    std::fs::rename(scratch.path("base"), scratch.path("moved")).unwrap();
+    begin("No such file");
+    std::fs::copy(scratch.path("moved"), scratch.path("base")).unwrap();
+    begin("another file is there now");
+    std::fs::rename(scratch.path("moved"), scratch.path("base")).unwrap();
+    // It is locked as before.
+    let writer = FileConfig {
+        path: scratch.path("base"),
+        ..FileConfig::default()
+    };
+    assert!(
+        FileDisk::open(&writer)
+            .unwrap_err()
+            .to_string()
+            .contains("in use")
+    );
+    let other = ImageDisk::open(&config(&scratch.path("other"))).unwrap();
+    assert!(Arc::ptr_eq(
+        other.image.base().unwrap(),
+        rig_image(&rig).base().unwrap()
+    ));
+    drop(other);
+    // While it is written, nobody can begin to use it.
+    replace(&mut rig, Replacement::BeginCommit).unwrap();
+    for path in ["other", "base"] {
+        let error = ImageDisk::open(&config(&scratch.path(path)))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("in use"), "{error}");
+    }
+    replace(&mut rig, Replacement::LeaveCommit).unwrap();
+    let other = ImageDisk::open(&config(&scratch.path("other"))).unwrap();
+    assert_eq!(other.image.size(), SIZE);
+    assert_eq!(rig.read(0, 4096), [9; 4096]);
+}
+
+/// The image that is served.
+fn rig_image(rig: &Rig) -> Arc<Image> {
+    rig.device.image(DiskId(0)).unwrap()
+}
+
+#[test]
+fn images_that_cannot_be_committed_say_why() {
+    let scratch = Scratch::new("commit-not");
+    if qemu(&scratch, "qemu-img", "create -q -f qcow2 alone 1M").is_none() {
+        return;
+    }
+    let begin = |name: &str, is_read_only: bool, part: &str| {
+        let config = Qcow2Config {
+            read_only: is_read_only,
+            ..config(&scratch.path(name))
+        };
+        let error = replace(&mut Rig::open(&config), Replacement::BeginCommit).unwrap_err();
+        assert!(error.to_string().contains(part), "{name}: {error}");
+    };
+    begin("alone", false, "lies on nothing");
+    assert!(overlay(&scratch, "raw", ""));
+    begin("image", true, "read-only");
+    qemu(&scratch, "qemu-img", "snapshot -c one image").unwrap();
+    begin("image", false, "snapshots inside");
+    qemu(
+        &scratch,
+        "qemu-img",
+        "create -q -f qcow2 -o data_file=data -b base -F raw beside 1M",
+    )
+    .unwrap();
+    begin("beside", false, "file of its own");
+}
+
+#[test]
+fn image_is_committed_only_when_all_was_copied_and_may_begin_again() {
+    let scratch = Scratch::new("commit-settled");
+    if !overlay(&scratch, "raw", "") {
+        return;
+    }
+    let mut wanted = content(&scratch, "qcow2", "image");
+    let mut rig = Rig::at(&scratch.path("image"));
+    let early = replace(&mut rig, Replacement::Commit).unwrap_err().to_string();
+    assert!(early.contains("begin again"), "{early}");
+    change(&mut rig, &mut Chance::new(1, 1), &mut wanted, 10);
+    for end in [Replacement::LeaveCommit, Replacement::Commit] {
+        replace(&mut rig, Replacement::BeginCommit).unwrap();
+        let early = settle(&mut rig).unwrap_err().to_string();
+        assert!(early.contains("was not copied"), "{early}");
+        let early = replace(&mut rig, Replacement::Commit).unwrap_err().to_string();
+        assert!(early.contains("begin again"), "{early}");
+        copy_all(&mut rig, SIZE);
+        let given_up = GivenUp::default();
+        given_up.give_up();
+        let left = replace(&mut rig, Replacement::SettleCommit(given_up)).unwrap_err();
+        assert!(left.to_string().contains("it was given up"), "{left}");
+        settle(&mut rig).unwrap();
+        replace(&mut rig, end).unwrap();
+        assert!(rig.read(0, SIZE as usize) == wanted);
+        assert_eq!(rig.write(Flags::NONE, 4096, &[8; 4096]), Status::Ok);
+        wanted[4096..8192].fill(8);
+    }
+    rig.flush();
+    // It is the image of a disk as any other, and lies on the same base.
+    assert_eq!(rig.device.resize(DiskId(0), Some(6 << 20)).unwrap(), 6 << 20);
+    wanted.resize(6 << 20, 0);
+    replace(&mut rig, Replacement::BeginCommit).unwrap();
+    assert_eq!(rig.device.resize(DiskId(0), Some(7 << 20)).unwrap(), 7 << 20);
+    assert_eq!(rig.write(Flags::NONE, (7 << 20) - 512, &[7; 512]), Status::Ok);
+    wanted.resize(7 << 20, 0);
+    wanted[(7 << 20) - 512..].fill(7);
+    copy_all(&mut rig, 7 << 20);
+    settle(&mut rig).unwrap();
+    replace(&mut rig, Replacement::Commit).unwrap();
+    assert!(rig.read(0, 7 << 20) == wanted);
+    drop(rig);
+    assert!(content(&scratch, "raw", "base") == wanted);
+    let info = qemu(&scratch, "qemu-img", "info -f qcow2 image").unwrap();
+    assert!(info.contains("backing file: base"), "{info}");
+    check(&scratch, &scratch.path("image"));
+}
+
+/// Tables of a former moment take the place of those in memory: what was copied of newer ones counts no more.
+#[test]
+fn commit_begins_again_when_the_image_was_opened_again_after_a_failed_sync() {
+    let scratch = Scratch::new("commit-reopened");
+    if !overlay(&scratch, "raw", "") {
+        return;
+    }
+    let mut rig = Rig::at(&scratch.path("image"));
+    assert_eq!(rig.write(Flags::NONE, 0, &[4; 65536]), Status::Ok);
+    rig.flush();
+    replace(&mut rig, Replacement::BeginCommit).unwrap();
+    assert_eq!(rig.write(Flags::NONE, 65536, &[5; 65536]), Status::Ok);
+    copy_all(&mut rig, SIZE);
+    settle(&mut rig).unwrap();
+    let image = rig_image(&rig);
+    image.files()[0].fail_syncs(true);
+    assert_eq!(rig.run(request(Op::Flush, 0, 0)), Status::Io);
+    rig.device.reopen(DiskId(0)).unwrap();
+    let again = replace(&mut rig, Replacement::Commit).unwrap_err().to_string();
+    assert!(again.contains("opened again"), "{again}");
+    copy_all(&mut rig, SIZE);
+    settle(&mut rig).unwrap();
+    replace(&mut rig, Replacement::Commit).unwrap();
+    assert_eq!(rig.read(0, 65536), [4; 65536]);
+}
+
+#[test]
+fn image_whose_commit_a_context_refuses_goes_on_and_its_base_is_as_before() {
+    for refused in [Replacement::BeginCommit, Replacement::Commit] {
+        let scratch = Scratch::new("commit-refused-late");
+        if !overlay(&scratch, "-o cluster_size=65536", "") {
+            return;
+        }
+        let mut wanted = content(&scratch, "qcow2", "image");
+        let mut rig = Rig::at(&scratch.path("image"));
+        change(&mut rig, &mut Chance::new(1, 1), &mut wanted, 10);
+        if refused == Replacement::Commit {
+            replace(&mut rig, Replacement::BeginCommit).unwrap();
+            copy_all(&mut rig, SIZE);
+            settle(&mut rig).unwrap();
+        }
+        let (device, mut is_first) = (rig.device.clone(), true);
+        let hctx = std::cell::RefCell::new((&mut rig.hctx, &mut is_first));
+        let refresh = || {
+            let (hctx, is_first) = &mut *hctx.borrow_mut();
+            hctx.refresh_disks().map_err(std::io::Error::other)?;
+            match std::mem::take(*is_first) {
+                true => Err(std::io::Error::other("no")),
+                false => Ok(()),
+            }
+        };
+        let error = device
+            .replace(&[(DiskId(0), refused.clone())], &refresh)
+            .unwrap_err();
+        assert_eq!(error.to_string(), "no");
+        change(&mut rig, &mut Chance::new(2, 1), &mut wanted, 10);
+        assert!(rig.read(0, SIZE as usize) == wanted, "{refused:?}");
+        replace(&mut rig, Replacement::LeaveCommit).unwrap();
+        // Others may read it, and nobody may write it.
+        let base = |read_only| Qcow2Config {
+            read_only,
+            ..config(&scratch.path("base"))
+        };
+        assert!(ImageDisk::open(&base(false)).is_err(), "{refused:?}");
+        drop(ImageDisk::open(&base(true)).unwrap_or_else(|error| panic!("{refused:?}: {error}")));
+        rig.flush();
+        drop((rig, device));
+        assert!(content(&scratch, "qcow2", "image") == wanted, "{refused:?}");
+        check(&scratch, &scratch.path("image"));
+        check(&scratch, &scratch.path("base"));
+        let left = std::fs::read_dir(&scratch.0).unwrap();
+        let left = left.filter(|entry| {
+            entry
+                .as_ref()
+                .unwrap()
+                .path()
+                .to_string_lossy()
+                .contains(".blkmq")
+        });
+        assert_eq!(left.count(), 0, "files are left behind");
+    }
+}
+
+/// Bytes of the base, and of the image.
+const BASE: u64 = 2_500_096;
+const SIZE: u64 = 5 << 20;
