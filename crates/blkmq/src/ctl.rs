@@ -140,6 +140,18 @@ pub enum CtlCommand {
         #[arg(long)]
         no_wait: bool,
     },
+    /// Write what the image of a disk has into its base, while it is used: the image is empty then
+    Commit {
+        /// The disk
+        #[arg(add = ArgValueCompleter::new(Disks))]
+        disk: String,
+        /// Weight of this work among the disk's neighbours, 1 to 1000
+        #[arg(long, default_value_t = 100)]
+        weight: u16,
+        /// Do not wait until it is done
+        #[arg(long)]
+        no_wait: bool,
+    },
     /// List what the daemon does in the background, and how it ended
     Jobs,
     /// Give up what is done to a disk in the background
@@ -454,7 +466,12 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             disk,
             weight,
             no_wait,
-        } => jobs::flatten(client, disk, *weight, !no_wait),
+        } => jobs::begin(client, "disk.flatten", disk, *weight, !no_wait),
+        CtlCommand::Commit {
+            disk,
+            weight,
+            no_wait,
+        } => jobs::begin(client, "disk.commit", disk, *weight, !no_wait),
         CtlCommand::Jobs => jobs::list(client, args.json),
         CtlCommand::Cancel { disk } => client.call("job.cancel", &json!({"disk": disk})).map(drop),
         CtlCommand::Unlock { disk, key_file } => {

@@ -254,6 +254,7 @@ pub(super) static METHODS: &[Method] = &[
     change("disk.reset", images::RESET_HELP, images::reset),
     change("disk.clone", images::CLONE_HELP, images::clone),
     change("disk.flatten", jobs::FLATTEN_HELP, jobs::flatten),
+    change("disk.commit", jobs::COMMIT_HELP, jobs::commit),
     ask("job.list", jobs::LIST_HELP, jobs::list),
     change("job.cancel", jobs::CANCEL_HELP, jobs::cancel),
     change(

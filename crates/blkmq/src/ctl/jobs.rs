@@ -1,4 +1,4 @@
-//! `ctl flatten` and `ctl jobs`: work of the daemon in the background, shown until it has ended.
+//! `ctl flatten`, `ctl commit` and `ctl jobs`: work of the daemon in the background, shown until it has ended.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::table::{Column, table};
 use crate::control::client::Client;
 use crate::stdout::{has_reader_left_within, print};
 
-/// Begins to make a disk's image flat, and waits until it is, unless that is not wanted.
+/// Begins work on a disk's image by this method, and waits for its end, unless that is not wanted.
 ///
 /// # Errors
 /// It cannot be, or was given up.
-pub(super) fn flatten(client: &mut Client, disk: &str, weight: u16, waits: bool) -> Result<()> {
-    client.call("disk.flatten", &json!({"disk": disk, "weight": weight}))?;
+pub(super) fn begin(client: &mut Client, method: &str, disk: &str, weight: u16, waits: bool) -> Result<()> {
+    client.call(method, &json!({"disk": disk, "weight": weight}))?;
     match waits {
         true => wait(client, disk),
         false => Ok(()),

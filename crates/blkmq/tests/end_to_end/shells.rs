@@ -185,6 +185,11 @@ fn tenant_with_a_shell_controls_its_groups_and_not_the_daemon() {
                 json!({"disk": "alice"}),
                 "is for the daemon's user",
             ),
+            (
+                "disk.commit",
+                json!({"disk": "alice"}),
+                "is for the daemon's user",
+            ),
             ("trace.start", json!({}), "is for the daemon's user"),
             ("log.set", json!({"filter": "trace"}), "is for the daemon's user"),
             ("daemon.drain", json!({}), "is for the daemon's user"),

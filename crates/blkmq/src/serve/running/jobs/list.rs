@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use blkmq_host::device::GivenUp;
 use blkmq_host::service::Waker;
 
@@ -13,9 +13,37 @@ use blkmq_host::service::Waker;
 #[derive(Debug, Default)]
 pub(crate) struct Jobs(Mutex<BTreeMap<String, Arc<Job>>>);
 
+/// What is done to an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// What it lies on is copied into it.
+    Flatten,
+    /// It is written into what it lies on.
+    Commit,
+}
+
+impl Kind {
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Flatten => "flatten",
+            Self::Commit => "commit",
+        }
+    }
+
+    /// What happens to the image, for people.
+    fn describe(self) -> &'static str {
+        match self {
+            Self::Flatten => "it is being made flat",
+            Self::Commit => "it is being committed into its base",
+        }
+    }
+}
+
 /// A job.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Job {
+    pub(super) kind: Kind,
     /// Bytes of the disk, and those that are done with. Relaxed, as all uses: counts for people.
     pub(super) all: AtomicU64,
     pub(super) done: AtomicU64,
@@ -30,6 +58,7 @@ pub(super) struct Job {
 /// What is told of a job.
 pub(crate) struct Report {
     pub(crate) disk: String,
+    pub(crate) kind: Kind,
     pub(crate) all: u64,
     pub(crate) done: u64,
     /// How it ended, if it did.
@@ -41,6 +70,7 @@ impl Jobs {
     pub(crate) fn reports(&self) -> Vec<Report> {
         let report = |(disk, job): (&String, &Arc<Job>)| Report {
             disk: disk.clone(),
+            kind: job.kind,
             all: job.all.load(Ordering::Relaxed),
             done: job.done.load(Ordering::Relaxed),
             end: job.lock_end().as_ref().map(|(_, end)| end.clone()),
@@ -64,26 +94,27 @@ impl Jobs {
     /// # Errors
     /// It has one.
     pub(super) fn check_free(&self, disk: &str) -> Result<()> {
-        let is_free = self.lock().get(disk).is_none_or(|job| job.has_ended());
-        ensure!(
-            is_free,
-            "disk {disk}: it is being made flat: wait for the end, which ctl jobs shows, or give that up by ctl cancel {disk}"
-        );
-        Ok(())
+        match self.lock().get(disk).filter(|job| !job.has_ended()) {
+            None => Ok(()),
+            Some(job) => bail!(
+                "disk {disk}: {}: wait for the end, which ctl jobs shows, or give that up by ctl cancel {disk}",
+                job.kind.describe()
+            ),
+        }
     }
 
     /// Adds a job of a disk that has none.
     ///
     /// # Errors
     /// There are [`RUNNING_MAX`].
-    pub(super) fn add(&self, disk: &str) -> Result<Arc<Job>> {
+    pub(super) fn add(&self, disk: &str, kind: Kind) -> Result<Arc<Job>> {
         let mut jobs = self.lock();
         let running = jobs.values().filter(|job| !job.has_ended()).count();
         ensure!(
             running < RUNNING_MAX,
-            "disk {disk}: {running} disks are being made flat, and more cannot be at a time: wait for one of them, see ctl jobs"
+            "disk {disk}: {running} disks are being made flat or committed, and more cannot be at a time: wait for one of them, see ctl jobs"
         );
-        let job = Arc::new(Job::default());
+        let job = Arc::new(Job::new(kind));
         jobs.insert(disk.to_owned(), Arc::clone(&job));
         let mut ended: Vec<(Instant, String)> = jobs
             .iter()
@@ -132,6 +163,18 @@ fn end_within(jobs: &[Arc<Job>], limit: Duration) -> bool {
 }
 
 impl Job {
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            all: AtomicU64::default(),
+            done: AtomicU64::default(),
+            given_up: GivenUp::default(),
+            waker: Mutex::default(),
+            end: Mutex::default(),
+            ended: Condvar::default(),
+        }
+    }
+
     fn has_ended(&self) -> bool {
         self.lock_end().is_some()
     }
@@ -179,25 +222,27 @@ mod tests {
     fn jobs_beyond_the_limit_are_refused_until_one_has_ended() {
         let jobs = Jobs::default();
         let all: Vec<_> = (0..RUNNING_MAX)
-            .map(|number| jobs.add(&format!("vm{number}")).unwrap())
+            .map(|number| jobs.add(&format!("vm{number}"), Kind::Flatten).unwrap())
             .collect();
-        let refused = jobs.add("other").unwrap_err().to_string();
+        let refused = jobs.add("other", Kind::Commit).unwrap_err().to_string();
         assert!(refused.contains("disk other: 16 disks"), "{refused}");
         assert!(jobs.check_free("vm3").is_err());
         all[3].end(Ok(()));
         jobs.check_free("vm3").unwrap();
-        jobs.add("other").unwrap();
-        jobs.add("another").unwrap_err();
+        jobs.add("other", Kind::Commit).unwrap();
+        jobs.add("another", Kind::Commit).unwrap_err();
     }
 
     #[test]
     fn jobs_that_have_ended_long_ago_are_forgotten() {
         let jobs = Jobs::default();
-        let running = jobs.add("running").unwrap();
+        let running = jobs.add("running", Kind::Flatten).unwrap();
         for number in 0..KEPT + 9 {
-            jobs.add(&format!("vm{number}")).unwrap().end(Ok(()));
+            jobs.add(&format!("vm{number}"), Kind::Flatten)
+                .unwrap()
+                .end(Ok(()));
         }
-        jobs.add("next").unwrap();
+        jobs.add("next", Kind::Commit).unwrap();
         let listed: Vec<String> = jobs.reports().into_iter().map(|report| report.disk).collect();
         assert_eq!(listed.len(), KEPT + 2);
         for (disk, is_there) in [("vm8", false), ("vm9", true), ("running", true), ("next", true)] {
@@ -209,7 +254,10 @@ mod tests {
     #[test]
     fn jobs_are_cancelled_and_waited_for_within_one_limit() {
         let jobs = Jobs::default();
-        let (one, _other) = (jobs.add("one").unwrap(), jobs.add("other").unwrap());
+        let (one, _other) = (
+            jobs.add("one", Kind::Commit).unwrap(),
+            jobs.add("other", Kind::Commit).unwrap(),
+        );
         assert!(jobs.end("none", Duration::ZERO));
         std::thread::scope(|scope| {
             scope.spawn(|| {
