@@ -10,7 +10,9 @@ use anyhow::{Context, Result};
 use blkmq_drivers::keys::Pairs;
 use blkmq_host::found::{open_file, open_file_or_device, open_inherited};
 use blkmq_host::value::{self, ConfigError};
-use blkmq_luks::Secret;
+
+pub use blkmq_luks::Secret;
+pub use blkmq_luks::secret::KEY_BYTES_MAX;
 
 pub use self::keyring::{Found, Keyring, Known, Opened, PlannedLuks, refuse};
 

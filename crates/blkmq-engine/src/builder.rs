@@ -1,6 +1,10 @@
 //! The description of an engine: disks, groups and queues in the words of the command. `engine` is what
 //! becomes of it.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use blkmq_config::luks::{KEY_BYTES_MAX, Keyring, Secret};
 use blkmq_config::{Config, DiskSpec, Plan, Registries, group, plan_with_all_groups};
 use blkmq_host::EngineConfig;
 
@@ -14,6 +18,8 @@ use crate::sys::count_forks;
 pub struct Builder {
     toml: String,
     disks: Vec<String>,
+    /// Passphrases of encrypted disks, or why there is none.
+    keys: BTreeMap<String, Result<Arc<Secret>, String>>,
     groups: Vec<String>,
     scheduler: Option<String>,
     threads: Option<usize>,
@@ -26,6 +32,7 @@ impl Default for Builder {
         Self {
             toml: String::new(),
             disks: Vec::new(),
+            keys: BTreeMap::new(),
             groups: Vec::new(),
             scheduler: None,
             threads: None,
@@ -39,6 +46,25 @@ impl Builder {
     /// Adds a disk, as for `blkmq serve --disk`: `name=vm1,file=vm1.raw,group=/a`.
     pub fn disk(mut self, text: &str) -> Self {
         self.disks.push(text.to_owned());
+        self
+    }
+
+    /// The passphrase of an encrypted disk (`luks=`), in place of its `key=`: 1 to 65536 bytes, each of which counts. It is
+    /// copied into locked memory that is left out of cores, and wiped with the builder; the caller wipes its own.
+    pub fn key(mut self, disk: &str, passphrase: &[u8]) -> Self {
+        let kept = match passphrase.len() {
+            1..=KEY_BYTES_MAX => {
+                Secret::zeroed(passphrase.len()).map_err(|error| format!("no locked memory: {error}"))
+            }
+            len => Err(format!(
+                "its key has {len} bytes, and must have 1 to {KEY_BYTES_MAX}"
+            )),
+        };
+        let kept = kept.map(|mut secret| {
+            secret.bytes_mut().copy_from_slice(passphrase);
+            Arc::new(secret)
+        });
+        self.keys.insert(disk.to_owned(), kept);
         self
     }
 
@@ -86,7 +112,7 @@ impl Builder {
     }
 
     /// Opens the disks and starts the engine. Blocks for some milliseconds, and as long as a drive needs to
-    /// open.
+    /// open; the key slots of encrypted disks take seconds, if they were made for passphrases.
     ///
     /// # Errors
     /// The first fault of the texts, a drive that cannot be opened, or what the system lacks. Nothing is left
@@ -97,7 +123,7 @@ impl Builder {
         let config = self.config().map_err(|error| Error::configuration(&error))?;
         let planned = plan_with_all_groups(&config);
         let Plan { queues, mapped, luks } = planned.map_err(|error| Error::configuration(&error))?;
-        blkmq_config::luks::refuse(&luks).map_err(|error| Error::configuration(&error))?;
+        let keyring = self.keyring().map_err(|error| Error::configuration(&error))?;
         let threads = self.threads.or(config.reactors.map(usize::from));
         let host = blkmq_host::Engine::start(EngineConfig {
             reactors: threads.unwrap_or(1).max(1),
@@ -107,7 +133,23 @@ impl Builder {
             mapped,
             ..EngineConfig::default()
         })?;
+        let opened = keyring.open_each(&host.control(), &luks);
+        opened.map_err(|error| Error::configuration(&error))?;
         Ok(Engine::new(host))
+    }
+
+    /// The passphrases that were given.
+    fn keyring(&self) -> anyhow::Result<Keyring> {
+        let keyring = Keyring::default();
+        for (disk, key) in &self.keys {
+            let copied = match key {
+                Ok(secret) => secret.copy().map_err(anyhow::Error::from),
+                Err(problem) => Err(anyhow::anyhow!("{problem}")),
+            };
+            let copied = copied.map_err(|error| error.context(format!("disk {disk}")))?;
+            keyring.set_passphrase(disk.clone(), Ok(copied));
+        }
+        Ok(keyring)
     }
 
     fn config(&self) -> anyhow::Result<Config> {

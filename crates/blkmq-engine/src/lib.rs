@@ -33,7 +33,7 @@
 //!
 //! In `Cargo.toml` it is a path, `blkmq-engine = { path = "blkmq/crates/blkmq-engine" }`. A disk is written as for
 //! `blkmq serve --disk`: `name=NAME`, where it lies (`file=PATH`, which exists and has whole blocks, `qcow2=PATH`,
-//! `ram=SIZE`, `null=SIZE`, `nbd=URI`, `rbd=POOL/IMAGE`; or on parts of other disks, `linear=DISK:OFFSET:LENGTH`), and
+//! `ram=SIZE`, `null=SIZE`, `nbd=URI`, `rbd=POOL/IMAGE`; or on parts of other disks, `linear=DISK:OFFSET:LENGTH`; or encrypted on one, `luks=DISK`), and
 //! keys such as `read_only=on` and `group=/batch`, to which its I/O is accounted otherwise. Disks in files of one drive
 //! share a queue, and so their scheduler; only `bfq` shares by weight. Offsets and lengths are multiples of
 //! [`Disk::block_size`].
@@ -91,6 +91,35 @@
 //! # let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
 //! # while task.as_mut().poll(&mut cx)?.is_pending() {}
 //! # Ok::<(), blkmq_engine::IoError>(())
+//! ```
+//!
+//! An encrypted disk lies on another one, whose header `cryptsetup luksFormat` has written; its passphrase is in a file
+//! (`key=PATH`), or the caller has it:
+//!
+//! ```
+//! use blkmq_engine::{Buffer, Engine};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let image = std::env::temp_dir().join(format!("blkmq-doc-{}.luks", std::process::id()));
+//! # let image = image.display();
+//! # let format = format!("truncate -s 32M {image} && printf 'a passphrase' | cryptsetup luksFormat --batch-mode \
+//! #     --pbkdf pbkdf2 --pbkdf-force-iterations 1000 --key-file - {image}");
+//! # if !std::process::Command::new("sh").args(["-c", &format]).status()?.success() {
+//! #     println!("skipped: needs cryptsetup");
+//! #     return Ok(());
+//! # }
+//! # let passphrase = || b"a passphrase".to_vec();
+//! let engine = Engine::builder()
+//!     .disk(&format!("name=raw,file={image}"))
+//!     .disk("name=vm1,luks=raw")
+//!     .key("vm1", &passphrase())
+//!     .start()?;
+//! let vm1 = engine.disk("vm1")?;
+//! vm1.write(0, Buffer::from(&[7; 4096][..])).wait()?;
+//! assert!(vm1.read(0, Buffer::new(4096)).wait()?.iter().all(|&byte| byte == 7));
+//! # std::fs::remove_file(image.to_string())?;
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! | type | what it is |

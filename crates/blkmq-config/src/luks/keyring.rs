@@ -33,8 +33,9 @@ pub struct Keyring {
     disks: Mutex<BTreeMap<String, Known>>,
     /// Keys that another daemon has handed over, until the disks are opened.
     handed: Mutex<BTreeMap<String, VolumeKey>>,
-    /// What the commands of disks have printed, until these are opened.
-    printed: Mutex<BTreeMap<String, Result<Secret>>>,
+    /// Passphrases that came otherwise than `key=` can have them read, such as what commands have printed, until the disks
+    /// are opened.
+    passphrases: Mutex<BTreeMap<String, Result<Secret>>>,
 }
 
 /// What is known of an encrypted disk that an engine has, had until now, or is to have.
@@ -74,9 +75,10 @@ impl Keyring {
         open.map(|(disk, key)| Ok((disk.clone(), key.copy()?))).collect()
     }
 
-    /// Puts in what a disk's command has printed, or why it has not.
-    pub fn set_printed(&self, disk: String, passphrase: Result<Secret>) {
-        lock(&self.printed).insert(disk, passphrase);
+    /// Puts in a disk's passphrase that comes otherwise than `key=` can have it read, as what its command has printed; or
+    /// why it does not come.
+    pub fn set_passphrase(&self, disk: String, passphrase: Result<Secret>) {
+        lock(&self.passphrases).insert(disk, passphrase);
     }
 
     /// What was found when a disk was added; nothing of a disk that is not encrypted, or whose header cannot be opened.
@@ -95,14 +97,43 @@ impl Keyring {
     /// A disk that cannot be added, or cannot be opened although its key was handed over, with its name.
     pub fn open_all(&self, control: &Control, planned: Vec<PlannedLuks>) -> Result<()> {
         let mut handed = std::mem::take(&mut *lock(&self.handed));
-        let mut printed = std::mem::take(&mut *lock(&self.printed));
+        let mut passphrases = std::mem::take(&mut *lock(&self.passphrases));
         for one in planned {
             let context = format!("disk {}", one.spec.name);
             let given = Given {
                 key: handed.remove(&one.spec.name),
-                printed: printed.remove(&one.spec.name),
+                passphrase: passphrases.remove(&one.spec.name),
             };
             self.open(control, one, given).context(context)?;
+        }
+        Ok(())
+    }
+
+    /// The same for an engine that nobody uses yet, and where nobody can unlock a disk: each has a key, and opens.
+    ///
+    /// # Errors
+    /// A disk that does not open, with its name.
+    pub fn open_each(&self, control: &Control, planned: &[PlannedLuks]) -> Result<()> {
+        let mut passphrases = std::mem::take(&mut *lock(&self.passphrases));
+        if let Some(other) = passphrases
+            .keys()
+            .find(|name| !planned.iter().any(|one| one.spec.name == **name))
+        {
+            bail!("disk {other}: has a key, and there is no encrypted disk (luks=) of this name");
+        }
+        for one in planned {
+            let name = &one.spec.name;
+            let given = Given {
+                key: None,
+                passphrase: passphrases.remove(name),
+            };
+            let found = Known::find(control, &one.spec, &one.source, given);
+            let opened = found.and_then(|(known, opened)| opened.map(|()| known));
+            let known = opened.with_context(|| format!("disk {name}"))?;
+            if known.key.is_none() {
+                bail!("disk {name}: has no key: set key= to a file, or give its passphrase to the builder");
+            }
+            self.add(control, one, known)?;
         }
         Ok(())
     }
@@ -217,7 +248,7 @@ impl Known {
     pub fn find_for(control: &Control, spec: &DiskSpec, source: &LuksSource) -> Result<Self> {
         let given = Given {
             key: None,
-            printed: None,
+            passphrase: None,
         };
         let (known, opened) = Self::find(control, spec, source, given)?;
         opened.map(|()| known)
@@ -265,8 +296,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Given {
     /// The key that another daemon has handed over.
     key: Option<VolumeKey>,
-    /// What its command has printed.
-    printed: Option<Result<Secret>>,
+    /// A passphrase that is used in place of what is configured.
+    passphrase: Option<Result<Secret>>,
 }
 
 /// The key of a disk that was found, and its cipher.
@@ -331,11 +362,13 @@ fn find_key(
     if let Some(key) = given.key.filter(|key| header.check_key(key).is_ok()) {
         return Ok(Some(key));
     }
-    let Some(from) = &source.key else {
-        return Ok(None);
+    let passphrase = match (given.passphrase, &source.key) {
+        (None, None) => return Ok(None),
+        (Some(given), None) => given?,
+        (given, Some(from)) => given
+            .unwrap_or_else(|| from.read())
+            .with_context(|| format!("key {from}"))?,
     };
-    let passphrase = given.printed.unwrap_or_else(|| from.read());
-    let passphrase = passphrase.with_context(|| format!("key {from}"))?;
     Ok(Some(header.unlock(&passphrase, place)?))
 }
 
@@ -407,7 +440,7 @@ pub fn refuse(planned: &[PlannedLuks]) -> Result<()> {
     match planned.first() {
         None => Ok(()),
         Some(one) => bail!(
-            "disk {}: encrypted disks are served by blkmq serve alone",
+            "disk {}: encrypted disks are served by blkmq serve and by the library, and not here",
             one.spec.name
         ),
     }

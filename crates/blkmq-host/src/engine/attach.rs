@@ -76,10 +76,13 @@ impl Event {
 impl Attached {
     pub(crate) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
         let reactor_queues = shared.take_queues()?;
-        let core = ReactorCore::open(shared, reactor_queues).map_err(|(error, reactor_queues)| {
+        let mut core = ReactorCore::open(shared, reactor_queues).map_err(|(error, reactor_queues)| {
             shared.put_queues(reactor_queues);
             error
         })?;
+        for (index, disk) in shared.all_encrypted() {
+            core.add_encrypted(index, disk);
+        }
         Ok(Self {
             core: Some(core),
             shared: Arc::clone(shared),
@@ -156,6 +159,7 @@ impl Attached {
     /// call of [`Self::poll`]: not at all (zero), or at most some time (an alarm of the engine's); none for no limit.
     pub fn prepare_to_wait(&mut self) -> Option<Nanos> {
         self.core_at_time().unplug();
+        self.core().wipe();
         if let Some(event) = &self.event {
             event.clear();
         }
@@ -233,6 +237,8 @@ impl Attached {
             out.append(ended);
         }
         self.outstanding -= count as u32;
+        // The thread goes its own ways now, or waits by other means.
+        self.core().wipe();
         count
     }
 

@@ -210,6 +210,15 @@ impl Shared {
         self.lock_encrypted().get(index)?.clone()
     }
 
+    /// All encrypted disks, with their numbers less the first one's.
+    pub(crate) fn all_encrypted(&self) -> Vec<(usize, Arc<Encrypted>)> {
+        let all = self.lock_encrypted();
+        let numbered = all.iter().cloned().enumerate();
+        numbered
+            .filter_map(|(index, disk)| Some((index, disk?)))
+            .collect()
+    }
+
     /// Puts an encrypted disk in its place, or removes it.
     pub(crate) fn set_encrypted(&self, index: usize, disk: Option<Arc<Encrypted>>) {
         let mut all = self.lock_encrypted();
@@ -270,6 +279,11 @@ impl Shared {
     /// Returns queue handles, or adds new ones.
     pub(crate) fn put_queues(&self, reactor_queues: ReactorQueues) {
         self.lock_free_queues().free.push(reactor_queues);
+    }
+
+    /// The number of attached threads.
+    pub(crate) fn attached(&self) -> usize {
+        self.attached_max - self.lock_free_queues().free.len()
     }
 
     /// The number of attached threads. If there is none, none can attach from now on.

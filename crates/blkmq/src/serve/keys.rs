@@ -30,7 +30,7 @@ pub(super) fn of_commands(config: &Config) -> Result<Keyring> {
             && let Some(KeySource::Command(words)) = &source.key
         {
             leave_no_core()?;
-            keyring.set_printed(disk.name.clone(), printed(words, COMMAND_MAX));
+            keyring.set_passphrase(disk.name.clone(), printed(words, COMMAND_MAX));
         }
     }
     Ok(keyring)

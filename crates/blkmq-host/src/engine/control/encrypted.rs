@@ -2,8 +2,8 @@
 //! unlocked when a key comes. `engine::encrypted` has what they are.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use blkmq_core::bio::{Bio, Data, Op, Status};
@@ -22,14 +22,21 @@ use crate::reactor::shared::Order;
 use crate::uring::ring::Completion;
 
 impl Control {
-    /// Adds an encrypted disk. For any thread but a reactor's, and for an engine without attached threads. Nobody may use
-    /// the disk below; whoever has looked for that one before finds it no more by its number.
+    /// Adds an encrypted disk. For any thread but a reactor's, and for an engine to which no thread is attached now: those
+    /// that attach later have it. Nobody may use the disk below; whoever has looked for that one before finds it no more by its number.
     ///
     /// # Errors
     /// If there is a disk of this name, or none below, that one has users, or its data do not lie inside in whole
     /// blocks; nothing is changed then.
     pub fn add_encrypted(&self, spec: EncryptedSpec) -> Result<Disk, Error> {
-        let mut next_number = self.changing()?;
+        let changes = &self.shared.changes;
+        let mut next_number = changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.shared.attached() > 0 {
+            return Err(Error::Disk(format!(
+                "disk {}: an encrypted disk can come only while no thread is attached",
+                spec.name
+            )));
+        }
         self.check_name(&spec.name)?;
         let disks = self.shared.disks();
         let (below, encrypted) = make(&spec, &disks, Arc::clone(&self.shared.encrypted_writes))?;

@@ -25,6 +25,12 @@ impl ReactorCore {
         self.encrypter.remove_disk(index)
     }
 
+    /// Wipes what ciphers have left on this thread's stack.
+    #[inline]
+    pub(crate) fn wipe(&mut self) {
+        self.encrypter.wipe();
+    }
+
     /// Encrypts and decrypts what waits.
     #[inline(never)]
     pub(super) fn encrypt(&mut self) {
