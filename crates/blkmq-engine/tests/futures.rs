@@ -106,7 +106,7 @@ fn threads_wait_for_their_io_and_get_its_error() {
             });
         }
     });
-    let error = disk.read(100, Buffer::new(512)).wait().unwrap_err();
+    let error = disk.read(disk.size(), Buffer::new(512)).wait().unwrap_err();
     assert_eq!((error.status, error.buffer.len()), (Status::Invalid, 512));
 }
 
