@@ -385,6 +385,14 @@ impl FileDisk {
         }
     }
 
+    /// Has what is read from now on come from the drive, and not from the page cache: after a failed sync, pages may have what
+    /// the drive has not.
+    #[cfg(feature = "qcow2")]
+    pub(crate) fn forget_cached(&self) {
+        // Advice: what it does not do is told by no sync any more.
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     /// Has all syncs fail, as after one that has failed; or no more.
     #[cfg(all(test, feature = "qcow2"))]
     pub(crate) fn fail_syncs(&self, on: bool) {

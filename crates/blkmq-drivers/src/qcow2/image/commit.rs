@@ -60,8 +60,8 @@ pub(crate) fn begin(
     check(image)?;
     let tables = image.tables()?;
     flatten::check_written(image)?;
-    // A base that this image has taken the place of is written from memory.
-    image.settle()?;
+    // A base that this image has taken the place of is written from memory. And who cannot be flushed is not committed.
+    image.flush()?;
     let base = image.base().ok_or(io::ErrorKind::InvalidInput)?;
     let (path, target) = (base.path.clone(), Target::open(image, base)?);
     let below = target.as_base(&path)?;
@@ -108,12 +108,16 @@ impl Commit {
     }
 
     /// Copies what the image has of a range, whose parts are protected.
-    fn copy(&self, image: &Image, tables: &Tables, range: &Range<u64>) -> io::Result<()> {
-        // Compressed clusters stay where they are.
-        let _held = tables.hold();
+    ///
+    /// What is written to the base must be hidden by tables that are durable. Others are of new clusters, whose data the kernel
+    /// may have dropped where it could not write it, and with it copies of what the base had: a flush tells. Unless the caller
+    /// `is_alone`, what is not protected any more may just have become a new cluster.
+    fn copy(&self, image: &Image, tables: &Tables, range: &Range<u64>, is_alone: bool) -> io::Result<()> {
         let end = range.end.min(image.size());
         let mut at = range.start;
         while at < end {
+            // Compressed clusters stay where they are until they are read. A flush waits for that.
+            let held = tables.hold();
             let (place, known) = tables.look_up(at, end - at)?;
             let len = known.clamp(1, end - at);
             let now = match place {
@@ -126,6 +130,11 @@ impl Commit {
                 Place::Data { .. } | Place::Packed(_) => {
                     let mut content = Buffer::new(now as usize)?;
                     image.read_old(tables, at, &mut content)?;
+                    drop(held);
+                    let is_as_it_was = is_alone || self.copied.look(&(at..at + now)) == (true, now);
+                    if tables.is_dirty() || !is_as_it_was {
+                        image.flush()?;
+                    }
                     self.target.write(at, &content)?;
                 }
             }
@@ -154,7 +163,7 @@ pub(super) fn copy_down(
         let all = whole.start.min(moved.start)..whole.end.max(moved.end);
         return image.alone(all, || {
             commit.copied.begin(&range);
-            commit.copy(image, tables, &range)
+            commit.copy(image, tables, &range, true)
         });
     }
     image.alone(whole, || {
@@ -163,7 +172,7 @@ pub(super) fn copy_down(
     })?;
     // Who writes there now has it copied again, and the image hides what the base has until then.
     let _gate = image.enter()?;
-    commit.copy(image, tables, &range)
+    commit.copy(image, tables, &range, false)
 }
 
 /// Makes durable what was copied, and sees to it that all of the image was, or is known to have changed since. Blocks, for
@@ -212,22 +221,28 @@ pub(crate) fn finish(
     let mut begun = Begun::new(image, &Change::Reset)?;
     image.set_closing(true);
     image.wait_for_flushes();
-    let finished = image.alone(0..u64::MAX, || {
-        if !commit.is_settled.load(Ordering::SeqCst) {
-            return Err(io::Error::other("it was opened again meanwhile: begin again"));
-        }
-        let tables = image.tables()?;
-        commit.target.reach(image.size())?;
-        for range in commit.copied.changed() {
-            commit.copy(image, &tables, &range)?;
-        }
-        commit.target.flush()?;
-        let below = commit.target.as_base(&path)?;
-        commit.target.share()?;
-        let next = begun.put(Some(below))?;
-        put(vec![Arc::clone(&next)])?;
-        image.follow(Arc::clone(&next));
-        Ok(next)
+    // While requests go on, so that little is left.
+    let flushed = image.flush();
+    let finished = flushed.and_then(|()| {
+        image.alone(0..u64::MAX, || {
+            // A flush that has failed is told as long as the image is there.
+            image.flush()?;
+            if !commit.is_settled.load(Ordering::SeqCst) {
+                return Err(io::Error::other("it was opened again meanwhile: begin again"));
+            }
+            let tables = image.tables()?;
+            commit.target.reach(image.size())?;
+            for range in commit.copied.changed() {
+                commit.copy(image, &tables, &range, true)?;
+            }
+            commit.target.flush()?;
+            let below = commit.target.as_base(&path)?;
+            commit.target.share()?;
+            let next = begun.put(Some(below))?;
+            put(vec![Arc::clone(&next)])?;
+            image.follow(Arc::clone(&next));
+            Ok(next)
+        })
     });
     match finished {
         Ok(next) => {
@@ -253,7 +268,12 @@ pub(crate) fn leave(image: &Image) -> io::Result<()> {
     };
     commit.is_over.store(true, Ordering::SeqCst);
     commit.copied.clear();
-    let flushed = commit.target.flush();
+    let mut flushed = commit.target.flush();
+    if flushed.is_err() {
+        // Parts that have changed their place may be lost at the new one.
+        let reverted = image.alone(0..u64::MAX, || commit.target.revert());
+        flushed = flushed.and(reverted);
+    }
     commit.target.share().and(flushed)
 }
 

@@ -525,6 +525,49 @@ fn commit_begins_again_when_the_image_was_opened_again_after_a_failed_sync() {
     assert_eq!(rig.read(0, 65536), [4; 65536]);
 }
 
+/// After a failed sync, nothing that was only in memory counts: neither of the image nor of its base.
+#[test]
+fn failed_syncs_end_a_commit_and_the_base_is_what_was_durable_of_it() {
+    let scratch = Scratch::new("commit-syncs");
+    if !overlay(&scratch, "-c -o cluster_size=2M", "-o cluster_size=4096") {
+        return;
+    }
+    let mut wanted = content(&scratch, "qcow2", "image");
+    let mut rig = Rig::at(&scratch.path("image"));
+    let mut chance = Chance::new(4, 1);
+    change(&mut rig, &mut chance, &mut wanted, 10);
+    replace(&mut rig, Replacement::BeginCommit).unwrap();
+    copy_all(&mut rig, SIZE);
+    rig_image(&rig).files()[1].fail_syncs(true);
+    let failed = settle(&mut rig).unwrap_err().to_string();
+    assert!(failed.contains("a flush has failed"), "{failed}");
+    replace(&mut rig, Replacement::LeaveCommit).unwrap_err();
+    assert!(rig.read(0, SIZE as usize) == wanted);
+    rig.flush();
+    // Another description of the file knows nothing of it.
+    replace(&mut rig, Replacement::BeginCommit).unwrap();
+    copy_all(&mut rig, SIZE);
+    settle(&mut rig).unwrap();
+    let image = rig_image(&rig);
+    change(&mut rig, &mut chance, &mut wanted, 1);
+    image.files()[0].fail_syncs(true);
+    let failed = replace(&mut rig, Replacement::Commit).unwrap_err().to_string();
+    assert!(failed.contains("a flush has failed"), "{failed}");
+    replace(&mut rig, Replacement::LeaveCommit).unwrap();
+    let failed = replace(&mut rig, Replacement::BeginCommit)
+        .unwrap_err()
+        .to_string();
+    assert!(failed.contains("a flush has failed"), "{failed}");
+    image.files()[0].fail_syncs(false);
+    assert!(rig.read(0, SIZE as usize) == wanted);
+    rig.flush();
+    drop((rig, image));
+    assert!(content(&scratch, "qcow2", "image") == wanted);
+    check(&scratch, &scratch.path("image"));
+    let said = qemu_said(&scratch, "check -f qcow2 base");
+    assert!(!said.contains("corrupt"), "{said}");
+}
+
 #[test]
 fn image_whose_commit_a_context_refuses_goes_on_and_its_base_is_as_before() {
     for refused in [Replacement::BeginCommit, Replacement::Commit] {

@@ -154,6 +154,20 @@ impl Target {
         }
     }
 
+    /// Goes back to what is on the drive, after a flush that has failed. Nobody reads it.
+    pub(super) fn revert(&self) -> io::Result<()> {
+        match &self.kind {
+            Kind::Raw(disk) => {
+                disk.forget_cached();
+                Ok(())
+            }
+            Kind::Image(image) => {
+                image.own_files().for_each(|file| file.forget_cached());
+                image.tables()?.forget_unflushed()
+            }
+        }
+    }
+
     /// Lets others read it from now on: nobody writes it any more.
     pub(super) fn share(&self) -> io::Result<()> {
         let shared = match &self.kind {
