@@ -47,7 +47,7 @@ pub enum Disk {
     Blocks,
     /// An encrypted disk in the file: `cryptsetup` formats it.
     Encrypted,
-    /// A qcow2 image, of which snapshots are made meanwhile; `qemu-img` looks at it after each crash.
+    /// A qcow2 image, of which snapshots are made and which is committed into them meanwhile; `qemu-img` looks at it after each crash.
     Image,
 }
 
@@ -70,6 +70,8 @@ pub struct Report {
     pub crashes: u64,
     /// Snapshots that were begun before one.
     pub snapshots: u64,
+    /// Commits that were.
+    pub commits: u64,
     /// Requests that ended well.
     pub requests: u64,
     /// Flushes among them.
@@ -117,6 +119,7 @@ pub fn run(plan: &Plan) -> Result<Report, Failure> {
             None => Round::new(plan.seed, number),
         };
         round.has_snapshot &= plan.disk == Disk::Image;
+        round.has_commit &= plan.disk == Disk::Image;
         let world = &mut worlds[usize::from(round.is_direct)];
         let result = world.crash(plan, &round, &mut report);
         result.map_err(|trouble| {
@@ -221,14 +224,22 @@ impl World {
         if round.trouble == What::FullAndFlushed {
             load.flush_often();
         }
-        let mut snapshot = None;
-        if let Some(images) = self.images.as_mut().filter(|_| round.has_snapshot) {
+        let mut begun = None;
+        if let Some(images) = self
+            .images
+            .as_mut()
+            .filter(|_| round.has_snapshot || round.has_commit)
+        {
             load.run(&mut self.history, round.requests / 2, allowed)?;
-            snapshot = Some(images.begin_snapshot()?);
+            begun = match round.has_snapshot {
+                true => Some(images.begin_snapshot()?),
+                false => images.begin_commit()?,
+            };
+            report.commits += u64::from(!round.has_snapshot && begun.is_some());
         }
         load.run(&mut self.history, round.requests, allowed)?;
         daemon.kill();
-        snapshot.map_or(Ok(()), images::end)?;
+        begun.map_or(Ok(()), images::end)?;
         let counts = load.drain(&mut self.history, allowed)?;
         let closed = self.mount.wait_closed(CLOSED_TIME_MAX);
         closed.context("after the daemon was killed")?;
@@ -265,6 +276,8 @@ struct Round {
     requests: u64,
     /// A snapshot is made in the middle, of a disk that is in an image.
     has_snapshot: bool,
+    /// It is committed into the snapshot below it.
+    has_commit: bool,
     seed: u64,
 }
 
@@ -289,14 +302,17 @@ impl Round {
             3 => What::FullFilesystem,
             _ => What::FullAndFlushed,
         };
+        let (failing_sync, requests, seed) = (1 + random.below(8), 60 + random.below(700), random.draw());
+        let change = random.below(3);
         Self {
             is_direct: number % 2 == 1,
             connections: if (number / 2).is_multiple_of(2) { 1 } else { 4 },
             trouble,
-            failing_sync: 1 + random.below(8),
-            requests: 60 + random.below(700),
-            seed: random.draw(),
-            has_snapshot: random.below(3) == 0,
+            failing_sync,
+            requests,
+            seed,
+            has_snapshot: change == 0,
+            has_commit: change == 1,
         }
     }
 
@@ -343,11 +359,12 @@ impl fmt::Display for Round {
         };
         write!(
             f,
-            "{cache}, {} connections, {} requests, {:?}{}",
+            "{cache}, {} connections, {} requests, {:?}{}{}",
             self.connections,
             self.requests,
             self.trouble,
-            if self.has_snapshot { ", a snapshot" } else { "" }
+            if self.has_snapshot { ", a snapshot" } else { "" },
+            if self.has_commit { ", a commit" } else { "" }
         )
     }
 }
@@ -367,10 +384,11 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} crashes, {} during or behind a snapshot: {} requests ended well ({} flushes, {} forced), {} failed; {} changes were volatile at a crash, {} of them \
+            "{} crashes, {} during or behind a snapshot, {} a commit: {} requests ended well ({} flushes, {} forced), {} failed; {} changes were volatile at a crash, {} of them \
              dropped, {} torn; {} sectors could be one thing or another, and each was",
             self.crashes,
             self.snapshots,
+            self.commits,
             self.requests,
             self.flushes,
             self.forced,

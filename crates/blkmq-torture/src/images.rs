@@ -86,6 +86,21 @@ impl Images {
         child.context("starting blkmq ctl")
     }
 
+    /// Begins to write the image into the snapshot below it, which goes on while the daemon is killed. `None` if there is none.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub(crate) fn begin_commit(&mut self) -> Result<Option<Child>> {
+        if self.snapshots == 0 {
+            return Ok(None);
+        }
+        let mut command = Command::new(&self.program);
+        command.args(["ctl", "--socket", &format!("unix:{}", self.control.display())]);
+        command.args(["commit", EXPORT]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        child.context("starting blkmq ctl").map(Some)
+    }
+
     /// Has QEMU look at the image and its snapshots after a crash. Leaks are allowed.
     ///
     /// # Errors
