@@ -67,7 +67,7 @@ impl ImageDisk {
     ) -> Self {
         if header.autoclear != 0 && !config.read_only {
             tracing::warn!(
-                "image {:?}: its bitmaps, or its promise that the data file is a raw image, end with the first write",
+                "image {:?}: its bitmaps, or its promise that the data file is a raw image, end with the first request",
                 config.path
             );
         }

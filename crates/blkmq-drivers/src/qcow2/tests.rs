@@ -1,6 +1,7 @@
 //! Tests of images with the tools of QEMU, which make them, read them and check them; with real rings, files and
 //! threads.
 
+mod bitmaps;
 mod committed;
 mod ordered;
 mod parts;
