@@ -118,6 +118,11 @@ pub trait DriverConfig: Same + fmt::Debug + Any + Send + Sync {
         false
     }
 
+    /// Returns whether a key to the disk's data is in this process while it is open: then the process must write no core.
+    fn has_key(&self) -> bool {
+        false
+    }
+
     /// Checks that the disk can be one of several paths, as far as its keys show.
     ///
     /// # Errors

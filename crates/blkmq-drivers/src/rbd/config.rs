@@ -1,5 +1,6 @@
 //! The settings of a disk in a Ceph cluster, parsed from its keys. `image` turns the result into a disk.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use blkmq_host::value::{self, ConfigError};
@@ -19,6 +20,19 @@ pub struct RbdConfig {
     pub open_timeout: Duration,
     /// Refuse writes.
     pub read_only: bool,
+    /// librbd's own encryption of the image. Default: none.
+    pub encryption: Option<Encryption>,
+    /// The file with the passphrase of that, each byte of which counts.
+    pub key: Option<PathBuf>,
+}
+
+/// A format of librbd's own encryption.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encryption {
+    /// LUKS1.
+    Luks1,
+    /// LUKS2.
+    Luks2,
 }
 
 /// How a cluster is reached. Disks with equal settings share one connection.
@@ -51,6 +65,15 @@ pub struct ImageName {
     pub snapshot: Option<String>,
 }
 
+impl Encryption {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Luks1 => "luks1",
+            Self::Luks2 => "luks2",
+        }
+    }
+}
+
 impl RbdConfig {
     /// The disk of a name, with defaults for everything else.
     ///
@@ -64,7 +87,36 @@ impl RbdConfig {
             lock_wait: LOCK_WAIT,
             open_timeout: OPEN_TIMEOUT,
             read_only: false,
+            encryption: None,
+            key: None,
         })
+    }
+
+    /// Checks the keys against each other.
+    ///
+    /// # Errors
+    /// One of `encryption` and `key` is given without the other.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let refuse = |key: &str, value: &str, why: &str| {
+            Err(ConfigError::Refused {
+                key: key.to_owned(),
+                value: value.to_owned(),
+                why: why.to_owned(),
+            })
+        };
+        match (&self.encryption, &self.key) {
+            (Some(format), None) => refuse(
+                "encryption",
+                format.name(),
+                "needs key=, the file with the passphrase",
+            ),
+            (None, Some(key)) => refuse(
+                "key",
+                &key.display().to_string(),
+                "needs encryption=luks2 or luks1",
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Sets one key from its text form.
@@ -86,6 +138,15 @@ impl RbdConfig {
                     return value::bad(key, value, "a time of at least 1s");
                 }
             }
+            "encryption" => {
+                self.encryption = match value {
+                    "off" => None,
+                    "luks1" => Some(Encryption::Luks1),
+                    "luks2" => Some(Encryption::Luks2),
+                    _ => return value::bad(key, value, "luks2, luks1 or off"),
+                };
+            }
+            "key" => self.key = Some(text(key, value, "the path of a file with the passphrase")?.into()),
             "read_only" => self.read_only = value::switch(key, value)?,
             _ => match key.strip_prefix("option.") {
                 Some(option) => cluster.options.push(ceph_option(key, option, value)?),
@@ -210,7 +271,8 @@ const POOL: &str = "rbd";
 /// Longer than the 30 s after which Ceph forgets a client that has died.
 const LOCK_WAIT: Duration = Duration::from_secs(45);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
-const KEYS: &str = "rbd, conf, id, keyring, timeout, lock, lock_wait, open_timeout, read_only, option.KEY";
+const KEYS: &str =
+    "rbd, conf, id, keyring, timeout, lock, lock_wait, open_timeout, encryption, key, read_only, option.KEY";
 
 #[cfg(test)]
 mod tests {

@@ -56,6 +56,16 @@ pub static DRIVER: Driver = Driver {
             help: "how long opening, resizing and lookups may take",
         },
         Key {
+            name: "encryption",
+            default: "off",
+            help: "librbd's own encryption: luks2 or luks1",
+        },
+        Key {
+            name: "key",
+            default: "none",
+            help: "the file with the passphrase of that",
+        },
+        Key {
             name: "read_only",
             default: "off",
             help: "open for reading only, without the lock",
@@ -73,6 +83,7 @@ fn parse(pairs: &mut Pairs, request: &DiskRequest<'_>) -> Result<Arc<dyn DriverC
     let mut config = RbdConfig::new(&pairs.take(NAME)?.unwrap_or_default())?;
     config.read_only = request.read_only;
     pairs.set_all(|key, value| config.set(key, value))?;
+    config.check()?;
     Ok(Arc::new(config))
 }
 
@@ -100,8 +111,13 @@ impl DriverConfig for RbdConfig {
 
     fn needs(&self) -> Needs {
         let files = [&self.cluster.conf, &self.cluster.keyring];
+        let files = files.into_iter().flatten().map(Into::into);
         Needs {
-            read: files.into_iter().flatten().map(Into::into).collect(),
+            // libcryptsetup, which librbd has read the header, opens it.
+            read: files
+                .chain(self.key.clone())
+                .chain(self.encryption.map(|_| "/dev/random".into()))
+                .collect(),
             has_names: true,
             has_library: true,
             ..Needs::default()
@@ -114,6 +130,10 @@ impl DriverConfig for RbdConfig {
 
     fn is_remote(&self) -> bool {
         true
+    }
+
+    fn has_key(&self) -> bool {
+        self.encryption.is_some()
     }
 
     fn check_path(&self) -> Result<(), &'static str> {

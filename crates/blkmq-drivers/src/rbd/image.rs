@@ -2,7 +2,8 @@
 //! here, joined with others by `device`, used by all hardware contexts at once.
 
 use std::borrow::Cow;
-use std::io;
+use std::io::{self, Read};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,9 @@ use std::time::Duration;
 use blkmq_core::time::Instant;
 use blkmq_host::LogBudget;
 use blkmq_host::device::{Extent, Losses, State};
+use blkmq_host::found::open_file;
 use blkmq_host::runner::Runner;
+use zeroize::Zeroizing;
 
 use super::calls::{self, Calls};
 use super::config::RbdConfig;
@@ -126,11 +129,23 @@ fn open_over(rados: &Arc<Rados>, config: &RbdConfig, purpose: Purpose) -> Result
             Purpose::Check => lock::check(&raw, name)?,
         }
     }
+    if let (Some(format), Some(key)) = (config.encryption, &config.key) {
+        let passphrase = read_key(key).map_err(|error| failed("read the file of its key (key=)", error))?;
+        let loaded = raw.load_encryption(format, &passphrase);
+        loaded.map_err(|error| RbdError::Call {
+            image: name.clone(),
+            action: "load its encryption".into(),
+            advice: encryption_advice(&error).into(),
+            error,
+        })?;
+    }
     let changes = Arc::<Changes>::default();
     let watched = raw.watch(Arc::clone(&changes));
     watched.map_err(|error| failed("watch the image", error))?;
     let info = raw.info().map_err(|error| failed("ask for its size", error))?;
-    if info.size < 512 {
+    // Without the header of an encryption.
+    let size = raw.size().map_err(|error| failed("ask for its size", error))?;
+    if size < 512 {
         return Err(RbdError::Empty { image: name.clone() });
     }
     let queue = format!("rbd-{}-{}", rados.fsid(), config.image.pool);
@@ -138,7 +153,7 @@ fn open_over(rados: &Arc<Rados>, config: &RbdConfig, purpose: Purpose) -> Result
         config: config.clone(),
         raw: Some(Arc::new(raw)),
         objects: info.objects_prefix(),
-        size: AtomicU64::new(info.size),
+        size: AtomicU64::new(size),
         object_size: u32::try_from(info.object_size).unwrap_or(OBJECT_SIZE),
         changes,
         asked: Arc::default(),
@@ -154,6 +169,31 @@ fn open_over(rados: &Arc<Rados>, config: &RbdConfig, purpose: Purpose) -> Result
         image: Arc::new(image),
         queue,
     })
+}
+
+/// Reads a passphrase, each byte of the file.
+fn read_key(path: &Path) -> io::Result<Zeroizing<Vec<u8>>> {
+    let file = open_file(path)?;
+    // Not moved while it grows, which would leave a copy.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_BYTES_MAX + 1));
+    file.take(KEY_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    match bytes.len() {
+        1..=KEY_BYTES_MAX => Ok(bytes),
+        0 => Err(io::Error::other("it is empty")),
+        _ => Err(io::Error::other(format!(
+            "it has more than {KEY_BYTES_MAX} bytes"
+        ))),
+    }
+}
+
+fn encryption_advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => ": no key slot opens with this key",
+        Some(libc::EINVAL | libc::ENOENT) => {
+            ": there is no header of this format; `rbd encryption format` writes one into an empty image"
+        }
+        _ => "",
+    }
 }
 
 fn advice(error: &io::Error, config: &RbdConfig) -> Cow<'static, str> {
@@ -225,6 +265,13 @@ impl Image {
     /// # Errors
     /// Ceph's error, or Ceph did not answer.
     pub(super) fn resize(&self, wanted: Option<u64>) -> io::Result<u64> {
+        if wanted.is_some_and(|wanted| wanted > self.size()) && self.config.encryption.is_some() {
+            // librbd takes a size with the header, and would make the image smaller.
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "it is encrypted by librbd: make the image larger by `rbd resize`, whose size has the header, too",
+            ));
+        }
         let size = self.ask(move |raw| {
             let size = raw.size()?;
             match wanted {
@@ -245,6 +292,11 @@ impl Image {
         let end = offset.saturating_add(len.min(LOOKUP_BYTES_MAX)).min(self.size());
         if offset >= end || max == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if self.config.encryption.is_some() {
+            // librbd tells of the objects, which begin with the header.
+            out.push(Extent::data(end - offset));
+            return Ok(());
         }
         let found = self.ask(move |raw| {
             let mut map = Map::new(offset, max);
@@ -465,6 +517,8 @@ impl Map {
     }
 }
 
+/// Largest passphrase, in bytes.
+const KEY_BYTES_MAX: usize = 64 << 10;
 /// The default object size, in bytes.
 const OBJECT_SIZE: u32 = 4 << 20;
 /// The longest range whose objects one query visits, in bytes.

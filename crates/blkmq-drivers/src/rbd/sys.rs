@@ -6,6 +6,7 @@
 //! request stays under way, and a hardware context that is dropped with requests under way leaks
 //! its mailbox and its images.
 
+mod encryption;
 mod slot;
 
 use std::borrow::Cow;
@@ -20,6 +21,7 @@ use blkmq_core::request::Request;
 
 use super::config::{ClusterConfig, ImageName};
 use super::image::Changes;
+use encryption::LoadEncryption;
 use slot::{Memory, ended};
 pub(super) use slot::{SEGMENTS_MAX, Slot};
 
@@ -29,6 +31,8 @@ macro_rules! functions {
         /// The functions of both libraries.
         pub(super) struct Library {
             $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            /// Since version 16.
+            load_encryption: Option<LoadEncryption>,
         }
 
         impl Library {
@@ -40,6 +44,8 @@ macro_rules! functions {
                         // stays loaded for good, so the pointer stays valid.
                         *unsafe { loaded.$library.get(name) }?
                     },)*
+                    // SAFETY: as above, in the headers since version 16.
+                    load_encryption: unsafe { loaded.rbd.get(b"rbd_encryption_load\0") }.ok().map(|found| *found),
                 })
             }
         }

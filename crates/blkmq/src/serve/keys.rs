@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use blkmq_config::Config;
 use blkmq_config::disk::Source;
 use blkmq_config::luks::{KeySource, Keyring};
+use blkmq_config::{Config, DiskSpec};
 use blkmq_luks::{Secret, VolumeKey};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -24,6 +24,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 /// # Errors
 /// Cores of this process cannot be prevented.
 pub(super) fn of_commands(config: &Config) -> Result<Keyring> {
+    leave_no_core_with_keys(&config.disks)?;
     let keyring = Keyring::default();
     for disk in &config.disks {
         if let Source::Luks(source) = &disk.source
@@ -34,6 +35,18 @@ pub(super) fn of_commands(config: &Config) -> Result<Keyring> {
         }
     }
     Ok(keyring)
+}
+
+/// Has the kernel write no core if a driver has a key to one of these disks. Call it before they are opened.
+///
+/// # Errors
+/// As for [`leave_no_core`].
+pub(super) fn leave_no_core_with_keys<'a>(disks: impl IntoIterator<Item = &'a DiskSpec>) -> Result<()> {
+    let has_key = |disk: &DiskSpec| disk.source.driver().is_some_and(|driver| driver.has_key());
+    match disks.into_iter().any(has_key) {
+        true => leave_no_core(),
+        false => Ok(()),
+    }
 }
 
 /// Runs a command, and takes what it prints.

@@ -3,7 +3,7 @@
 
 mod crypt;
 mod device;
-mod keys;
+pub(crate) mod keys;
 mod live;
 mod odd;
 mod over_image;
@@ -12,6 +12,7 @@ mod unlock;
 
 use std::path::Path;
 
+pub(crate) use self::crypt::refused;
 use self::crypt::{Crypt, KEY, has_tools};
 use crate::common::nbd::Client;
 use crate::common::pattern::{BLOCK, block};
@@ -298,7 +299,7 @@ fn configuration_of_encrypted_disks_that_cannot_be_is_refused_in_clear_words() {
             "disk vm1: there is no disk gone for it to lie on",
         ),
     ] {
-        let said = crypt.refusal(&scratch, &disks);
+        let said = refused(&scratch, &disks);
         assert!(said.contains(wanted), "{wanted}\n{said}");
     }
 }

@@ -2,6 +2,7 @@
 //! hangs or dies, or another client needs the image. Needs a cluster: `cargo xtask ceph --test`.
 
 mod cluster;
+mod encryption;
 mod failures;
 mod file_systems;
 mod guests;

@@ -10,8 +10,8 @@ use blkmq_config::luks::Known;
 use blkmq_config::{Config, Document, describe};
 
 use super::encrypted::encrypted;
-use crate::serve::dry_run;
 use crate::serve::last_sync::Files;
+use crate::serve::{dry_run, keys};
 
 /// A change that is possible, as far as could be seen without opening anything.
 pub(super) struct Planned {
@@ -82,6 +82,7 @@ impl Prepared {
     /// The step that cannot be made, and why.
     pub(super) fn make(planned: &Planned) -> Result<Self> {
         dry_run::check_exports(&planned.new)?;
+        keys::leave_no_core_with_keys(&planned.new.disks)?;
         let mut prepared = Self::default();
         let (config, changes) = (&planned.new, &planned.changes);
         let removal = changes

@@ -102,33 +102,33 @@ impl<'a> Crypt<'a> {
         std::fs::write(image, bytes).expect("the image");
     }
 
-    /// Runs a daemon that must not start. Returns what it says.
-    pub(super) fn refusal(&self, scratch: &Scratch, disks: &[String]) -> String {
-        let nbd = format!("unix:{}", scratch.word("refused.sock"));
-        let mut words = vec!["--nbd", &nbd];
-        disks.iter().for_each(|disk| words.extend(["--disk", disk]));
-        let mut command = serve_command(&words);
-        let said = Path::new(&scratch.word("refused.log")).to_owned();
-        let log = std::fs::File::create(&said).expect("a log");
-        let mut child = command
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .expect("the command runs");
-        let Some(status) = wait_within(&mut child, Duration::from_secs(30)) else {
-            let _ = child.kill();
-            panic!("{disks:?}: it serves");
-        };
-        assert!(!status.success(), "{disks:?}: it has served");
-        std::fs::read_to_string(said).expect("the log")
-    }
-
     fn run(&self, options: &str, image: &str) {
         let key = self.key_file();
         let mut words: Vec<&str> = options.split_whitespace().collect();
         words.extend(["--batch-mode", "--key-file", &key, image]);
         run("cryptsetup", &words);
     }
+}
+
+/// Runs a daemon that must not start. Returns what it says.
+pub(crate) fn refused(scratch: &Scratch, disks: &[String]) -> String {
+    let nbd = format!("unix:{}", scratch.word("refused.sock"));
+    let mut words = vec!["--nbd", &nbd];
+    disks.iter().for_each(|disk| words.extend(["--disk", disk]));
+    let mut command = serve_command(&words);
+    let said = Path::new(&scratch.word("refused.log")).to_owned();
+    let log = std::fs::File::create(&said).expect("a log");
+    let mut child = command
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .expect("the command runs");
+    let Some(status) = wait_within(&mut child, Duration::from_secs(30)) else {
+        let _ = child.kill();
+        panic!("{disks:?}: it serves");
+    };
+    assert!(!status.success(), "{disks:?}: it has served");
+    std::fs::read_to_string(said).expect("the log")
 }
 
 /// Key slots that take no time.

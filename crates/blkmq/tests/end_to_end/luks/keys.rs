@@ -22,7 +22,7 @@ use crate::upgrade::load::Load;
 use crate::upgrade::upgrades;
 
 /// Runs `blkmq ctl` against the daemon of a test.
-pub(super) fn ctl(scratch: &Scratch, words: &[&str]) -> Said {
+pub(crate) fn ctl(scratch: &Scratch, words: &[&str]) -> Said {
     let socket = format!("unix:{}", scratch.word("control.sock"));
     let mut command = std::process::Command::new(program());
     command.args(["ctl", "--socket", &socket]).args(words);
@@ -34,7 +34,7 @@ pub(super) fn ctl(scratch: &Scratch, words: &[&str]) -> Said {
     }
 }
 
-pub(super) fn start(scratch: &Scratch, disks: &[String], more: &[&str]) -> Daemon {
+pub(crate) fn start(scratch: &Scratch, disks: &[String], more: &[&str]) -> Daemon {
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
     let control = format!("unix:{}", scratch.word("control.sock"));
     let mut words = vec!["--nbd", &nbd, "--control", &control];

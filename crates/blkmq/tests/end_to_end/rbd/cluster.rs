@@ -50,6 +50,12 @@ impl Ceph {
         self.image_with(name, size, &[])
     }
 
+    /// Makes an image of a file.
+    pub(super) fn imported(&self, name: &'static str, file: &str) -> Image<'_> {
+        self.rbd(&["import", file, name]);
+        Image { ceph: self, name }
+    }
+
     /// A disk `name` on an image or a snapshot.
     pub(super) fn disk(&self, name: &str, image: &str, keys: &str) -> String {
         format!("name={name},rbd=rbd/{image},id=blkmq,conf={}{keys}", self.conf())
