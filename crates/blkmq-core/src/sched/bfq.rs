@@ -91,8 +91,8 @@ pub struct Bfq {
     /// The queue's depth, and what of it is kept for others until it is known whether requests hang.
     queue_depth: u32,
     depth_reserve: u32,
-    /// Queues with requests whose turn does not come: see [`Bfq::fills_depth`]. Room for all.
-    parked: Vec<usize>,
+    /// Groups with queues that have requests and whose turn does not come: see [`Bfq::fills_depth`]. Room for all.
+    parking: Vec<usize>,
     may_unpark: bool,
     /// By group, when its clients of the idle class had their last turn.
     last_class_at: Vec<Instant>,
@@ -133,7 +133,7 @@ impl Bfq {
             out_apart: 0,
             queue_depth: u32::MAX,
             depth_reserve: 0,
-            parked: Vec::with_capacity(queues),
+            parking: Vec::with_capacity(capacity),
             may_unpark: false,
             last_class_at: vec![Instant(0); capacity],
             idled: Vec::with_capacity(capacity),
@@ -509,7 +509,7 @@ impl Elevator for Bfq {
             in_flight += queue.in_flight;
             let waits = self.wf2q.waits(self.wf2q.leaf(id));
             let has_turn = self.turn.is_some_and(|turn| turn.queue == id);
-            let is_due = !queue.requests.is_empty() && !has_turn && !self.parked.contains(&id);
+            let is_due = !queue.requests.is_empty() && !has_turn && !self.is_parked(id);
             assert_eq!(
                 waits, is_due,
                 "queue {id} waits for its turn exactly if it has something"

@@ -41,6 +41,8 @@ pub(super) struct Queue {
     is_busy: bool,
     /// The queue into which this client's requests go, and that queue's key at the time.
     cooperator: Option<(u32, Key)>,
+    /// The next one of its group's parked queues, if it is one.
+    pub(super) next_parked: Option<u32>,
     /// Neighbours on the list of idle queues.
     earlier: u32,
     later: u32,
@@ -137,6 +139,7 @@ impl Clients {
             out_apart: 0,
             is_busy: false,
             cooperator: None,
+            next_parked: None,
             earlier: number.checked_sub(1).unwrap_or(NONE),
             later: if number < last { number + 1 } else { NONE },
         };

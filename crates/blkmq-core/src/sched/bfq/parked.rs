@@ -4,6 +4,7 @@
 
 use super::super::overdue::Late;
 use super::Bfq;
+use super::clients::Clients;
 
 /// The requests in flight of a group's own clients.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,7 +13,13 @@ pub(super) struct GroupOut {
     /// Of slow clients.
     pub(super) apart: u32,
     pub(super) late: Late,
+    parked: Parked,
 }
+
+/// The parked queues of a group: the first and the last one, linked by [`Queue::next_parked`](super::clients::Queue). Those
+/// whose turn was longest ago are first.
+#[derive(Clone, Copy, Debug, Default)]
+struct Parked(Option<(u32, u32)>);
 
 impl Bfq {
     /// Says whether a queue has to leave what room there is to others: half of what its group has out hangs, and that is
@@ -38,52 +45,126 @@ impl Bfq {
 
     #[cold]
     fn hangs_too_much(&mut self, id: usize) -> bool {
-        let room = self.queue_depth.saturating_sub(self.in_flight);
-        let queue = &mut self.clients[id];
-        let group = &mut self.groups_out[queue.group()];
-        if room <= self.depth_reserve && group.in_flight >= room {
+        let group = self.clients[id].group();
+        if self.group_hangs_too_much(group) {
             return true;
         }
-        let late = self.overdue.late_of(&mut group.late, group.in_flight);
-        if !hangs(late.max(group.apart), group.in_flight) {
+        let (in_flight, may_have) = (self.groups_out[group].in_flight, self.room() / 2);
+        if in_flight < may_have || !self.group_hangs(group) {
             return false;
         }
+        let queue = &mut self.clients[id];
         let late = self.overdue.late_of(&mut queue.late, queue.in_flight);
-        let may_have = match hangs(late.max(queue.out_apart), queue.in_flight) {
-            true => room / 2,
-            false => room,
-        };
-        group.in_flight >= may_have
+        hangs(late.max(queue.out_apart), queue.in_flight)
+    }
+
+    /// Whether a group has to leave what room there is, whichever of its queues has its turn.
+    fn group_hangs_too_much(&mut self, group: usize) -> bool {
+        let (in_flight, room) = (self.groups_out[group].in_flight, self.room());
+        in_flight >= room && (room <= self.depth_reserve || self.group_hangs(group))
+    }
+
+    fn group_hangs(&mut self, group: usize) -> bool {
+        let group = &mut self.groups_out[group];
+        let late = self.overdue.late_of(&mut group.late, group.in_flight);
+        hangs(late.max(group.apart), group.in_flight)
+    }
+
+    fn room(&self) -> u32 {
+        self.queue_depth.saturating_sub(self.in_flight)
     }
 
     /// Takes the queue whose turn it is out of the order, until [`Bfq::unpark`].
     #[cold]
     pub(super) fn park(&mut self, id: usize) {
         self.wf2q.release(self.wf2q.leaf(id), None);
-        self.parked.push(id);
+        let group = self.clients[id].group();
+        if self.groups_out[group].parked.is_empty() {
+            self.parking.push(group);
+        }
+        self.groups_out[group].parked.push(&mut self.clients, id as u32);
     }
 
-    /// Lets the parked queues that do not fill the depth any more have their turns again: only an end, or another depth, can
+    /// Lets parked queues that do not fill the depth any more have their turns again: only an end, or another depth, can
     /// change that.
     #[inline]
     pub(super) fn unpark(&mut self) {
-        if !self.parked.is_empty() && std::mem::take(&mut self.may_unpark) {
-            (0..self.parked.len())
+        if !self.parking.is_empty() && std::mem::take(&mut self.may_unpark) {
+            (0..self.parking.len())
                 .rev()
-                .for_each(|place| self.unpark_at(place));
+                .for_each(|place| self.unpark_of(place));
         }
     }
 
+    /// The same for one of the groups that have some, as many as there is room for requests of theirs. A group has as many
+    /// queues as a tenant has connections, so they are not looked at while the group itself fills the depth.
     #[cold]
-    fn unpark_at(&mut self, place: usize) {
-        let id = self.parked[place];
-        if self.fills_depth(id) {
+    fn unpark_of(&mut self, place: usize) {
+        let group = self.parking[place];
+        if self.group_hangs_too_much(group) {
             return;
         }
-        self.parked.swap_remove(place);
-        let budget = self.next_budget(id).expect("a parked queue has a request");
-        let is_urgent = self.clients[id].key().is_sync() && self.clients[id].in_flight == 0;
-        self.wf2q.activate(self.wf2q.leaf(id), budget, is_urgent);
+        let mut left = self
+            .room()
+            .saturating_sub(self.groups_out[group].in_flight)
+            .max(1);
+        let mut parked = std::mem::take(&mut self.groups_out[group].parked);
+        let mut stay = Parked::default();
+        while left > 0
+            && let Some(id) = parked.pop(&mut self.clients)
+        {
+            if self.hangs_too_much(id as usize) {
+                stay.push(&mut self.clients, id);
+                continue;
+            }
+            left -= 1;
+            let queue = &self.clients[id as usize];
+            let is_urgent = queue.key().is_sync() && queue.in_flight == 0;
+            let budget = self
+                .next_budget(id as usize)
+                .expect("a parked queue has a request");
+            self.wf2q.activate(self.wf2q.leaf(id as usize), budget, is_urgent);
+        }
+        while let Some(id) = stay.pop(&mut self.clients) {
+            parked.push(&mut self.clients, id);
+        }
+        if parked.is_empty() {
+            self.parking.swap_remove(place);
+        }
+        self.groups_out[group].parked = parked;
+    }
+
+    /// Whether a queue is parked.
+    pub(super) fn is_parked(&self, id: usize) -> bool {
+        let last = self.groups_out[self.clients[id].group()]
+            .parked
+            .0
+            .map(|(_, last)| last);
+        last == Some(id as u32) || self.clients[id].next_parked.is_some()
+    }
+}
+
+impl Parked {
+    fn is_empty(self) -> bool {
+        self.0.is_none()
+    }
+
+    fn push(&mut self, clients: &mut Clients, id: u32) {
+        let first = match self.0 {
+            Some((first, last)) => {
+                clients[last as usize].next_parked = Some(id);
+                first
+            }
+            None => id,
+        };
+        self.0 = Some((first, id));
+    }
+
+    fn pop(&mut self, clients: &mut Clients) -> Option<u32> {
+        let (first, last) = self.0?;
+        let next = clients[first as usize].next_parked.take();
+        self.0 = next.map(|next| (next, last));
+        Some(first)
     }
 }
 

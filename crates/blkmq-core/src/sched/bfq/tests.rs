@@ -269,6 +269,47 @@ fn clients_of_a_group_whose_requests_hang_leave_half_of_the_depth() {
 }
 
 #[test]
+fn end_of_a_request_that_hung_brings_back_as_many_clients_as_there_is_room_for() {
+    let mut bfq = bfq_of_small_depth((0..200).map(|n| (1, 10 + n)));
+    let mut out = Vec::new();
+    for step in 0..100 {
+        let now = Instant(0) + Nanos::from_millis(50 * step);
+        out.extend(std::iter::from_fn(|| bfq.dispatch(now)));
+    }
+    assert_eq!((out.len(), waiting(&bfq)), (16, 0), "all others are parked");
+    let now = Instant(0) + Nanos::from_secs(6);
+    for rq in &out[..12] {
+        bfq.completed(&Note::of(rq, now));
+    }
+    out.drain(..12);
+    bfq.unpark();
+    bfq.check_invariants();
+    assert_eq!(waiting(&bfq), 32 - 4 - 4);
+    let next = bfq.dispatch(now).expect("there is room");
+    out.push(next);
+    for rq in out {
+        bfq.completed(&Note::of(&rq, now));
+    }
+    assert_eq!(
+        std::iter::from_fn(|| {
+            let rq = bfq.dispatch(now)?;
+            bfq.completed(&Note::of(&rq, now));
+            bfq.check_invariants();
+            Some(rq)
+        })
+        .count(),
+        200 - 17,
+        "nobody is forgotten"
+    );
+}
+
+/// How many clients have their turns in the order.
+fn waiting(bfq: &Bfq) -> usize {
+    let waits = |id: usize| bfq.wf2q.waits(bfq.wf2q.leaf(id));
+    bfq.clients.iter().filter(|(id, ..)| waits(*id)).count()
+}
+
+#[test]
 fn many_groups_whose_requests_hang_leave_room_in_the_depth() {
     let mut bfq = bfq_of_small_depth((0..128).map(|n| (3 + n % 4, n % 4)));
     assert!(dispatch_all(&mut bfq, Instant(0)) <= 28);
