@@ -9,7 +9,7 @@ use crate::common::nbd::{Client, Command, FLAG_FUA};
 use crate::common::{Daemon, Scratch};
 
 #[test]
-fn clients_of_sectors_and_of_bytes_are_served_on_mapped_disks_and_images_with_blocks_of_4096() {
+fn requests_of_any_size_are_served_on_mapped_disks_images_and_memory() {
     let scratch = Scratch::new();
     let image = scratch.word("image.qcow2");
     let made = std::process::Command::new(program())
