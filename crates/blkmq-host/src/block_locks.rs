@@ -28,7 +28,10 @@ pub struct Announcements(Mutex<Vec<Arc<Announced>>>);
 impl Announcements {
     /// Adds the table of a new thread, for tags below `depth`.
     pub fn add(&self, depth: u32) -> Arc<Announced> {
-        let announced = Arc::new(Announced((0..depth).map(|_| Write::default()).collect()));
+        let announced = Arc::new(Announced {
+            writes: (0..depth).map(|_| Write::default()).collect(),
+            used: AtomicUsize::new(0),
+        });
         self.lock().push(Arc::clone(&announced));
         announced
     }
@@ -53,7 +56,11 @@ impl Announcements {
 
 /// The ranges that one thread has under way, by their tags: writes here, all requests where clusters are freed.
 #[derive(Debug)]
-pub struct Announced(Box<[Write]>);
+pub struct Announced {
+    writes: Box<[Write]>,
+    /// How many tags, from 0 on, were ever used: others have nothing.
+    used: AtomicUsize,
+}
 
 /// A range of bytes of a disk; nothing if its end is 0.
 #[derive(Debug, Default)]
@@ -67,7 +74,12 @@ impl Announced {
     /// Announces a write, before it looks into the disk's list.
     #[inline]
     pub fn announce(&self, tag: usize, disk: u32, range: &Range<u64>) {
-        let write = &self.0[tag];
+        let write = &self.writes[tag];
+        // Relaxed: only this thread changes it. SeqCst: who does not see it yet has entered the list before this thread looks
+        // there.
+        if tag >= self.used.load(Ordering::Relaxed) {
+            self.used.store(tag + 1, Ordering::SeqCst);
+        }
         // Relaxed: visible with the end, which is stored behind them and makes them count.
         write.disk.store(disk.into(), Ordering::Relaxed);
         write.start.store(range.start, Ordering::Relaxed);
@@ -78,16 +90,18 @@ impl Announced {
     #[inline]
     pub fn withdraw(&self, tag: usize) {
         // Release: who sees it gone reads what the write has left.
-        self.0[tag].end.store(0, Ordering::Release);
+        self.writes[tag].end.store(0, Ordering::Release);
     }
 
     fn overlaps(&self, disk: DiskId, range: &Range<u64>) -> bool {
-        self.0.iter().any(|write| {
-            let end = write.end.load(Ordering::SeqCst);
-            end > range.start
-                && write.start.load(Ordering::Relaxed) < range.end
-                && write.disk.load(Ordering::Relaxed) == u64::from(disk.0)
-        })
+        self.writes[..self.used.load(Ordering::SeqCst)]
+            .iter()
+            .any(|write| {
+                let end = write.end.load(Ordering::SeqCst);
+                end > range.start
+                    && write.start.load(Ordering::Relaxed) < range.end
+                    && write.disk.load(Ordering::Relaxed) == u64::from(disk.0)
+            })
     }
 }
 

@@ -167,10 +167,11 @@ impl Encrypter {
         disk.0 >= FIRST
     }
 
-    /// Says whether bytes wait to be encrypted or decrypted.
+    /// Says whether something can be done in a further turn: bytes wait to be encrypted or decrypted, or writes for sectors
+    /// that were returned.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        !self.turns.is_empty()
+        !self.turns.is_empty() || self.has_due()
     }
 
     /// Says whether bios are under way.
@@ -327,7 +328,7 @@ impl Encrypter {
     /// Encrypts or decrypts a piece at once if it is small and nobody waits; else it waits for its turn.
     fn convert_or_wait(&mut self, number: u32, below: &mut Below<'_>) {
         let slot = &self.slots[number as usize];
-        if slot.piece > self.left.min(SMALL_BYTES) || self.has_work() {
+        if slot.piece > self.left.min(SMALL_BYTES) || !self.turns.is_empty() {
             let group = slot.bio.group;
             return self.turns.push(number, group);
         }

@@ -18,7 +18,8 @@ impl ReactorCore {
         let alarm = self.earliest_alarm(alarm);
         let start = self.clock.now();
         if alarm.is_some_and(|at| at <= start) {
-            return;
+            // An alarm may be due in each turn: what was pushed goes on meanwhile.
+            return self.ring.submit();
         }
         let verdict = self.verdict(expected, start);
         let spin = match verdict {

@@ -6,8 +6,8 @@
 //!  other write ─► announce ─► (wait, if a small one has its sectors) ─► encrypt ─► write
 //! ```
 //!
-//! Other threads end their writes without notice, so a thread that has writes waiting looks again after
-//! [`LOOK`]. What waits has its area already, and needs nothing of those behind it.
+//! What waits is looked at again when a write of the same thread has returned its sectors, and after a pause, since
+//! other threads end theirs without notice. It has its area already, and needs nothing of those behind it.
 
 use std::collections::VecDeque;
 
@@ -34,8 +34,11 @@ pub(super) enum Hold {
 #[derive(Default)]
 pub(super) struct Waiting {
     numbers: VecDeque<u32>,
-    /// When they are looked at again, whatever happens.
+    /// A write of this thread has returned its sectors since they were looked at.
+    is_due: bool,
+    /// When they are looked at again, whatever happens, and how long the pause before that is.
     look_at: Instant,
+    pause: Nanos,
 }
 
 impl Waiting {
@@ -71,23 +74,52 @@ impl Encrypter {
         (!self.waiting.numbers.is_empty()).then_some(self.waiting.look_at)
     }
 
+    /// Says whether writes may go on that had to wait.
+    #[inline]
+    pub(super) fn has_due(&self) -> bool {
+        self.waiting.is_due && !self.waiting.numbers.is_empty()
+    }
+
     /// Begins with a write, as soon as it may have its sectors.
     pub(super) fn begin_or_wait(&mut self, number: u32, below: &mut Below<'_>) {
         if self.may_begin(number) {
             return self.begin(number, below);
         }
         self.slots[number as usize].stage = Stage::Wait;
+        if self.waiting.numbers.is_empty() {
+            self.waiting.pause = PAUSE;
+            self.waiting.look_at = below.now + PAUSE;
+        }
         self.waiting.numbers.push_back(number);
-        self.waiting.look_at = below.now + LOOK;
     }
 
     /// Begins with the writes that have waited long enough.
     #[inline]
     pub(super) fn retry_waiting(&mut self, below: &mut Below<'_>) {
-        for _ in 0..self.waiting.numbers.len() {
-            let number = self.waiting.numbers.pop_front().expect("counted above");
-            self.begin_or_wait(number, below);
+        if self.has_due() || self.alarm().is_some_and(|at| at <= below.now) {
+            self.retry(below);
         }
+    }
+
+    #[cold]
+    fn retry(&mut self, below: &mut Below<'_>) {
+        let was_due = std::mem::take(&mut self.waiting.is_due);
+        let before = self.waiting.numbers.len();
+        for _ in 0..before {
+            let number = self.waiting.numbers.pop_front().expect("counted above");
+            if self.may_begin(number) {
+                self.begin(number, below);
+            } else {
+                self.waiting.numbers.push_back(number);
+            }
+        }
+        // A drive that hangs is asked less and less often.
+        self.waiting.pause = match self.waiting.numbers.len() == before {
+            true if was_due => self.waiting.pause,
+            true => (self.waiting.pause + self.waiting.pause).min(PAUSE_MAX),
+            false => PAUSE,
+        };
+        self.waiting.look_at = below.now + self.waiting.pause;
     }
 
     /// Says whether nobody else is between reading and writing a sector of a write, nor writes what it will read.
@@ -112,15 +144,18 @@ impl Encrypter {
             }
         };
         slot.hold = Hold::Listed(ticket);
-        let is_alone = !is_odd || !disk.writers.overlap(DiskId(slot.disk), &sectors);
-        is_alone && disk.locks.is_first(ticket, &sectors)
+        // What others have announced is asked last: it is a look at the writes of all threads.
+        disk.locks.is_first(ticket, &sectors)
+            && (!is_odd || !disk.writers.overlap(DiskId(slot.disk), &sectors))
     }
 
     /// Others may have the sectors of a write.
     #[inline]
     pub(super) fn return_sectors(&mut self, number: u32) {
         let slot = &mut self.slots[number as usize];
-        match std::mem::take(&mut slot.hold) {
+        let hold = std::mem::take(&mut slot.hold);
+        self.waiting.is_due |= hold != Hold::None;
+        match hold {
             Hold::None => {}
             Hold::Announced => {
                 let announced = self.announced.as_ref().expect("made with the first disk");
@@ -150,5 +185,6 @@ impl Encrypter {
     }
 }
 
-/// How long a write waits at most before it looks again for those of other threads.
-const LOOK: Nanos = Nanos(100_000);
+/// How long a write waits before it looks again for those of other threads: at first, and at most.
+const PAUSE: Nanos = Nanos(100_000);
+const PAUSE_MAX: Nanos = Nanos(3_200_000);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
 use blkmq_testkit::Random;
 
@@ -130,6 +131,60 @@ fn discard_leaves_the_sectors_that_it_has_in_part() {
     daemon.stop();
 }
 
+/// Many wait for one sector: each is written eight times, and the writes of several threads share a drive.
+#[test]
+fn row_of_small_writes_with_many_in_flight_ends_and_leaves_others_their_turns() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let options = "--type luks2 --pbkdf pbkdf2 --sector-size 4096";
+    let [encrypted, below] = disks("vm1", &crypt.format("odd", 48 * MIB, options), &crypt);
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let mut words = vec!["--reactors", "2", "--disk", &encrypted, "--disk", &below];
+    words.extend(["--disk", "name=other,ram=1M", "--nbd", &nbd]);
+    let daemon = Daemon::start(&words);
+    let socket = scratch.path("nbd.sock");
+    let (mut reads, mut worst) = (0, Duration::ZERO);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4_u64)
+            .map(|number| {
+                let mut client = Client::connect(&socket, "vm1").unwrap();
+                scope.spawn(move || {
+                    let at = |write: u64| (number << 20) + 512 * write;
+                    for write in 0..IN_FLIGHT {
+                        client.send(Command::Write, 0, at(write), 512, &[1; 512]).unwrap();
+                    }
+                    for write in IN_FLIGHT..WRITES {
+                        client.reply().unwrap();
+                        client.send(Command::Write, 0, at(write), 512, &[1; 512]).unwrap();
+                    }
+                    (0..IN_FLIGHT).for_each(|_| drop(client.reply().unwrap()));
+                })
+            })
+            .collect();
+        let mut other = Client::connect(&socket, "other").unwrap();
+        while !writers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            let start = Instant::now();
+            other.read(0, 4096).unwrap();
+            worst = worst.max(start.elapsed());
+            reads += 1;
+        }
+    });
+    println!(
+        "{reads} reads of another disk beside {} small writes, the slowest {worst:?}",
+        4 * WRITES
+    );
+    assert!(worst < Duration::from_secs(1), "{worst:?}");
+    let found = Client::connect(&socket, "vm1")
+        .unwrap()
+        .read(0, 512 * WRITES as usize)
+        .unwrap();
+    assert!(found.iter().all(|byte| *byte == 1));
+    daemon.stop();
+}
+
 /// The ends of the stripes that belong to the clients in turn: most are inside of sectors, some at an end of one.
 fn ends_of_stripes() -> Vec<usize> {
     let mut random = Random::new(1);
@@ -196,3 +251,5 @@ fn work(number: usize, client: &mut Client, ends: &[usize]) -> Vec<u8> {
 const BYTES: usize = 128 << 10;
 const CLIENTS: usize = 5;
 const ROUNDS: usize = 300;
+const IN_FLIGHT: u64 = 64;
+const WRITES: u64 = 1000;
