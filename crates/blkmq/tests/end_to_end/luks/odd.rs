@@ -160,7 +160,9 @@ fn row_of_small_writes_with_many_in_flight_ends_and_leaves_others_their_turns() 
                         client.reply().unwrap();
                         client.send(Command::Write, 0, at(write), 512, &[1; 512]).unwrap();
                     }
-                    (0..IN_FLIGHT).for_each(|_| drop(client.reply().unwrap()));
+                    for _ in 0..IN_FLIGHT {
+                        client.reply().unwrap();
+                    }
                 })
             })
             .collect();
