@@ -2,7 +2,7 @@
 //! them to a running engine, since their headers are read through it; `reactor::encrypt` has their bios on
 //! each thread. What the cipher is, and where its key comes from, is its maker's affair.
 //!
-//! They are numbered behind the mapped disks of [`MAPPED`](crate::disk::MAPPED), from `FIRST` on: to everybody else they are
+//! They are numbered behind the mapped disks of [`MAPPED`], from `FIRST` on: to everybody else they are
 //! mapped disks.
 
 use std::io;
