@@ -169,6 +169,15 @@ fn image_that_is_removed_moved_or_replaced_is_shown_as_such_and_logged_once() {
     // Clients go on.
     client.write(0, &block(0, 1)).expect("a write");
     assert_eq!(client.read(0, BLOCK).expect("a read"), block(0, 1));
+    let mut control = Control::connect(&scratch.path("control.sock")).expect("it is served");
+    for disk in ["replaced", "moved"] {
+        let refused = control.call("disk.resize", &json!({"disk": disk, "size": 8 << 20}));
+        let refused = refused.expect_err("nobody finds the file").to_string();
+        assert!(
+            refused.contains("would grow where nobody finds it"),
+            "{disk}: {refused}"
+        );
+    }
     std::fs::rename(&aside, &moved).expect("both are there");
     let found = states(&scratch);
     assert_eq!(of(&found), ["missing", "replaced", "ok", "missing", "ok"]);

@@ -12,7 +12,7 @@ use blkmq_core::queue::{DiskConfig, Queue};
 use blkmq_core::time::Nanos;
 
 use super::{Control, PAUSE_MAX};
-use crate::device::{Allocation, Replacement};
+use crate::device::{Allocation, Replacement, State};
 use crate::disk::{Disk, MAPPED, QueueId};
 use crate::engine::build::{self, OfQueue};
 use crate::engine::config::{DiskEntry, QueueSpec};
@@ -265,8 +265,8 @@ impl Control {
     /// The drive may take long to answer; changes continue meanwhile. [`Control::resize_disk`] applies the answer.
     ///
     /// # Errors
-    /// [`Error::Size`] if the disk has become smaller or has a size that no disk can have; others if disks lie on it, or its
-    /// driver cannot resize it.
+    /// [`Error::Size`] if the disk has become smaller or has a size that no disk can have; others if disks lie on it, its file
+    /// is to grow and not at its path any more, or its driver cannot resize it.
     pub fn ask_size(&self, name: &str, wanted: Option<u64>) -> Result<FoundSize, Error> {
         drop(self.changing()?);
         let disks = self.shared.disks();
@@ -289,6 +289,11 @@ impl Control {
                 return refuse(&format!(
                     "size {wanted} rejected: must be a multiple of its block size {block}"
                 ));
+            }
+            (None, Some(_)) if matches!(disk.state(), State::Missing | State::Replaced) => {
+                return refuse(
+                    "the file that it has is not at its path any more, and would grow where nobody finds it: see its state",
+                );
             }
             _ if disk.queue == MAPPED => {
                 return refuse("lies on other disks, and has the size that these give it");
