@@ -90,6 +90,7 @@ pub use owned_path::{FreePath, OwnedPath};
 pub use path_rights::PathRights;
 pub use place::{Place, check_socket};
 pub use socket::{OpenError, Socket, listen_at_port, loopbacks, open};
+pub use systemd::untaken as untaken_sockets;
 
 /// What the connections of all addresses share, of any front door.
 #[derive(Debug)]

@@ -343,6 +343,12 @@ impl Daemon {
         let reload = self.reload_aside(args)?;
         self.retry_refused()?;
         tracing::info!("{}", self.summary(args));
+        for name in common::untaken_sockets() {
+            tracing::warn!(
+                "socket {name} of systemd is at no address: clients that connect there wait; add an export at systemd:{name}, or \
+                 stop its .socket unit"
+            );
+        }
         let mut out = std::io::stdout().lock();
         for address in self.addresses.iter().take(LISTED_MAX) {
             writeln!(out, "{address}")?;

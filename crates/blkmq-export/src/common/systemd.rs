@@ -29,6 +29,13 @@ pub(super) fn take(name: Option<&str>) -> Result<Vec<Socket>, OpenError> {
     handed.get_or_insert_with(Handed::receive).take(name)
 }
 
+/// The names of the sockets that no address has taken yet: clients that connect there wait for ever.
+pub fn untaken() -> Vec<String> {
+    let mut handed = HANDED.lock().unwrap_or_else(PoisonError::into_inner);
+    let handed = handed.get_or_insert_with(Handed::receive);
+    handed.names.iter().flatten().cloned().collect()
+}
+
 impl Handed {
     fn receive() -> Self {
         let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();

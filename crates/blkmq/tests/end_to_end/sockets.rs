@@ -77,6 +77,31 @@ fn systemd_sockets_are_told_apart_by_their_names_also_by_a_daemon_that_takes_ove
 }
 
 #[test]
+fn systemd_socket_that_no_address_takes_is_named() {
+    let scratch = Scratch::new();
+    let words = "--disk name=vm1,ram=1M --nbd systemd:one";
+    let log = scratch.path("log");
+    let listen = |name: &str| UnixListener::bind(scratch.path(name)).expect("a socket can be bound");
+    let (one, other) = (listen("one.sock"), listen("other.sock"));
+    let script = format!(
+        "exec 3<&0 4<&1 </dev/null >/dev/null; LISTEN_FDS=2 LISTEN_FDNAMES=one:other LISTEN_PID=$$ exec \"$0\" serve {words}"
+    );
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).arg(program());
+    command.stdin(OwnedFd::from(one)).stdout(OwnedFd::from(other));
+    command.stderr(std::fs::File::create(&log).expect("a log"));
+    let mut daemon = command.spawn().expect("it runs");
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    let begun = Instant::now();
+    while !said().contains("socket other of systemd") && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    daemon.kill().and_then(|()| daemon.wait()).expect("it ends");
+    assert!(said().contains("socket other of systemd"), "{}", said());
+    assert!(!said().contains("socket one of systemd"), "{}", said());
+}
+
+#[test]
 fn systemd_sockets_that_are_missing_are_named_beside_those_that_are_there() {
     let scratch = Scratch::new();
     let listener = UnixListener::bind(scratch.path("handed.sock")).expect("a socket can be bound");
