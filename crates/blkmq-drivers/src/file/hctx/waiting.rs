@@ -81,8 +81,9 @@ impl FileHctx {
             Hold::None | Hold::Announced => disk.locks.enter(range.clone()),
         };
         slot.hold = Hold::Listed(ticket);
-        let is_alone = slot.block == 0 || !self.device.writers.overlap(DiskId(slot.disk), &range);
-        is_alone && disk.locks.is_first(ticket, &range)
+        // What others have announced is asked last: it is a look at the writes of all threads.
+        disk.locks.is_first(ticket, &range)
+            && (slot.block == 0 || !self.device.writers.overlap(DiskId(slot.disk), &range))
     }
 
     /// Has a request wait until [`Self::retry`].
