@@ -126,6 +126,7 @@ fn change_of_scheduler_beside_a_read_that_hangs_holds_others_up_for_moments() {
     stage.fall_silent();
     hung.send(Command::Read, 0, 0, 4096, &[]).expect("it is taken");
     let mut control = stage.control();
+    wait_until_in_flight(&mut control, "q");
     let keys = json!({"kind": "queue", "name": "q", "keys": {"sched": "kyber"}});
     let change = std::thread::spawn(move || control.call("config.set", &keys));
     let (begun, mut longest, mut reads) = (Instant::now(), Duration::ZERO, 0);
@@ -143,6 +144,24 @@ fn change_of_scheduler_beside_a_read_that_hangs_holds_others_up_for_moments() {
     changed.expect("the queue is changed when the read has ended");
     drop(hung);
     daemon.stop();
+}
+
+/// Waits until a request of a queue is out. What a client has sent may still be in its socket.
+fn wait_until_in_flight(control: &mut Control, queue: &str) {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let queues = control.call("queue.list", &json!({})).expect("a list");
+        let queues = queues.as_array().expect("of queues");
+        let queue = queues.iter().find(|one| one["name"] == queue).expect("it exists");
+        if queue["in_flight"].as_u64() > Some(0) {
+            return;
+        }
+        assert!(
+            Instant::now() < end,
+            "nothing is in flight after {LIMIT:?}: {queue}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

@@ -53,7 +53,8 @@ fn light_reader_does_not_wait_for_memory_that_a_capped_flood_holds() {
     std::thread::sleep(Duration::from_millis(200));
     let p99 = p99_of_reads(&socket, MIB, Duration::from_secs(2));
     assert!(p99 < Duration::from_millis(100), "p99 {p99:?} beside the flood");
-    end_all(&mut flood, true);
+    // Either reactor issues what the cap has released, so that reads end in another order.
+    end_all(&mut flood, false);
     daemon.stop();
 }
 
