@@ -38,6 +38,13 @@ pub(crate) struct SimArgs {
     list: bool,
 }
 
+/// Says now and then how many cases have begun.
+fn show_progress(begun: usize, cases: usize) {
+    if begun.is_multiple_of(100) {
+        eprintln!("{begun} of {cases} cases");
+    }
+}
+
 /// Runs what the arguments name.
 pub(crate) fn main(args: &SimArgs) -> ExitCode {
     if args.list {
@@ -60,7 +67,7 @@ pub(crate) fn main(args: &SimArgs) -> ExitCode {
             print!("{}", scenario::fair::table(first));
             ExitCode::SUCCESS
         }
-        (scenario::fair::slow::NAME, ..) => match scenario::fair::slow::table(first) {
+        (scenario::fair::slow::NAME, ..) => match scenario::fair::slow::table(first, show_progress) {
             Ok(table) => {
                 print!("{table}");
                 ExitCode::SUCCESS

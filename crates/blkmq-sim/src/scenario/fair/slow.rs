@@ -68,10 +68,10 @@ impl SlowCase {
             takes: self.takes,
             next: Instant(0),
         };
-        // Until a hang and the time after it were seen; of those that never end, some seconds.
+        // Until hangs and the time after them were seen; of those that never end, some seconds.
         let time = match self.takes {
             NEVER => 2 * SECOND,
-            _ => SECOND.max(self.takes.0 * 5 / 2),
+            takes => SECOND.max(takes.0 * 5 / 2).min(takes.0 + 3 * SECOND),
         };
         let (beside, wait) = self.run(Some(slow), time, seed);
         let percent = beside * 100 / least.max(1);
@@ -225,14 +225,14 @@ pub(super) fn cases() -> impl Iterator<Item = SlowCase> {
     usual().chain(usual().flat_map(of_small_queue))
 }
 
-/// Runs every case, as many at a time as there are processors.
+/// Runs every case, as many at a time as there are processors. `begun` is told how many have begun, and of how many.
 ///
 /// # Errors
 /// The table, if the others lack something in any case.
-pub fn table(seed: u64) -> Result<String, String> {
+pub fn table(seed: u64, begun: impl Fn(usize, usize) + Sync) -> Result<String, String> {
     let (mut table, mut wrong) = (String::new(), 0);
     let (mut wait, mut percent) = (Nanos::ZERO, u64::MAX);
-    for (case, cost) in costs(seed) {
+    for (case, cost) in costs(seed, begun) {
         (wait, percent) = (wait.max(cost.wait), percent.min(cost.percent));
         if !cost.is_right() {
             wrong += 1;
@@ -248,7 +248,7 @@ pub fn table(seed: u64) -> Result<String, String> {
 }
 
 /// The cost in every case, in their order.
-fn costs(seed: u64) -> Vec<(SlowCase, Cost)> {
+fn costs(seed: u64, begun: impl Fn(usize, usize) + Sync) -> Vec<(SlowCase, Cost)> {
     let cases: Vec<SlowCase> = cases().collect();
     let costs: Vec<OnceLock<Cost>> = cases.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
@@ -259,6 +259,7 @@ fn costs(seed: u64) -> Vec<(SlowCase, Cost)> {
                 loop {
                     let place = next.fetch_add(1, Ordering::Relaxed);
                     let Some(case) = cases.get(place) else { return };
+                    begun(place + 1, cases.len());
                     costs[place].get_or_init(|| case.cost(seed));
                 }
             });
