@@ -169,6 +169,12 @@ impl Queue {
         })
     }
 
+    /// Returns the group that one is part of, and its weight, without a look at the gate: while the tree changes this is
+    /// what was, or what will be. For those who share something else than the drive by weights.
+    pub fn parent_and_weight(&self, id: GroupId) -> (GroupId, u16) {
+        self.group_states.parent_and_weight(id)
+    }
+
     /// Returns how many requests wait for caps of their groups.
     ///
     /// # Errors

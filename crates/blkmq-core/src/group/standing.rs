@@ -1,16 +1,18 @@
 //! What submitters need to know of the tree behind the gate: whether a bio's group has no caps, has caps,
 //! is gone (its nearest living ancestor takes the bio), or takes no bio at all. It is one word per group,
-//! rarely written, read once for each bio.
+//! rarely written, read once for each bio. Another word has what who shares something else than the drive needs of it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::GroupTree;
+use super::{GroupTree, ROOT, WEIGHT_DEFAULT};
 use crate::ids::GroupId;
 
 /// The state of every group of a queue.
 #[derive(Debug)]
 pub(crate) struct GroupStates {
     words: Box<[AtomicU32]>,
+    /// Its parent, then its weight in 16 bits.
+    shares: Box<[AtomicU64]>,
     /// All groups below this number live: a check that costs one comparison.
     living_below: AtomicU32,
 }
@@ -20,6 +22,7 @@ impl GroupStates {
     pub(crate) fn new(tree: &GroupTree) -> Self {
         let group_states = Self {
             words: (0..tree.capacity()).map(|_| AtomicU32::new(NOBODY)).collect(),
+            shares: (0..tree.capacity()).map(|_| AtomicU64::new(0)).collect(),
             living_below: AtomicU32::new(0),
         };
         group_states.update(tree);
@@ -65,6 +68,20 @@ impl GroupStates {
         }
     }
 
+    /// The group that one is part of, and its weight; those of a child of the root with the default weight if it is not in
+    /// use.
+    pub(crate) fn parent_and_weight(&self, id: GroupId) -> (GroupId, u16) {
+        // One word is one group's state, and no other memory depends on it.
+        match self
+            .shares
+            .get(id.index())
+            .map(|word| word.load(Ordering::Relaxed))
+        {
+            None | Some(0) => (ROOT, WEIGHT_DEFAULT),
+            Some(word) => (GroupId((word >> 16) as u32), word as u16),
+        }
+    }
+
     /// Copies what has changed in the tree. Called inside the gate.
     pub(crate) fn update(&self, tree: &GroupTree) {
         for (index, word) in self.words.iter().enumerate() {
@@ -79,6 +96,11 @@ impl GroupStates {
                 FREE
             };
             word.store(standing, Ordering::Relaxed);
+        }
+        for (index, word) in self.shares.iter().enumerate() {
+            let node = tree.get(GroupId(index as u32));
+            let share = node.map_or(0, |node| u64::from(node.parent.0) << 16 | u64::from(node.weight));
+            word.store(share, Ordering::Relaxed);
         }
         let living = self
             .words

@@ -77,6 +77,8 @@ pub struct EncryptedData {
 pub(crate) struct Encrypted {
     /// Queue and number of the disk below.
     pub(crate) below: (QueueId, DiskId),
+    /// The queue whose groups' weights count for the time of its encryption: that of the disk below, or the first of them.
+    pub(crate) groups_of: QueueId,
     /// Where its data begins there.
     pub(crate) start: u64,
     pub(crate) size: u64,
@@ -135,6 +137,7 @@ pub(super) fn make(
     spec: &EncryptedSpec,
     disks: &[Disk],
     writers: Arc<Announcements>,
+    queues_of: impl FnOnce(&Disk) -> Vec<QueueId>,
 ) -> Result<(Disk, Arc<Encrypted>), Error> {
     let error = |why: String| Error::Disk(format!("disk {}: {why}", spec.name));
     let Some(below) = disks.iter().find(|disk| disk.name == spec.below) else {
@@ -160,6 +163,7 @@ pub(super) fn make(
     let discard_max = if spec.discard { limits.discard_max } else { 0 };
     let encrypted = Encrypted {
         below: (below.queue, below.id),
+        groups_of: queues_of(below).first().copied().unwrap_or_default(),
         start,
         size,
         read_only: spec.read_only || below.read_only,

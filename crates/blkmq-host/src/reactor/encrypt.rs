@@ -10,8 +10,8 @@
 //! What begins or ends inside a sector is read in whole ones; a write of it is a change of what was read, kept apart
 //! from others' writes by `odd`.
 //!
-//! Small bios are encrypted at once. What is beyond this turn's share of time waits in `turns`, by groups, so
-//! one group's large bios delay no other's small ones; a large bio is done slice by slice. A write without
+//! Small bios are encrypted at once. What is beyond this turn's share of time waits in `turns`, where groups share the
+//! processor by their weights, and one group's large bios delay no other's small ones; a large bio is done slice by slice. A write without
 //! an area, or without a slot, is returned to its submitter, as by a queue that has no room.
 //!
 //! Memory of a submitter is never borrowed: it may be a guest's, which changes it at any time. Slices are
@@ -30,7 +30,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq_core::bio::{Bio, Data, Flags, Op, Status};
-use blkmq_core::ids::DiskId;
+use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::mapper::stack::Stack;
 use blkmq_core::queue::Effects;
 use blkmq_core::time::Instant;
@@ -127,6 +127,14 @@ enum Stage {
     Unsent,
     Below,
     Decrypt,
+}
+
+/// A part of a piece that is encrypted or decrypted without a look at others.
+struct Slice {
+    /// What it counts as, in bytes.
+    cost: u64,
+    /// The piece is done.
+    is_last: bool,
 }
 
 /// Where the bios of encrypted disks go.
@@ -253,12 +261,16 @@ impl Encrypter {
             }
         }
         while self.left > 0
-            && let Some(number) = self.turns.next()
+            && let Some((number, line)) = self.turns.next()
         {
-            if self.convert(number) {
+            let slice = self.convert(number);
+            self.turns.charge(line, slice.cost, below.tree());
+            if slice.is_last {
                 self.converted(number, below);
+            } else if self.slots[number as usize].converted.is_multiple_of(STINT_BYTES) {
+                self.wait_for_turn(number, below);
             } else {
-                self.turns.push(number, self.slots[number as usize].bio.group);
+                self.turns.put_back(number, line, below.tree());
             }
         }
     }
@@ -315,7 +327,7 @@ impl Encrypter {
         slot.stage = Stage::Encrypt;
         match slot.done {
             0 => self.convert_or_wait(number, below),
-            _ => self.turns.push(number, slot.bio.group),
+            _ => self.wait_for_turn(number, below),
         }
     }
 
@@ -329,11 +341,17 @@ impl Encrypter {
     fn convert_or_wait(&mut self, number: u32, below: &mut Below<'_>) {
         let slot = &self.slots[number as usize];
         if slot.piece > self.left.min(SMALL_BYTES) || !self.turns.is_empty() {
-            let group = slot.bio.group;
-            return self.turns.push(number, group);
+            return self.wait_for_turn(number, below);
         }
-        while !self.convert(number) {}
+        while !self.convert(number).is_last {}
         self.converted(number, below);
+    }
+
+    /// Puts a bio that is to be encrypted or decrypted into its group's line.
+    fn wait_for_turn(&mut self, number: u32, below: &Below<'_>) {
+        let slot = &self.slots[number as usize];
+        let queue = self.disks[slot.disk as usize].groups_of;
+        self.turns.push(number, (queue, slot.bio.group), below.tree());
     }
 
     /// Goes on with a piece that is encrypted or decrypted.
@@ -356,8 +374,8 @@ impl Encrypter {
         }
     }
 
-    /// Encrypts or decrypts one slice of a piece. Says whether the piece is done.
-    fn convert(&mut self, number: u32) -> bool {
+    /// Encrypts or decrypts one slice of a piece.
+    fn convert(&mut self, number: u32) -> Slice {
         let slot = &mut self.slots[number as usize];
         let disk = &self.disks[slot.disk as usize];
         let cipher = disk.cipher().expect("bios are taken with a key");
@@ -389,8 +407,12 @@ impl Encrypter {
         }
         self.dirty = Some(slot.disk);
         slot.converted += len;
-        self.left = self.left.saturating_sub(len.max(LEAST_BYTES));
-        at + len == sectors.end
+        let cost = len.max(LEAST_BYTES);
+        self.left = self.left.saturating_sub(cost);
+        Slice {
+            cost,
+            is_last: at + len == sectors.end,
+        }
     }
 
     /// Submits a piece to the disk below. Says whether that has taken it.
@@ -484,6 +506,11 @@ impl Below<'_> {
         }
     }
 
+    /// The trees of groups: which group one is part of, and its weight.
+    fn tree(&self) -> impl Fn((QueueId, GroupId)) -> (GroupId, u16) {
+        |(queue, group)| self.queues.parent_and_weight(queue.index(), group)
+    }
+
     fn end(&mut self, mut bio: Bio, status: Status) {
         bio.status = status;
         self.fx.ended.push(bio);
@@ -501,5 +528,7 @@ const SMALL_BYTES: u64 = 128 << 10;
 /// What one turn encrypts and decrypts: about a tenth of a millisecond on a slow processor with AES
 /// instructions.
 const TURN_BYTES: u64 = 256 << 10;
+/// What a bio has done of it when others of its group go on.
+const STINT_BYTES: u64 = 64 << 10;
 /// What the smallest slice counts as.
 const LEAST_BYTES: u64 = 1 << 10;

@@ -7,7 +7,8 @@ use std::rc::Rc;
 
 use blkmq_core::bio::Status;
 use blkmq_core::driver::{Done, HctxDriver, Issued};
-use blkmq_core::ids::Cookie;
+use blkmq_core::group::{ROOT, WEIGHT_DEFAULT};
+use blkmq_core::ids::{Cookie, GroupId};
 use blkmq_core::local::LocalQueue;
 use blkmq_core::mapper::stack;
 use blkmq_core::queue::{Effects, Queue, QueueConfig, QueueHandle, TagMode};
@@ -53,6 +54,14 @@ impl Queues {
             activate(entry, &mut self.active, index);
         }
         Some(&mut entry.queue)
+    }
+
+    /// Which group one of a queue is part of, and its weight.
+    pub(crate) fn parent_and_weight(&self, index: usize, group: GroupId) -> (GroupId, u16) {
+        let entry = self.all.get(index);
+        entry.map_or((ROOT, WEIGHT_DEFAULT), |entry| {
+            entry.queue.queue().parent_and_weight(group)
+        })
     }
 
     /// Makes all queues active in the next turn, since other threads have published work for some queue.

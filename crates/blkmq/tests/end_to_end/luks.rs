@@ -7,6 +7,7 @@ pub(crate) mod keys;
 mod live;
 mod odd;
 mod over_image;
+mod shares;
 mod sources;
 mod unlock;
 

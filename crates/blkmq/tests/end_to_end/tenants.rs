@@ -290,31 +290,39 @@ fn two_tenants(sched: &str, settings: [&str; 2]) -> (Daemon, Scratch) {
     (Daemon::start(&words), scratch)
 }
 
-/// A client that keeps reads of 64 KiB under way.
-struct Load {
+/// A client that keeps reads, or writes, of 64 KiB under way.
+pub(crate) struct Load {
     ends: Arc<AtomicBool>,
     client: JoinHandle<u64>,
 }
 
 impl Load {
-    fn begin(socket: &Path, disk: &str, depth: u64) -> Self {
+    pub(crate) fn begin(socket: &Path, disk: &str, depth: u64) -> Self {
+        Self::begin_with(Command::Read, socket, disk, depth)
+    }
+
+    pub(crate) fn begin_with(command: Command, socket: &Path, disk: &str, depth: u64) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let mut client = Client::connect(socket, disk).expect("the daemon serves it");
         let is_over = Arc::clone(&ends);
         let run = move || {
-            let mut sent = 0;
+            let (mut sent, mut data) = (0, vec![0; SIZE as usize]);
+            let is_read = matches!(command, Command::Read);
+            let written = vec![7; if is_read { 0 } else { SIZE as usize }];
             let mut send = |client: &mut Client| {
                 let offset = place(sent);
                 sent += 1;
                 client
-                    .send(Command::Read, 0, offset, SIZE as u32, &[])
+                    .send(command, 0, offset, SIZE as u32, &written)
                     .expect("a request is taken");
             };
             (0..depth).for_each(|_| send(&mut client));
-            let (mut ended, mut data) = (0, vec![0; SIZE as usize]);
+            let mut ended = 0;
             while !is_over.load(Ordering::Relaxed) {
-                client.reply().expect("a read ends");
-                client.stream().read_exact(&mut data).expect("it has its data");
+                client.reply().expect("a request ends");
+                if is_read {
+                    client.stream().read_exact(&mut data).expect("it has its data");
+                }
                 ended += 1;
                 send(&mut client);
             }
@@ -327,7 +335,7 @@ impl Load {
     }
 
     /// The same of a guest, with five under way.
-    fn begin_guest(socket: &Path) -> Self {
+    pub(crate) fn begin_guest(socket: &Path) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let (client, mut ring) = (guest::FrontEnd::connect(socket), Ring::SPLIT);
         let call = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
@@ -370,8 +378,8 @@ impl Load {
         }
     }
 
-    /// Ends it; returns how many of its reads have ended.
-    fn end(self) -> u64 {
+    /// Ends it; returns how many of its requests have ended.
+    pub(crate) fn end(self) -> u64 {
         self.ends.store(true, Ordering::Relaxed);
         self.client.join().expect("the client did not fail")
     }

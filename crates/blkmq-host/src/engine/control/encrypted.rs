@@ -39,7 +39,8 @@ impl Control {
         }
         self.check_name(&spec.name)?;
         let disks = self.shared.disks();
-        let (below, encrypted) = make(&spec, &disks, Arc::clone(&self.shared.encrypted_writes))?;
+        let writers = Arc::clone(&self.shared.encrypted_writes);
+        let (below, encrypted) = make(&spec, &disks, writers, |below| self.queues_of(below))?;
         if !below.users.withdraw_if_unused() {
             return Err(Error::Disk(has_clients(&spec.name, &below)));
         }

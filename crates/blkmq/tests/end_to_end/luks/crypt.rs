@@ -47,9 +47,13 @@ impl<'a> Crypt<'a> {
 
     /// Makes a detached header for a disk of any size. Returns its path.
     pub(super) fn detached(&self) -> String {
-        let header = self.scratch.word("header");
+        self.detached_as("header", "--type luks2 --pbkdf pbkdf2 --sector-size 4096")
+    }
+
+    /// The same in a file of this name, with these options.
+    pub(super) fn detached_as(&self, name: &str, options: &str) -> String {
+        let header = self.scratch.word(name);
         let data = self.scratch.image("data", 1 << 20);
-        let options = "--type luks2 --pbkdf pbkdf2 --sector-size 4096";
         self.run(
             &format!("luksFormat {} {options} --header {header}", cheap(options)),
             &data,
