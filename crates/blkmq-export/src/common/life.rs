@@ -2,18 +2,25 @@
 //! transitions, for all front doors. `client` moves along it, a protocol reads it.
 //!
 //! ```text
-//!             Serve             Finish                    Lose
-//!  Arriving ───────► Serving ──────────► Quiescing(End) ───────► Gone
-//!               Queue │ ▲ │                                        ▲
-//!                     ▼ │ │ Suspend                    Settle      │ Leave
-//!              Queued ──┘ └────────► Quiescing(Handover) ───────► Saved
-//!                 Serve   ▲                 │ Resume               │ Resume
-//!                         └─────────────────┴──────────────────────┘
+//!   Arriving ── Serve ──► Serving ── Finish ──► Quiescing(End) ── all is answered ──► dropped
+//!                         ▲     │
+//!                   Serve │     │ Queue
+//!                         │     ▼
+//!                         Queued
+//!
+//!   A hand-over, of a client that is Serving, Queued or Quiescing(End):
+//!
+//!   ── Suspend ──► Quiescing(Handover) ── Settle ──► Saved ── Leave ──► Gone
+//!                           │ Resume                   │ Resume
+//!                           ▼                          ▼
+//!                  as it was before            as it was before
+//!
+//!   Lose, from any of them but Saved: Gone. Finish, before anything was begun: Gone.
 //! ```
 //!
-//! The drawing shows the way of most clients; [`Life::after`] is the table. A hand-over that fails
-//! leaves a client as it was, so the two states of a hand-over remember that. A client that another
-//! daemon has saved begins as it was saved.
+//! [`Life::after`] is the table, and has what the drawing leaves out: what happens to a client during a
+//! hand-over. The two states of a hand-over remember what the client was, so that it can go on if the
+//! hand-over fails. A client that another daemon has saved begins as it was saved.
 
 /// The state of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
