@@ -39,31 +39,26 @@ impl SavedMount {
     /// # Errors
     /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let version = reader.u8("a mount's version")?;
-        if version != VERSION {
-            return Err(DecodeError::Value("a mount's version", version.into()));
-        }
-        let saved = Self {
-            disk: reader.text("a disk")?,
-            size: reader.u64("a disk's size")?,
-            block_size: reader.u32("a disk's block size")?,
-            read_only: reader.flag("whether a disk is read-only")?,
-            agreed: reader.optional("what was agreed on", agreed)?,
-            opened: reader.u64("how often a disk is open")?,
-            has_losses: reader.flag("whether writes are lost")?,
-            owner: (reader.u32("a user")?, reader.u32("a group")?),
-            since: reader.u64("a time")?,
-            is_made: reader.flag("whether a file was made")?,
-            entry: reader.optional("a mount", |reader| {
-                Ok((
-                    reader.text("a filesystem's number")?,
-                    reader.text("a filesystem's type")?,
-                ))
-            })?,
-        };
-        reader.end()?;
-        Ok(saved)
+        Reader::versioned(bytes, ("a mount's version", VERSION), |reader| {
+            Ok(Self {
+                disk: reader.text("a disk")?,
+                size: reader.u64("a disk's size")?,
+                block_size: reader.u32("a disk's block size")?,
+                read_only: reader.flag("whether a disk is read-only")?,
+                agreed: reader.optional("what was agreed on", agreed)?,
+                opened: reader.u64("how often a disk is open")?,
+                has_losses: reader.flag("whether writes are lost")?,
+                owner: (reader.u32("a user")?, reader.u32("a group")?),
+                since: reader.u64("a time")?,
+                is_made: reader.flag("whether a file was made")?,
+                entry: reader.optional("a mount", |reader| {
+                    Ok((
+                        reader.text("a filesystem's number")?,
+                        reader.text("a filesystem's type")?,
+                    ))
+                })?,
+            })
+        })
     }
 
     /// Encodes it.

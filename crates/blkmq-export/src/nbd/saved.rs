@@ -31,22 +31,17 @@ impl SavedConnection {
     /// # Errors
     /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let version = reader.u8("a connection's version")?;
-        if version != VERSION {
-            return Err(DecodeError::Value("a connection's version", version.into()));
-        }
-        let saved = Self {
-            session: session(&mut reader)?,
-            is_closing: reader.flag("whether a connection ends")?,
-            has_losses: reader.flag("whether writes are lost")?,
-            input: reader.bytes("what a client sent", BODY_BYTES_MAX)?.to_vec(),
-            unsent: reader
-                .bytes("what a client was not sent", BODY_BYTES_MAX)?
-                .to_vec(),
-        };
-        reader.end()?;
-        Ok(saved)
+        Reader::versioned(bytes, ("a connection's version", VERSION), |reader| {
+            Ok(Self {
+                session: session(reader)?,
+                is_closing: reader.flag("whether a connection ends")?,
+                has_losses: reader.flag("whether writes are lost")?,
+                input: reader.bytes("what a client sent", BODY_BYTES_MAX)?.to_vec(),
+                unsent: reader
+                    .bytes("what a client was not sent", BODY_BYTES_MAX)?
+                    .to_vec(),
+            })
+        })
     }
 
     /// Encodes it.

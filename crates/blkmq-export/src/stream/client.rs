@@ -527,24 +527,19 @@ impl Saved {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
-        let mut reader = Reader::new(bytes);
-        let version = reader.u8("a client's version")?;
-        if version != VERSION {
-            return Err(DecodeError::Value("a client's version", version.into()));
-        }
-        let is_open = reader.flag("whether a client goes on")?;
-        let saved = Self {
-            resume: Some(if is_open { Resume::Serving } else { Resume::Ending }),
-            has_losses: reader.flag("whether writes are lost")?,
-            received: reader
-                .bytes("what a client sent", RECEIVED_MAX + RECEIVE_BYTES)?
-                .to_vec(),
-            unsent: reader
-                .bytes("what a client was not sent", BODY_BYTES_MAX)?
-                .to_vec(),
-        };
-        reader.end()?;
-        Ok(saved)
+        Reader::versioned(bytes, ("a client's version", VERSION), |reader| {
+            let is_open = reader.flag("whether a client goes on")?;
+            Ok(Self {
+                resume: Some(if is_open { Resume::Serving } else { Resume::Ending }),
+                has_losses: reader.flag("whether writes are lost")?,
+                received: reader
+                    .bytes("what a client sent", RECEIVED_MAX + RECEIVE_BYTES)?
+                    .to_vec(),
+                unsent: reader
+                    .bytes("what a client was not sent", BODY_BYTES_MAX)?
+                    .to_vec(),
+            })
+        })
     }
 
     fn bytes(&self) -> Vec<u8> {

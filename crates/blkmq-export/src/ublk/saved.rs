@@ -26,21 +26,16 @@ impl SavedDevice {
     /// # Errors
     /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let version = reader.u8("a device's version")?;
-        if version != VERSION {
-            return Err(DecodeError::Value("a device's version", version.into()));
-        }
-        let saved = Self {
-            disk: reader.text("a disk")?,
-            number: reader.u32("a device's number")?,
-            size: reader.u64("a disk's size")?,
-            block_size: reader.u32("a disk's block size")?,
-            read_only: reader.flag("whether a disk is read-only")?,
-            has_losses: reader.flag("whether writes are lost")?,
-        };
-        reader.end()?;
-        Ok(saved)
+        Reader::versioned(bytes, ("a device's version", VERSION), |reader| {
+            Ok(Self {
+                disk: reader.text("a disk")?,
+                number: reader.u32("a device's number")?,
+                size: reader.u64("a disk's size")?,
+                block_size: reader.u32("a disk's block size")?,
+                read_only: reader.flag("whether a disk is read-only")?,
+                has_losses: reader.flag("whether writes are lost")?,
+            })
+        })
     }
 
     /// Encodes it.

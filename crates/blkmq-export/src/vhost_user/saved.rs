@@ -47,31 +47,26 @@ impl SavedFrontEnd {
     /// # Errors
     /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let version = reader.u8("a front end's version")?;
-        if version != VERSION {
-            return Err(DecodeError::Value("a front end's version", version.into()));
-        }
-        let saved = Self {
-            disk: reader.text("a disk")?,
-            size: reader.u64("a disk's size")?,
-            block_size: reader.u32("a disk's block size")?,
-            read_only: reader.flag("whether a disk is read-only")?,
-            is_selected: reader.flag("whether rings are served")?,
-            is_writeback: reader.flag("a mode of the cache")?,
-            is_broken: reader.flag("whether a device is broken")?,
-            status: reader.u64("a status")?,
-            enabled: list(
-                &mut reader,
-                "rings that are enabled",
-                usize::from(QUEUES_MAX),
-                |reader| Ok((reader.u32("a ring")?, reader.flag("whether a ring is enabled")?)),
-            )?,
-            messages: list(&mut reader, "messages", MESSAGES_MAX, message)?,
-            received: reader.bytes("part of a message", BODY_BYTES_MAX + 64)?.to_vec(),
-        };
-        reader.end()?;
-        Ok(saved)
+        Reader::versioned(bytes, ("a front end's version", VERSION), |reader| {
+            Ok(Self {
+                disk: reader.text("a disk")?,
+                size: reader.u64("a disk's size")?,
+                block_size: reader.u32("a disk's block size")?,
+                read_only: reader.flag("whether a disk is read-only")?,
+                is_selected: reader.flag("whether rings are served")?,
+                is_writeback: reader.flag("a mode of the cache")?,
+                is_broken: reader.flag("whether a device is broken")?,
+                status: reader.u64("a status")?,
+                enabled: list(
+                    reader,
+                    "rings that are enabled",
+                    usize::from(QUEUES_MAX),
+                    |reader| Ok((reader.u32("a ring")?, reader.flag("whether a ring is enabled")?)),
+                )?,
+                messages: list(reader, "messages", MESSAGES_MAX, message)?,
+                received: reader.bytes("part of a message", BODY_BYTES_MAX + 64)?.to_vec(),
+            })
+        })
     }
 
     /// Encodes it.

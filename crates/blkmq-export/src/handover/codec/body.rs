@@ -14,6 +14,25 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
+    /// Reads all of what a client or device was saved as: a version, and what `read` reads behind it.
+    ///
+    /// # Errors
+    /// If it has another version, is at fault, or goes on.
+    pub fn versioned<T>(
+        bytes: &'a [u8],
+        (what, version): (&'static str, u8),
+        read: impl FnOnce(&mut Self) -> Result<T, DecodeError>,
+    ) -> Result<T, DecodeError> {
+        let mut reader = Self::new(bytes);
+        let found = reader.u8(what)?;
+        if found != version {
+            return Err(DecodeError::Value(what, found.into()));
+        }
+        let saved = read(&mut reader)?;
+        reader.end()?;
+        Ok(saved)
+    }
+
     fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
         let (head, rest) = self.0.split_first_chunk().ok_or(DecodeError::Truncated(what))?;
         self.0 = rest;
