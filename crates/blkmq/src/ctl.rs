@@ -2,6 +2,7 @@
 //! programs.
 
 mod jobs;
+mod listed;
 mod printed;
 mod stats;
 mod table;
@@ -21,12 +22,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Map, Value, json};
 
+use self::jobs::WorkArgs;
+pub use self::listed::Listed;
 use self::printed::{print_json, print_record, print_resized, print_settings, print_steps};
-use self::table::{Column, table};
 use crate::complete::{Disks, Names, kinds};
 use crate::control::client::{Client, QUERY_MAX};
 use crate::control::{LINE_MAX, path_to_ask};
-use crate::stdout::{has_reader_left_within, print, unless_reader_left};
+use crate::stdout::{print, unless_reader_left};
 
 /// What `ctl` takes.
 #[derive(Debug, Args)]
@@ -129,29 +131,9 @@ pub enum CtlCommand {
         disks: Vec<String>,
     },
     /// Copy what the image of a disk reads from its bases into it, while it is used, and take the bases away
-    Flatten {
-        /// The disk
-        #[arg(add = ArgValueCompleter::new(Disks))]
-        disk: String,
-        /// Weight of this work among the disk's neighbours, 1 to 1000
-        #[arg(long, default_value_t = 100)]
-        weight: u16,
-        /// Do not wait until it is done
-        #[arg(long)]
-        no_wait: bool,
-    },
+    Flatten(WorkArgs),
     /// Write what the image of a disk has into its base, while it is used: the image is empty then
-    Commit {
-        /// The disk
-        #[arg(add = ArgValueCompleter::new(Disks))]
-        disk: String,
-        /// Weight of this work among the disk's neighbours, 1 to 1000
-        #[arg(long, default_value_t = 100)]
-        weight: u16,
-        /// Do not wait until it is done
-        #[arg(long)]
-        no_wait: bool,
-    },
+    Commit(WorkArgs),
     /// List what the daemon does in the background, and how it ended
     Jobs,
     /// Give up what is done to a disk in the background
@@ -241,90 +223,6 @@ pub enum Reloaded {
     Tls,
 }
 
-/// What can be listed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Listed {
-    /// Disks
-    #[value(alias = "disk")]
-    Disks,
-    /// Queues
-    #[value(alias = "queue")]
-    Queues,
-    /// Groups
-    #[value(alias = "group")]
-    Groups,
-    /// Exports
-    #[value(alias = "export")]
-    Exports,
-}
-
-impl Listed {
-    fn method(self) -> &'static str {
-        match self {
-            Self::Disks => "disk.list",
-            Self::Queues => "queue.list",
-            Self::Groups => "group.list",
-            Self::Exports => "export.list",
-        }
-    }
-
-    /// The key with the name of an entry.
-    fn key(self) -> &'static str {
-        match self {
-            Self::Disks | Self::Queues => "name",
-            Self::Groups => "path",
-            Self::Exports => "address",
-        }
-    }
-
-    fn table(self, rows: &Value) -> String {
-        table(self.columns(), rows.as_array().map_or(&[], Vec::as_slice))
-    }
-
-    fn columns(self) -> &'static [Column] {
-        match self {
-            Self::Disks => DISKS,
-            Self::Queues => QUEUES,
-            Self::Groups => GROUPS,
-            Self::Exports => EXPORTS,
-        }
-    }
-}
-
-const DISKS: &[Column] = &[
-    Column::text("name"),
-    Column::text("queue"),
-    Column::bytes("size"),
-    Column::number("block_size"),
-    Column::text("read_only"),
-    Column::text("group"),
-    Column::number("clients"),
-    Column::text("state"),
-];
-const QUEUES: &[Column] = &[
-    Column::text("name"),
-    Column::text("sched"),
-    Column::number("depth"),
-    Column::number("depth_limit"),
-    Column::number("in_flight"),
-    Column::text("io_poll"),
-];
-const GROUPS: &[Column] = &[
-    Column::text("queue"),
-    Column::text("path"),
-    Column::number("weight"),
-    Column::text("caps"),
-    Column::time("latency_target_ns"),
-];
-const EXPORTS: &[Column] = &[
-    Column::text("address"),
-    Column::number("open"),
-    Column::number("max"),
-    Column::number("refused"),
-    Column::text("state"),
-    Column::text("problem"),
-];
-
 /// Queries or changes a running daemon.
 ///
 /// # Errors
@@ -361,14 +259,8 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             let status = client.call("daemon.status", &json!({}))?;
             print_record(args.json, &status)
         }
-        CtlCommand::List { what } => {
-            let rows = client.call(what.method(), &json!({}))?;
-            match args.json {
-                true => print_json(&rows),
-                false => print(&what.table(&rows)),
-            }
-        }
-        CtlCommand::Watch { what, interval } => watch(args.json, client, *what, *interval),
+        CtlCommand::List { what } => listed::list(args.json, client, *what),
+        CtlCommand::Watch { what, interval } => listed::watch(args.json, client, *what, *interval),
         CtlCommand::Show {
             what: Listed::Disks,
             name,
@@ -380,24 +272,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
         CtlCommand::Show { client: Some(_), .. } => {
             bail!("--client is for disks: blkmq ctl show disk NAME --client KIND")
         }
-        CtlCommand::Show { what, name, .. } => {
-            let rows = client.call(what.method(), &json!({}))?;
-            let all = rows.as_array().into_iter().flatten();
-            let found: Vec<&Value> = all.filter(|row| row[what.key()] == name.as_str()).collect();
-            if found.is_empty() {
-                let known = rows.as_array().into_iter().flatten();
-                let mut known: Vec<&str> = known.filter_map(|row| row[what.key()].as_str()).collect();
-                known.sort_unstable();
-                known.dedup();
-                let more = if known.len() > SHOWN_MAX { ", …" } else { "" };
-                known.truncate(SHOWN_MAX);
-                bail!(
-                    "{name}: there is none of this name; there are: {}{more}",
-                    known.join(", ")
-                );
-            }
-            found.into_iter().try_for_each(|row| print_record(args.json, row))
-        }
+        CtlCommand::Show { what, name, .. } => listed::show(args.json, client, *what, name),
         CtlCommand::Set(edit) => print_steps(
             args.json,
             client.call("config.set", &edit.params(true)?)?,
@@ -462,16 +337,8 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
             client.call("disk.reset", &json!({"disks": disks}))?;
             Ok(())
         }
-        CtlCommand::Flatten {
-            disk,
-            weight,
-            no_wait,
-        } => jobs::begin(client, "disk.flatten", disk, *weight, !no_wait),
-        CtlCommand::Commit {
-            disk,
-            weight,
-            no_wait,
-        } => jobs::begin(client, "disk.commit", disk, *weight, !no_wait),
+        CtlCommand::Flatten(work) => jobs::begin(client, "disk.flatten", work),
+        CtlCommand::Commit(work) => jobs::begin(client, "disk.commit", work),
         CtlCommand::Jobs => jobs::list(client, args.json),
         CtlCommand::Cancel { disk } => client.call("job.cancel", &json!({"disk": disk})).map(drop),
         CtlCommand::Unlock { disk, key_file } => {
@@ -545,25 +412,6 @@ fn passphrase(file: Option<&Path>) -> Result<Secret> {
     Secret::read_from(file).with_context(context)
 }
 
-/// Prints a list, and again whenever it differs; as JSON, each on a line.
-fn watch(is_json: bool, client: &mut Client, what: Listed, interval: Duration) -> Result<()> {
-    let mut last = Value::Null;
-    loop {
-        let rows = client.call(what.method(), &json!({}))?;
-        if rows != last {
-            let gap = if is_json || last.is_null() { "" } else { "\n" };
-            match is_json {
-                true => print(&format!("{rows}\n"))?,
-                false => print(&format!("{gap}{}", what.table(&rows)))?,
-            }
-            last = rows;
-        }
-        if has_reader_left_within(std::io::stdout(), interval) {
-            return Ok(());
-        }
-    }
-}
-
 fn between_looks(text: &str) -> Result<Duration> {
     let seconds: f64 = text.parse().context("must be seconds")?;
     ensure!((0.1..=3600.0).contains(&seconds), "must be from 0.1 to 3600");
@@ -604,8 +452,6 @@ impl EditArgs {
 
 /// What a request has besides its parameters.
 const REQUEST_BYTES: usize = 100;
-/// Names that an error lists.
-const SHOWN_MAX: usize = 20;
 const EXAMPLES: &str = "\
 Examples:
   blkmq ctl list groups

@@ -4,22 +4,39 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
 
 use super::printed::print_json;
 use super::table::{Column, table};
+use crate::complete::Disks;
 use crate::control::client::Client;
 use crate::stdout::{has_reader_left_within, print};
+
+/// Work on a disk's image.
+#[derive(Debug, Args)]
+pub struct WorkArgs {
+    /// The disk
+    #[arg(add = ArgValueCompleter::new(Disks))]
+    pub disk: String,
+    /// Weight of this work among the disk's neighbours, 1 to 1000
+    #[arg(long, default_value_t = 100)]
+    pub weight: u16,
+    /// Do not wait until it is done
+    #[arg(long)]
+    pub no_wait: bool,
+}
 
 /// Begins work on a disk's image by this method, and waits for its end, unless that is not wanted.
 ///
 /// # Errors
 /// It cannot be, or was given up.
-pub(super) fn begin(client: &mut Client, method: &str, disk: &str, weight: u16, waits: bool) -> Result<()> {
-    client.call(method, &json!({"disk": disk, "weight": weight}))?;
-    match waits {
-        true => wait(client, disk),
-        false => Ok(()),
+pub(super) fn begin(client: &mut Client, method: &str, work: &WorkArgs) -> Result<()> {
+    client.call(method, &json!({"disk": work.disk, "weight": work.weight}))?;
+    match work.no_wait {
+        true => Ok(()),
+        false => wait(client, &work.disk),
     }
 }
 
