@@ -3,6 +3,7 @@
 //! change waits on a reactor. What may block for as long as a drive does not answer is done with no lock
 //! held, as far as possible: see `prepared`.
 
+mod durable;
 mod encrypted;
 mod exports;
 mod gate;
@@ -365,39 +366,6 @@ impl Running {
         Ok(Planned::new(self.changes(), old, (new, document), changes))
     }
 
-    /// Makes what clients have written to removed disks durable. The drives are closed: this is the
-    /// last report of lost writes.
-    fn sync_removed(&self, removed: Vec<Removed>) {
-        for Removed { disk, files, stays } in removed {
-            if let Err(error) = files.sync(SYNC_MAX) {
-                tracing::error!("disk {disk}: removed; {error:#}");
-            }
-            if !stays {
-                self.files().remove(&files);
-            }
-        }
-    }
-
-    /// Has a disk served again whose drive was full or gone.
-    ///
-    /// # Errors
-    /// As for [`Control::reopen_disk`].
-    pub(crate) fn reopen(&self, disk: &str) -> Result<()> {
-        self.control().reopen_disk(disk)?;
-        self.follow_files(disk)
-    }
-
-    /// Has the last sync be of what a disk has now, and report what is lost from now on: what it had is closed.
-    fn follow_files(&self, disk: &str) -> Result<()> {
-        let config = self.config();
-        let opened = Files::open_of(&config, disk)?;
-        let mut files = self.files();
-        let former = files.of(&config, disk);
-        files.remove(&former);
-        files.add(&opened);
-        Ok(())
-    }
-
     /// Makes all addresses read their certificates again. Returns which have, and which cannot: those
     /// keep what they have.
     pub(crate) fn refresh(&self) -> (Vec<String>, Vec<String>) {
@@ -417,15 +385,6 @@ impl Running {
             }
         }
         (done, failed)
-    }
-
-    /// Makes writes of clients durable that no flush has covered.
-    ///
-    /// # Errors
-    /// All files with data that may be lost, by name.
-    pub(super) fn sync(&self) -> Result<()> {
-        let files = self.files().clone();
-        files.sync(self.shutdown_limit().max(SYNC_MAX))
     }
 
     /// Does all steps, or none.
