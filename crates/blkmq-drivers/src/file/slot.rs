@@ -18,6 +18,8 @@
 //! Zeroing that takes whole blocks alone (of a block device, or of direct I/O) has up to three parts, one after the other: what
 //! lies before the whole blocks and what lies behind them are written as a small write is.
 
+mod zeroing;
+
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -434,31 +436,6 @@ impl Slot {
         Next::Submit(0)
     }
 
-    /// Returns the first method of zeroing that the filesystem has not refused yet.
-    fn way_to_zero(&self, disk: &FileDisk) -> Result<Step, Status> {
-        let is_fast_only = self.flags.has(Flags::FAST_ONLY);
-        if self.op == Op::Discard && disk.is_block_device() && disk.may_discard() {
-            return Ok(Step::Discard);
-        }
-        let may_punch = self.op == Op::Discard || !self.flags.has(Flags::NO_UNMAP);
-        if may_punch && !disk.lacks.punching.load(Ordering::Relaxed) {
-            return Ok(Step::Punch);
-        }
-        if self.op == Op::Discard {
-            return Err(Status::Ok);
-        }
-        // The kernel zeroes a range of a block device by writing where the device cannot do it,
-        // without notice.
-        let may_be_slow = disk.is_block_device() && is_fast_only;
-        if !may_be_slow && !disk.lacks.zeroing.load(Ordering::Relaxed) {
-            return Ok(Step::ZeroRange);
-        }
-        if is_fast_only {
-            return Err(Status::NotSupported);
-        }
-        Ok(Step::WriteOut)
-    }
-
     fn take_moved(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
         let Ok(moved) = u64::try_from(result) else {
             if self.op == Op::Write
@@ -518,30 +495,6 @@ impl Slot {
             (self.step, self.moved) = (Step::Transfer, 0);
         }
         Next::Submit(0)
-    }
-
-    fn take_zeroed(&mut self, result: i32, disk: &FileDisk, now: Instant) -> Next {
-        match -result {
-            0 => {
-                disk.piece_size.record(self.piece, now);
-                self.moved += self.piece.len;
-                self.retries = 0;
-                match self.moved < self.len {
-                    true => Next::Submit(self.piece.len),
-                    false => self.end_of_change(disk),
-                }
-            }
-            libc::EOPNOTSUPP | libc::ENOSYS => {
-                let lack = match self.step {
-                    Step::Discard => &disk.lacks.discarding,
-                    Step::Punch => &disk.lacks.punching,
-                    _ => &disk.lacks.zeroing,
-                };
-                lack.store(true, Ordering::Relaxed);
-                self.next_part(self.offset + self.moved, disk)
-            }
-            errno => self.fail(errno, disk, now),
-        }
     }
 
     /// Ends a request, or first makes durable what has to be and is not yet.
