@@ -299,7 +299,7 @@ fn keeps_snapshots_inside(scratch: &Scratch, options: &str) {
 #[test]
 fn discarded_clusters_give_their_space_back() {
     let scratch = Scratch::new("space");
-    if qemu(&scratch, "qemu-img", "create -q -f qcow2 image 64M").is_none() {
+    if !created(&scratch, "image 64M") {
         return;
     }
     let path = scratch.path("image");
@@ -321,13 +321,7 @@ fn discarded_clusters_give_their_space_back() {
 #[test]
 fn image_grows_while_it_is_served() {
     let scratch = Scratch::new("grows");
-    if qemu(
-        &scratch,
-        "qemu-img",
-        "create -q -f qcow2 -o cluster_size=4096 image 1M",
-    )
-    .is_none()
-    {
+    if !created(&scratch, "-o cluster_size=4096 image 1M") {
         return;
     }
     let path = scratch.path("image");
@@ -429,7 +423,7 @@ fn image_of_any_moment_has_no_corruption_without_a_flush() {
         "-o cluster_size=512,refcount_bits=64,compat=1.1 image 8M",
         "-o compat=0.10,cluster_size=1024 image 8M",
     ]) {
-        if qemu(&scratch, "qemu-img", &format!("create -q -f qcow2 {options}")).is_none() {
+        if !created(&scratch, options) {
             return;
         }
         for direct in [Direct::Auto, Direct::Off] {
@@ -481,7 +475,7 @@ fn is_not_corrupt(scratch: &Scratch, what: &str) {
 #[test]
 fn image_is_not_clean_before_a_flush_of_its_tables_has_ended() {
     let scratch = Scratch::new("clean");
-    if qemu(&scratch, "qemu-img", "create -q -f qcow2 image 1M").is_none() {
+    if !created(&scratch, "image 1M") {
         return;
     }
     let disk = ImageDisk::open(&config(&scratch.path("image"))).unwrap();

@@ -8,7 +8,7 @@ use super::*;
 
 /// Makes an image of 4 MiB whose first MiB is there, with a bitmap.
 fn image(scratch: &Scratch) -> bool {
-    let made = qemu(scratch, "qemu-img", "create -q -f qcow2 image 4M").is_some();
+    let made = created(scratch, "image 4M");
     if made {
         let mut rig = Rig::at(&scratch.path("image"));
         assert_eq!(rig.write(Flags::NONE, 0, &[3; 1 << 20]), Status::Ok);

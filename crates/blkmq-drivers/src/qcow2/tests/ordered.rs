@@ -78,13 +78,7 @@ fn freed_clusters_become_no_tables_and_no_data_before_that_is_durable() {
 #[test]
 fn requests_that_ended_before_a_flush_began_are_there_when_it_has_ended() {
     let scratch = Scratch::new("flushed");
-    if qemu(
-        &scratch,
-        "qemu-img",
-        "create -q -f qcow2 -o cluster_size=4096 image 64M",
-    )
-    .is_none()
-    {
+    if !created(&scratch, "-o cluster_size=4096 image 64M") {
         return;
     }
     let disk = ImageDisk::open(&config(&scratch.path("image"))).unwrap();
@@ -127,13 +121,7 @@ fn requests_that_ended_before_a_flush_began_are_there_when_it_has_ended() {
 #[test]
 fn flush_writes_no_entry_whose_refcount_it_has_not_written() {
     let scratch = Scratch::new("one-moment");
-    if qemu(
-        &scratch,
-        "qemu-img",
-        "create -q -f qcow2 -o cluster_size=4096 image 8M",
-    )
-    .is_none()
-    {
+    if !created(&scratch, "-o cluster_size=4096 image 8M") {
         return;
     }
     let disk = ImageDisk::open(&config(&scratch.path("image"))).unwrap();
@@ -193,13 +181,7 @@ fn grown_image_shows_nothing_of_a_base_that_is_longer() {
 #[test]
 fn check_finds_copied_flags_that_contradict_refcounts_as_qemu_does() {
     let scratch = Scratch::new("copied");
-    if qemu(
-        &scratch,
-        "qemu-img",
-        "create -q -f qcow2 -o cluster_size=4096 image 1M",
-    )
-    .is_none()
-    {
+    if !created(&scratch, "-o cluster_size=4096 image 1M") {
         return;
     }
     let path = scratch.path("image");
@@ -258,13 +240,7 @@ fn discards_and_zeroing_of_any_size_succeed_and_zero_what_they_say() {
         ("large", "-b base -F raw -o cluster_size=2M"),
         ("beside", "-o data_file=data"),
     ] {
-        if qemu(
-            &scratch,
-            "qemu-img",
-            &format!("create -q -f qcow2 {options} {name} 1050624"),
-        )
-        .is_none()
-        {
+        if !created(&scratch, &format!("{options} {name} 1050624")) {
             return;
         }
         for direct in [Direct::Auto, Direct::Off] {
@@ -303,7 +279,7 @@ fn discards_and_zeroing_of_any_size_succeed_and_zero_what_they_say() {
 fn reopen_after_a_failed_sync_shows_what_was_durable_before_it() {
     let scratch = Scratch::new("reopened");
     std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
-    if qemu(&scratch, "qemu-img", "create -q -f qcow2 -b base -F raw image 1M").is_none() {
+    if !created(&scratch, "-b base -F raw image 1M") {
         return;
     }
     let path = scratch.path("image");

@@ -17,7 +17,7 @@ pub(super) fn replace(rig: &mut Rig, wanted: Replacement) -> std::io::Result<()>
 fn snapshot_keeps_what_was_there_and_the_disk_goes_on_above_it() {
     let scratch = Scratch::new("snapshot");
     std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
-    if qemu(&scratch, "qemu-img", "create -q -f qcow2 -b base -F raw image 2M").is_none() {
+    if !created(&scratch, "-b base -F raw image 2M") {
         return;
     }
     let path = scratch.path("image");
@@ -91,13 +91,7 @@ fn snapshot_in_another_directory_lies_on_the_same_base() {
 #[test]
 fn flush_of_a_successor_writes_what_was_not_flushed_below_it() {
     let scratch = Scratch::new("successor");
-    if qemu(
-        &scratch,
-        "qemu-img",
-        "create -q -f qcow2 -o cluster_size=4096 image 8M",
-    )
-    .is_none()
-    {
+    if !created(&scratch, "-o cluster_size=4096 image 8M") {
         return;
     }
     let path = scratch.path("image");
@@ -153,30 +147,17 @@ fn image_whose_successor_a_context_refuses_is_in_its_place_again() {
         let mut rig = Rig::at(&scratch.path("image"));
         assert_eq!(rig.write(Flags::NONE, 65536, &[4; 4096]), Status::Ok);
         copy_up(&mut rig, 2 << 20);
-        let (device, mut refused) = (rig.device.clone(), true);
-        let hctx = std::cell::RefCell::new((&mut rig.hctx, &mut refused));
-        let refresh = || {
-            let (hctx, refused) = &mut *hctx.borrow_mut();
-            hctx.refresh_disks().map_err(std::io::Error::other)?;
-            match std::mem::take(*refused) {
-                true => Err(std::io::Error::other("no")),
-                false => Ok(()),
-            }
-        };
-        let error = device
-            .replace(&[(DiskId(0), wanted.clone())], &refresh)
-            .unwrap_err();
-        assert_eq!(error.to_string(), "no");
+        rig.refuse_to_replace(wanted.clone());
         // What is written now is in the image, and the image on its base.
         assert_eq!(rig.write(Flags::NONE, 1 << 20, &[5; 4096]), Status::Ok);
         let found = [0, 65536, 1 << 20].map(|at| rig.read(at, 512)[0]);
         assert_eq!(found, [3, 4, 5], "{wanted:?}");
         rig.flush();
-        device
-            .replace(&[(DiskId(0), Replacement::BeginFlat)], &|| Ok(()))
-            .unwrap();
+        let again = rig
+            .device
+            .replace(&[(DiskId(0), Replacement::BeginFlat)], &|| Ok(()));
+        again.unwrap();
         drop(rig);
-        drop(device);
         check(&scratch, &scratch.path("image"));
         let content = raw_content(&scratch, &scratch.path("image"));
         assert_eq!(
@@ -197,7 +178,7 @@ fn image_whose_successor_a_context_refuses_is_in_its_place_again() {
 fn image_is_flat_only_when_all_was_copied_and_goes_on_without_its_base() {
     let scratch = Scratch::new("flat");
     std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
-    if qemu(&scratch, "qemu-img", "create -q -f qcow2 -b base -F raw image 2M").is_none() {
+    if !created(&scratch, "-b base -F raw image 2M") {
         return;
     }
     let mut rig = Rig::at(&scratch.path("image"));
@@ -232,13 +213,7 @@ fn image_is_flat_only_when_all_was_copied_and_goes_on_without_its_base() {
 fn reset_shows_the_base_again_and_gives_the_space_back() {
     let scratch = Scratch::new("reset");
     std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
-    if qemu(
-        &scratch,
-        "qemu-img",
-        "create -q -f qcow2 -b base -F raw -o cluster_size=4096 image 64M",
-    )
-    .is_none()
-    {
+    if !created(&scratch, "-b base -F raw -o cluster_size=4096 image 64M") {
         return;
     }
     let path = scratch.path("image");
@@ -264,13 +239,7 @@ fn reset_shows_the_base_again_and_gives_the_space_back() {
 #[test]
 fn requests_under_way_go_on_above_snapshots_and_none_is_lost() {
     let scratch = Scratch::new("under-way");
-    if qemu(
-        &scratch,
-        "qemu-img",
-        "create -q -f qcow2 -o cluster_size=16384 image 8M",
-    )
-    .is_none()
-    {
+    if !created(&scratch, "-o cluster_size=16384 image 8M") {
         return;
     }
     let path = scratch.path("image");
@@ -356,7 +325,7 @@ fn requests_under_way_go_on_above_snapshots_and_none_is_lost() {
 fn flush_behind_a_snapshot_opens_nothing() {
     let scratch = Scratch::new("settled");
     std::fs::create_dir(scratch.path("in")).unwrap();
-    if qemu(&scratch, "qemu-img", "create -q -f qcow2 in/image 1M").is_none() {
+    if !created(&scratch, "in/image 1M") {
         return;
     }
     let rig = std::cell::RefCell::new(Rig::at(&scratch.path("in/image")));

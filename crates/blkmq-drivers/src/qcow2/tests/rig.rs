@@ -5,9 +5,10 @@ use std::process::Command;
 
 use blkmq_core::bio::{Flags, Op, Status};
 use blkmq_core::driver::{HctxDriver, Issued};
-use blkmq_core::ids::HctxId;
+use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
+use blkmq_host::device::{Device, Replacement};
 use blkmq_host::ring::{RingConfig, RingHandle};
 
 use super::super::*;
@@ -60,6 +61,11 @@ pub(super) fn qemu(scratch: &Scratch, tool: &str, words: &str) -> Option<String>
         assert!(output.status.success(), "{tool} {words}: {text}");
         return Some(text);
     }
+}
+
+/// Makes an image by `qemu-img create`; not, aloud, if that is not installed.
+pub(super) fn created(scratch: &Scratch, words: &str) -> bool {
+    qemu(scratch, "qemu-img", &format!("create -q -f qcow2 {words}")).is_some()
 }
 
 /// An image that is served.
@@ -118,6 +124,22 @@ impl Rig {
             }
             std::thread::sleep(std::time::Duration::from_micros(20));
         }
+    }
+
+    /// Replaces what the disk is made of, which its context refuses once, when it has done it.
+    pub(super) fn refuse_to_replace(&mut self, replacement: Replacement) {
+        let mut refuses = true;
+        let hctx = std::cell::RefCell::new((&mut self.hctx, &mut refuses));
+        let refresh = || {
+            let (hctx, refuses) = &mut *hctx.borrow_mut();
+            hctx.refresh_disks().map_err(std::io::Error::other)?;
+            match std::mem::take(*refuses) {
+                true => Err(std::io::Error::other("no")),
+                false => Ok(()),
+            }
+        };
+        let error = self.device.replace(&[(DiskId(0), replacement)], &refresh);
+        assert_eq!(error.unwrap_err().to_string(), "no");
     }
 
     pub(super) fn reap(&mut self, done: &mut Vec<blkmq_core::driver::Done>) {
