@@ -3,6 +3,7 @@
 //! `pool` and comes back here. Requests of raw files pass through.
 
 mod allocate;
+mod view;
 
 use std::sync::Arc;
 
@@ -15,12 +16,11 @@ use blkmq_host::runner::Runner;
 use blkmq_sync::mpsc::{self, Receiver};
 
 use self::allocate::Allocation;
+use self::view::{EXTENTS_MAX, Extent, Found, View};
 use super::guests::Guests;
 use super::image::Image;
-use super::map::Entry;
 use super::pool::{self, End, Job, Outcome, Reply};
 use super::sys;
-use crate::file::disks::Disks;
 use crate::file::hctx::FileHctx;
 use crate::file::part::Part;
 use crate::mapping::Mapping;
@@ -53,13 +53,6 @@ pub(crate) struct ImageHctx {
     extents: Vec<Extent>,
 }
 
-/// An image as a context needs it.
-struct View {
-    image: Arc<Image>,
-    /// Its files as the context for files knows them, and where the part of each ends that may be read there.
-    files: Box<[(DiskId, u64)]>,
-}
-
 /// A request of an image under way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Active {
@@ -70,16 +63,6 @@ struct Active {
     parts: u32,
     status: Status,
     is_announced: bool,
-}
-
-/// A run of bytes of a request in one file, or of zeroes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Extent {
-    /// First byte of the request.
-    at: u64,
-    len: u64,
-    /// The number of the file in the image, and the byte there.
-    place: Option<(u8, u64)>,
 }
 
 /// What became of a request that was looked up.
@@ -452,83 +435,6 @@ impl ImageHctx {
     }
 }
 
-/// What the map knows of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Found {
-    All,
-    Unknown,
-    /// Where it is, the files cannot do it alone.
-    Other,
-}
-
-impl View {
-    fn new(image: &Arc<Image>, disks: &Disks) -> Self {
-        let own = image.own_files().count();
-        let files = image.files().iter().enumerate().map(|(number, file)| {
-            let id = disks.id_of(file).unwrap_or(DiskId(u32::MAX));
-            // Files that grow are as long as their clusters; others may end in one.
-            let end = match number >= own || file.is_read_only() {
-                true => file.end().map_or(0, |end| end - end % READ_BLOCK),
-                false => u64::MAX,
-            };
-            (id, end)
-        });
-        Self {
-            image: Arc::clone(image),
-            files: files.collect(),
-        }
-    }
-
-    /// Finds where the bytes of a read or write are.
-    #[inline]
-    fn locate(&self, rq: &Part<'_>, extents: &mut Vec<Extent>) -> Found {
-        let map = self.image.map();
-        let bits = map.granule_bits();
-        let mask = (1u64 << bits) - 1;
-        let is_write = rq.op == Op::Write;
-        extents.clear();
-        let mut at = 0;
-        while at < rq.len {
-            let byte = rq.offset + at;
-            let len = ((byte | mask) + 1 - byte).min(rq.len - at);
-            let place = match map.get(byte >> bits) {
-                Entry::Unknown => return Found::Unknown,
-                Entry::Special => return Found::Other,
-                Entry::Zero if is_write => return Found::Other,
-                Entry::Zero => None,
-                Entry::Data {
-                    is_writable: false, ..
-                } if is_write => return Found::Other,
-                Entry::Data { file, host, .. } => {
-                    let host = host + (byte & mask);
-                    if host + len > self.files[usize::from(file)].1 {
-                        return Found::Other;
-                    }
-                    Some((file, host))
-                }
-            };
-            let is_full = extents.len() == EXTENTS_MAX;
-            match extents.last_mut() {
-                Some(last) if last.continues(place) => last.len += len,
-                _ if is_full => return Found::Other,
-                _ => extents.push(Extent { at, len, place }),
-            }
-            at += len;
-        }
-        Found::All
-    }
-}
-
-impl Extent {
-    fn continues(&self, next: Option<(u8, u64)>) -> bool {
-        match (self.place, next) {
-            (None, None) => true,
-            (Some((file, host)), Some(next)) => (file, host + self.len) == next,
-            _ => false,
-        }
-    }
-}
-
 impl HctxDriver for ImageHctx {
     #[inline]
     fn issue(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
@@ -615,7 +521,3 @@ impl Drop for ImageHctx {
 
 /// Parts of requests at once, in all.
 pub(crate) const PARTS: u32 = 64;
-/// Parts of one request: those of 1 MiB in clusters of 64 KiB that lie apart.
-const EXTENTS_MAX: usize = 17;
-/// The end of a file that does not grow is read by the threads, in bytes.
-const READ_BLOCK: u64 = 4096;
