@@ -3,10 +3,13 @@
 
 mod crypt;
 mod device;
+mod files;
+mod guests;
 pub(crate) mod keys;
 mod live;
 mod odd;
 mod over_image;
+mod qemu;
 mod shares;
 mod sources;
 mod unlock;
@@ -62,39 +65,6 @@ fn encrypted_disks_of_each_format_have_what_each_operation_left() {
     for (name, _) in formats.into_iter().chain([("whole", "")]) {
         qemu_io(&daemon.uri(name), OPERATIONS);
     }
-    daemon.stop();
-}
-
-#[test]
-fn luks1_is_written_for_qemu_and_read_from_it() {
-    if !has_tools(&["cryptsetup", "qemu-io"]) {
-        return;
-    }
-    let scratch = Scratch::new();
-    let crypt = Crypt::new(&scratch);
-    let image = crypt.format("one", 16 * MIB, "--type luks1");
-    let by_qemu = |commands: &[&str]| {
-        let secret = format!("secret,id=key,file={}", crypt.key_file());
-        let options = format!("driver=luks,key-secret=key,file.filename={image}");
-        let mut words = vec!["--object", &secret, "--image-opts", &options];
-        commands.iter().for_each(|command| words.extend(["-c", *command]));
-        let said = run("qemu-io", &words);
-        assert!(!said.stdout.contains("failed"), "{}", said.stdout);
-    };
-    let daemon = serve(&scratch, &disks("vm1", &image, &crypt));
-    qemu_io(
-        &daemon.uri("vm1"),
-        &["write -P 0x41 1M 3M", "write -z 2M 64k", "flush"],
-    );
-    daemon.stop();
-    by_qemu(&[
-        "read -P 0x41 1M 1M",
-        "read -P 0 2M 64k",
-        "read -P 0x41 3M 1M",
-        "write -P 0x77 5M 1M",
-    ]);
-    let daemon = serve(&scratch, &disks("vm1", &image, &crypt));
-    qemu_io(&daemon.uri("vm1"), &["read -P 0x77 5M 1M", "read -P 0x41 3M 1M"]);
     daemon.stop();
 }
 

@@ -33,6 +33,12 @@ fn luks2_with_a_detached_header_is_read_and_written_in_turns_with_dm_crypt() {
     takes_turns("--type luks2 --pbkdf pbkdf2 --sector-size 4096", true);
 }
 
+#[test]
+fn luks1_with_a_detached_header_is_read_and_written_in_turns_with_dm_crypt() {
+    takes_turns("--type luks1", true);
+    takes_turns("--type luks1 --key-size 256", true);
+}
+
 /// Has each read what the other has written, over all of the disk.
 fn takes_turns(options: &str, is_detached: bool) {
     if !has_tools(&["cryptsetup"]) || !has_device_mapper() {
@@ -41,7 +47,10 @@ fn takes_turns(options: &str, is_detached: bool) {
     let scratch = Scratch::new();
     let crypt = Crypt::new(&scratch);
     let (image, header) = match is_detached {
-        true => (scratch.image("one", 8 * MIB), Some(crypt.detached())),
+        true => (
+            scratch.image("one", 8 * MIB),
+            Some(crypt.detached_as("header", options)),
+        ),
         false => (crypt.format("one", 24 * MIB, options), None),
     };
     let of_header = header.as_deref().unwrap_or(&image);

@@ -16,7 +16,7 @@ use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
 
 /// Runs `blkmq ctl`, which must succeed.
-fn done(scratch: &Scratch, words: &[&str]) -> String {
+pub(super) fn done(scratch: &Scratch, words: &[&str]) -> String {
     let said = ctl(scratch, words);
     assert!(said.success, "{words:?}: {}", said.stderr);
     assert!(!said.stdout.contains(KEY.trim_end()), "{}", said.stdout);
@@ -47,7 +47,7 @@ fn served(names: &[(&str, bool)]) -> Vec<(String, bool)> {
     names.iter().map(|(name, is)| ((*name).to_owned(), *is)).collect()
 }
 
-fn client(scratch: &Scratch, disk: &str) -> Client {
+pub(super) fn client(scratch: &Scratch, disk: &str) -> Client {
     Client::connect(&scratch.path("nbd.sock"), disk).expect("it is served")
 }
 
