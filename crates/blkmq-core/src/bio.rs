@@ -304,6 +304,58 @@ pub struct Bio {
     pub origin: Origin,
 }
 
+/// What a submitter sets of a bio, with data in at most one piece: for submissions that write it where the engine keeps
+/// it, instead of a bio that is written field by field and copied at once by wider loads, for which a processor waits
+/// (store forwarding). The fields are a [`Bio`]'s.
+#[derive(Clone, Copy, Debug)]
+pub struct Submission {
+    /// The operation.
+    pub op: Op,
+    /// Modifiers of the operation.
+    pub flags: Flags,
+    /// Priority.
+    pub prio: Prio,
+    /// The disk, of the queue it is submitted to.
+    pub disk: DiskId,
+    /// The group it is accounted to.
+    pub group: GroupId,
+    /// First byte on the disk.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The data, if there is any.
+    pub data: Option<Lent>,
+    /// The submitter's own.
+    pub client: u32,
+    /// The submitter's own.
+    pub cookie: u64,
+}
+
+impl Submission {
+    /// The bio.
+    #[inline]
+    pub fn bio(&self) -> Bio {
+        let mut bio = Bio::default();
+        self.put_into(&mut bio);
+        bio
+    }
+
+    /// Writes each field of the bio, once.
+    #[inline(always)]
+    pub(crate) fn put_into(&self, bio: &mut Bio) {
+        (bio.op, bio.flags, bio.prio, bio.status) = (self.op, self.flags, self.prio, Status::Ok);
+        (bio.disk, bio.group) = (self.disk, self.group);
+        (bio.offset, bio.len, bio.skip) = (self.offset, self.len, 0);
+        bio.data = self.data.map_or(Data::None, Data::Flat);
+        (bio.client, bio.cookie) = (self.client, self.cookie);
+        bio.origin = Origin(Parent::Submitter);
+    }
+}
+
+/// There is no room for one more bio: submit it again when another one has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
 /// Whether a bio is a submitter's or a part that the engine made of one. Only the engine makes the latter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin(pub(crate) Parent);

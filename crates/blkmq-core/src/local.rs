@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 use blkmq_sync::mpsc::Receiver;
 use blkmq_sync::spsc::Producer;
 
-use crate::bio::{Bio, Passed, Status};
+use crate::bio::{Bio, Full, Passed, Status, Submission};
 use crate::driver::{DisksError, Done, HctxDriver};
 use crate::gate::Report;
 use crate::hw_ctx::{Hold, HwCtx, Outcome};
@@ -154,6 +154,20 @@ impl LocalQueue {
     #[inline(never)]
     pub fn submit(&mut self, bio: Bio, now: Instant, fx: &mut Effects) -> Result<(), Bio> {
         self.sw.submit(&self.queue, bio, fx)?;
+        if self.sw.plug.is_due() {
+            self.unplug(now, fx);
+        }
+        Ok(())
+    }
+
+    /// Submits a bio that is still to be made: the usual one is written where it stays until it has ended, and
+    /// copied nowhere before.
+    ///
+    /// # Errors
+    /// If there is no room, as for [`LocalQueue::submit`].
+    #[inline(never)]
+    pub fn submit_new(&mut self, new: &Submission, now: Instant, fx: &mut Effects) -> Result<(), Full> {
+        self.sw.submit_new(&self.queue, new, fx)?;
         if self.sw.plug.is_due() {
             self.unplug(now, fx);
         }

@@ -23,7 +23,7 @@ pub use self::control::NextElevator;
 use self::disks::DiskSlot;
 pub(crate) use self::disks::LocalDisk;
 use self::request_path::RequestPath;
-use crate::bio::{Bio, Data, Flags, Op, Parent, Status};
+use crate::bio::{Bio, Flags, Parent, Status};
 use crate::flush;
 pub use crate::gate::Dispatch;
 use crate::gate::{GateState, Report};
@@ -476,27 +476,6 @@ impl Queue {
     /// What the reactors count.
     pub(crate) fn shards(&self) -> impl Iterator<Item = &Shard> + Clone {
         self.entries.iter().map(|reactor| &*reactor.shard)
-    }
-
-    /// Says whether a bio, at `offset` of the disk, needs no further check: a valid read or write without
-    /// modifiers that fits one request. All other bios go through [`Queue::check_bio`] and the steps after it.
-    #[inline]
-    pub(crate) fn is_plain(&self, bio: &Bio, offset: u64, disk: &LocalDisk) -> bool {
-        let mask = disk.block_mask;
-        let has_room = offset <= disk.size && bio.len <= disk.size - offset;
-        // Not a `match`: four branches become a jump that is hard to predict.
-        let one_piece = if let Data::Flat(piece) = &bio.data {
-            u64::from(piece.len()) == bio.len
-        } else {
-            !matches!(bio.data, Data::List(_))
-        };
-        (bio.op == Op::Read || bio.op == Op::Write && !disk.is_read_only)
-            && bio.flags == Flags::NONE
-            && (offset | bio.len) & mask == 0
-            && bio.len.wrapping_sub(1) < self.plain_max
-            && has_room
-            && one_piece
-            && self.group_states.is_surely_living(bio.group)
     }
 
     /// Checks a submitter's bio against its disk and the drive.

@@ -5,7 +5,7 @@
 
 use blkmq_sync::prefetch;
 
-use crate::bio::{Bio, Flags, Lent, Op, Prio, Status};
+use crate::bio::{Bio, Flags, Lent, Op, Prio, Status, Submission};
 use crate::ids::{DiskId, GroupId, ReactorId, Tag};
 use crate::limits::Limits;
 use crate::stat::stamp::Stamp;
@@ -128,10 +128,29 @@ impl Request {
     /// Fills a free request with one bio.
     #[inline(always)]
     pub(crate) fn start(&mut self, bio: Bio, base: u64) {
+        self.start_empty(base + bio.offset, bio.len, bio.segments());
+        self.bio = bio;
+        // Written only if necessary: a small store would delay a copy of the bio soon after it (store
+        // forwarding).
+        if !self.bio.status.is_ok() {
+            self.bio.status = Status::Ok;
+        }
+    }
+
+    /// Fills a free request with one bio, which is written in its place.
+    #[inline(always)]
+    pub(crate) fn start_new(&mut self, new: &Submission, base: u64) {
+        self.start_empty(base + new.offset, new.len, 1);
+        new.put_into(&mut self.bio);
+    }
+
+    /// Everything but the bio.
+    #[inline(always)]
+    fn start_empty(&mut self, position: u64, len: u64, segments: u32) {
         debug_assert_eq!(self.state, State::Free, "start of a request that is under way");
-        self.position = base + bio.offset;
-        self.len = bio.len;
-        self.segments = bio.segments();
+        self.position = position;
+        self.len = len;
+        self.segments = segments;
         self.bios = 1;
         self.state = State::Staged;
         self.sealed = false;
@@ -142,12 +161,6 @@ impl Request {
         self.status = Status::Ok;
         self.inserted_at = NOT_INSERTED;
         self.done = 0;
-        self.bio = bio;
-        // Written only if necessary: a small store would delay a copy of the bio soon after it (store
-        // forwarding).
-        if !self.bio.status.is_ok() {
-            self.bio.status = Status::Ok;
-        }
     }
 
     /// Makes a request outside any queue, for tests of elevators and drivers.

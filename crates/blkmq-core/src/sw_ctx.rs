@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-use crate::bio::{Bio, Flags, Parent, Passed, Status};
+use crate::bio::{Bio, Flags, Full, Parent, Passed, Status, Submission};
 use crate::flush::{Begin, Flush};
 use crate::ids::ReactorId;
 use crate::plug::Plug;
@@ -97,6 +97,36 @@ impl SwCtx {
             return Ok(());
         }
         self.submit_checked(queue, bio, fx)
+    }
+
+    /// Submits a bio that is still to be made: if it can be staged, it is written into its request.
+    ///
+    /// # Errors
+    /// If too many bios wait, as for [`SwCtx::submit`].
+    #[inline(always)]
+    pub(crate) fn submit_new(
+        &mut self,
+        queue: &Queue,
+        new: &Submission,
+        fx: &mut Effects,
+    ) -> Result<(), Full> {
+        if let Some(disk) = self.disks.get(new.disk.index())
+            && queue.will_be_plain(new, disk)
+            && self.can_stage_uncounted()
+        {
+            self.outstanding += 1;
+            let mut rq = self.pool.pop().expect("looked at above");
+            rq.start_new(new, disk.base);
+            self.plug.add(rq, queue.limits(), queue.merges());
+            return Ok(());
+        }
+        self.make_and_submit(queue, new, fx)
+    }
+
+    /// Out of line, so that no bio is made where none is needed.
+    #[inline(never)]
+    fn make_and_submit(&mut self, queue: &Queue, new: &Submission, fx: &mut Effects) -> Result<(), Full> {
+        self.submit_checked(queue, new.bio(), fx).map_err(|_| Full)
     }
 
     /// Submits a mapped disk's bio that goes unsplit to a place on one of this queue's disks.

@@ -1,18 +1,20 @@
 //! A thread that takes part in an engine: it submits, issues and reaps by itself, so that an I/O is handed to
 //! no other thread. `engine` admits it.
 
+mod sys;
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use blkmq_core::bio::{self, Status};
+use blkmq_core::bio::Status;
 
+use self::sys::{Lending, Owner};
 use crate::bio::Bio;
 use crate::buffer::Buffer;
 use crate::disk::Disk;
 use crate::engine::{Engine, nanos};
-use crate::error::{Error, IoError};
-use crate::loans::{Loans, result_of};
+use crate::error::{Error, IoError, result_of};
 
 /// The calling thread's own access to all disks of an engine; it stays on that thread.
 ///
@@ -25,13 +27,8 @@ use crate::loans::{Loans, result_of};
 /// In a fork of the engine's process, I/O that is submitted ends with [`Status::Shutdown`], I/O of the parent never
 /// ends, and a drop leaks.
 pub struct Attached {
-    /// Always present, except while it is being dropped.
-    host: Option<blkmq_host::Attached>,
-    /// The buffers of bios under way, by their cookies.
-    loans: Loans<Owner>,
-    /// Ended and not returned.
-    ended: Vec<bio::Bio>,
-    /// Behind `host`, which must be dropped first.
+    lending: Lending,
+    /// Behind the engine's part in `lending`, which must be dropped first.
     engine: Engine,
 }
 
@@ -97,17 +94,15 @@ impl Attached {
     /// # Errors
     /// The disk's.
     pub fn run(&mut self, disk: &Disk, mut bio: Bio) -> Result<Buffer, IoError> {
-        while let Err(refused) = self.submit_as(disk, bio, Owner::Run) {
+        while let Err(refused) = self.lending.submit(disk, bio, Owner::Run, 0) {
             bio = refused;
-            self.look(None);
+            self.lending.wait(None);
         }
         loop {
-            let is_run = |ended: &bio::Bio| matches!(self.loans.owner(ended), Some(Owner::Run));
-            if let Some(at) = self.ended.iter().position(is_run) {
-                let (_, status, buffer) = self.loans.end(self.ended.swap_remove(at));
-                return result_of(status, buffer);
+            if let Some(ended) = self.lending.take_run() {
+                return result_of(ended.status, ended.buffer);
             }
-            self.look(None);
+            self.lending.wait(None);
         }
     }
 }
@@ -121,7 +116,7 @@ impl Attached {
     /// Returns the bio if there is no room: submit it again after a completion.
     #[inline]
     pub fn submit(&mut self, disk: &Disk, bio: Bio, cookie: u64) -> Result<(), Bio> {
-        self.submit_as(disk, bio, Owner::User(cookie))
+        self.lending.submit(disk, bio, Owner::User, cookie)
     }
 
     /// Issues staged bios, appends what has ended to `completions`, and returns how many have. Never blocks.
@@ -133,9 +128,7 @@ impl Attached {
     /// Issues staged bios, hands at most `max` completions to `each`, and returns how many. Never blocks.
     #[inline]
     pub fn poll_each(&mut self, max: usize, each: impl FnMut(Completion)) -> usize {
-        if !self.engine.is_forked() {
-            self.host.as_mut().expect(THERE).poll(&mut self.ended);
-        }
+        self.lending.poll();
         self.give(max, each)
     }
 
@@ -152,8 +145,8 @@ impl Attached {
         max: usize,
         each: impl FnMut(Completion),
     ) -> usize {
-        if self.ended.is_empty() {
-            self.look(timeout);
+        if self.lending.has_none_ended() {
+            self.lending.wait(timeout.map(nanos));
         }
         self.give(max, each)
     }
@@ -166,9 +159,8 @@ impl Attached {
     /// # Errors
     /// If the system has no descriptor left.
     pub fn event(&mut self) -> Result<OwnedFd, Error> {
-        self.engine.host()?;
-        let host = self.host.as_mut().expect(THERE);
-        let event = host.event().and_then(|event| event.try_clone_to_owned());
+        self.engine.check_fork()?;
+        let event = self.lending.event();
         event.map_err(|error| Error::Engine(format!("the event of a thread's own loop: {error}")))
     }
 
@@ -176,64 +168,26 @@ impl Attached {
     /// the next [`Self::poll`]: not at all (zero) or at most some time, which both must be kept; none for no
     /// limit. Never blocks.
     pub fn prepare_to_wait(&mut self) -> Option<Duration> {
-        if self.engine.is_forked() {
-            return (!self.ended.is_empty()).then_some(Duration::ZERO);
-        }
-        let wait = self.host.as_mut().expect(THERE).prepare_to_wait();
-        if self.ended.is_empty() {
-            wait.map(|wait| Duration::from_nanos(wait.0))
-        } else {
-            Some(Duration::ZERO)
-        }
+        let wait = self.lending.prepare_to_wait();
+        wait.map(|wait| Duration::from_nanos(wait.0))
     }
 
     /// Bios that were submitted and not returned. In a fork, those that were submitted there.
     pub fn outstanding(&self) -> usize {
-        let host = self.host.as_ref().filter(|_| !self.engine.is_forked());
-        host.map_or(0, |host| host.outstanding() as usize) + self.ended.len()
-    }
-
-    /// Waits until more bios have ended, or `timeout` is over.
-    fn look(&mut self, timeout: Option<Duration>) {
-        if self.engine.is_forked() {
-            return;
-        }
-        let host = self.host.as_mut().expect(THERE);
-        host.wait(&mut self.ended, timeout.map(nanos));
-    }
-
-    #[inline]
-    fn submit_as(&mut self, disk: &Disk, bio: Bio, owner: Owner) -> Result<(), Bio> {
-        let (loan, mut bio) = bio.lend(disk.host(), self.loans.next());
-        if self.engine.is_forked() {
-            bio.status = Status::Shutdown;
-            self.loans.add(loan, owner);
-            self.ended.push(bio);
-            return Ok(());
-        }
-        let host = self.host.as_mut().expect(THERE);
-        match host.submit(disk.host().queue, bio) {
-            Ok(()) => {
-                self.loans.add(loan, owner);
-                Ok(())
-            }
-            Err(refused) => Err(Bio::take_back(loan, refused)),
-        }
+        self.lending.outstanding()
     }
 
     #[inline]
     fn give(&mut self, max: usize, mut each: impl FnMut(Completion)) -> usize {
-        let count = self.ended.len().min(max);
-        for ended in self.ended.drain(..count) {
-            let (owner, status, buffer) = self.loans.end(ended);
-            let Owner::User(cookie) = owner else {
-                unreachable!("a call of `run` waits for its own bio")
-            };
+        let mut count = 0;
+        for ended in self.lending.take_ended(max) {
+            debug_assert_eq!(ended.owner, Owner::User, "a call of `run` waits for its own bio");
             each(Completion {
-                cookie,
-                status,
-                buffer,
+                cookie: ended.cookie,
+                status: ended.status,
+                buffer: ended.buffer,
             });
+            count += 1;
         }
         count
     }
@@ -242,9 +196,7 @@ impl Attached {
 impl Attached {
     pub(crate) fn new(host: blkmq_host::Attached, engine: Engine) -> Self {
         Self {
-            host: Some(host),
-            loans: Loans::new(),
-            ended: Vec::new(),
+            lending: Lending::new(host),
             engine,
         }
     }
@@ -259,7 +211,7 @@ impl Drop for Attached {
     fn drop(&mut self) {
         if self.engine.is_forked() {
             // The kernel knows the parent's thread alone.
-            return std::mem::forget(self.host.take());
+            return self.lending.leak();
         }
         let mut completions = Vec::new();
         while self.outstanding() > 0 {
@@ -282,14 +234,5 @@ impl fmt::Debug for Attached {
     }
 }
 
-/// Who gets the end of a bio.
-enum Owner {
-    /// The call of `run` under way.
-    Run,
-    /// The caller, with this cookie.
-    User(u64),
-}
-
-const THERE: &str = "there until dropped";
 /// A drop that waits longer for its I/O logs this.
 const DROP_REPORT: Duration = Duration::from_secs(5);

@@ -10,12 +10,12 @@ use crate::sys::Loan;
 #[derive(Debug)]
 #[must_use = "a bio does nothing until it is submitted"]
 pub struct Bio {
-    op: Op,
-    flags: Flags,
-    prio: Prio,
-    offset: u64,
-    len: u64,
-    buffer: Buffer,
+    pub(crate) op: Op,
+    pub(crate) flags: Flags,
+    pub(crate) prio: Prio,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) buffer: Buffer,
 }
 
 impl Bio {

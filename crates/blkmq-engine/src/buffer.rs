@@ -26,8 +26,15 @@ impl Buffer {
         Self(RawBuffer::zeroed(len as u32))
     }
 
+    #[inline]
     pub(crate) fn from_raw_buffer(memory: RawBuffer) -> Self {
         Self(memory)
+    }
+
+    /// What makes it again; no reference is made.
+    #[inline]
+    pub(crate) fn parts(&self) -> (NonNull<u8>, u32, u16) {
+        self.0.parts()
     }
 
     /// The place of its first byte, and its length; no reference is made.

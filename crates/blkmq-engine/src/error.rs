@@ -65,6 +65,15 @@ pub struct IoError {
     pub buffer: Buffer,
 }
 
+/// The result of an I/O.
+pub(crate) fn result_of(status: Status, buffer: Buffer) -> Result<Buffer, IoError> {
+    if status.is_ok() {
+        Ok(buffer)
+    } else {
+        Err(IoError { status, buffer })
+    }
+}
+
 impl fmt::Display for IoError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.status {

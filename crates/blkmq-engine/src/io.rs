@@ -11,8 +11,7 @@ use std::thread::{self, Thread};
 use blkmq_core::bio::Status;
 
 use crate::buffer::Buffer;
-use crate::error::IoError;
-use crate::loans::result_of;
+use crate::error::{IoError, result_of};
 
 /// An I/O that was submitted: a future for any executor, or [`Io::wait`] for a thread that blocks.
 ///

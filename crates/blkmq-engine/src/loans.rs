@@ -1,10 +1,8 @@
-//! The table of bios under way: the loan of each one's buffer, and who gets its end. `attached` and `client`
-//! have one each.
+//! The table of bios under way: the loan of each one's buffer, and who gets its end. `client` has one.
 
 use blkmq_core::bio::{self, Status};
 
 use crate::buffer::Buffer;
-use crate::error::IoError;
 use crate::sys::Loan;
 
 /// Loans by the cookies of their bios. Places are used again, so it grows to the most bios at once.
@@ -35,12 +33,6 @@ impl<T> Loans<T> {
         }
     }
 
-    pub(crate) fn owner(&self, ended: &bio::Bio) -> Option<&T> {
-        self.places[ended.cookie as usize]
-            .as_ref()
-            .map(|(_, owner)| owner)
-    }
-
     /// Takes an ended bio's owner, status and buffer.
     ///
     /// # Panics
@@ -52,14 +44,5 @@ impl<T> Loans<T> {
         self.free.push(place);
         let status = ended.status;
         (owner, status, loan.end(ended))
-    }
-}
-
-/// The result of an I/O.
-pub(crate) fn result_of(status: Status, buffer: Buffer) -> Result<Buffer, IoError> {
-    if status.is_ok() {
-        Ok(buffer)
-    } else {
-        Err(IoError { status, buffer })
     }
 }

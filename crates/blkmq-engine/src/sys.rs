@@ -45,6 +45,21 @@ impl RawBuffer {
         }
     }
 
+    /// One whose parts were taken by [`RawBuffer::parts`].
+    ///
+    /// # Safety
+    /// That one is never used or dropped again.
+    #[inline]
+    pub(crate) unsafe fn from_parts(start: NonNull<u8>, len: u32, lead: u16) -> Self {
+        Self { start, len, lead }
+    }
+
+    /// What [`RawBuffer::from_parts`] needs.
+    #[inline]
+    pub(crate) fn parts(&self) -> (NonNull<u8>, u32, u16) {
+        (self.start, self.len, self.lead)
+    }
+
     #[inline]
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start

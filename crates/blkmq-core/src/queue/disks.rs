@@ -10,7 +10,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::{Busy, ConfigError, DiskConfig, Queue, config, shares};
-use crate::ids::DiskId;
+use crate::bio::{Bio, Data, Flags, Op, Submission};
+use crate::ids::{DiskId, GroupId};
 
 /// A disk, or the place for one. Relaxed throughout: a message tells reactors when to read it.
 #[derive(Debug, Default)]
@@ -77,6 +78,52 @@ impl DiskSlot {
 }
 
 impl Queue {
+    /// Says whether a bio, at `offset` of the disk, needs no further check: a valid read or write without
+    /// modifiers that fits one request. All other bios go through [`Queue::check_bio`] and the steps after it.
+    #[inline]
+    pub(crate) fn is_plain(&self, bio: &Bio, offset: u64, disk: &LocalDisk) -> bool {
+        // Not a `match`: four branches become a jump that is hard to predict.
+        let one_piece = if let Data::Flat(piece) = &bio.data {
+            u64::from(piece.len()) == bio.len
+        } else {
+            !matches!(bio.data, Data::List(_))
+        };
+        self.is_plain_io((bio.op, bio.flags), (offset, bio.len), one_piece, bio.group, disk)
+    }
+
+    /// The same of a bio that is still to be made.
+    #[inline]
+    pub(crate) fn will_be_plain(&self, new: &Submission, disk: &LocalDisk) -> bool {
+        let one_piece = new.data.is_none_or(|piece| u64::from(piece.len()) == new.len);
+        self.is_plain_io(
+            (new.op, new.flags),
+            (new.offset, new.len),
+            one_piece,
+            new.group,
+            disk,
+        )
+    }
+
+    #[inline(always)]
+    fn is_plain_io(
+        &self,
+        (op, flags): (Op, Flags),
+        (offset, len): (u64, u64),
+        one_piece: bool,
+        group: GroupId,
+        disk: &LocalDisk,
+    ) -> bool {
+        let mask = disk.block_mask;
+        let has_room = offset <= disk.size && len <= disk.size - offset;
+        (op == Op::Read || op == Op::Write && !disk.is_read_only)
+            && flags == Flags::NONE
+            && (offset | len) & mask == 0
+            && len.wrapping_sub(1) < self.plain_max
+            && has_room
+            && one_piece
+            && self.group_states.is_surely_living(group)
+    }
+
     /// The disks that bios may name now, by their ids.
     pub(crate) fn local_disks(&self) -> Vec<LocalDisk> {
         let fitted = self.disks.iter().take(self.fitted_disks());

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use blkmq_core::bio::Bio;
+use blkmq_core::bio::{Bio, Full, Submission};
 use blkmq_core::time::{Instant, Nanos};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
@@ -105,6 +105,18 @@ impl Attached {
     #[inline]
     pub fn submit(&mut self, queue: QueueId, bio: Bio) -> Result<(), Bio> {
         self.core_at_time().submit(queue, bio)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// Submits a bio that is still to be made: the usual one is written where it stays until it has ended. Like
+    /// [`Self::submit`] otherwise.
+    ///
+    /// # Errors
+    /// If there is no room, as there.
+    #[inline]
+    pub fn submit_new(&mut self, queue: QueueId, new: &Submission) -> Result<(), Full> {
+        self.core_at_time().submit_new(queue, new)?;
         self.outstanding += 1;
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use blkmq_core::bio::Bio;
+use blkmq_core::bio::{Bio, Full, Submission};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
 use blkmq_core::local::LocalQueue;
@@ -230,6 +230,15 @@ impl ReactorCore {
         let queue = self.queues.queue(queue);
         let sent = queue.submit_passed(bio, to, self.now, &mut self.fx);
         sent.map_err(|bio| self.stack.take_back(bio))
+    }
+
+    /// Submits a bio that is still to be made. Like [`Self::submit`] otherwise.
+    #[inline]
+    pub(crate) fn submit_new(&mut self, queue: QueueId, new: &Submission) -> Result<(), Full> {
+        match self.queues.get_mut(queue.index()) {
+            Some(queue) => queue.submit_new(new, self.now, &mut self.fx),
+            None => self.submit(queue, new.bio()).map_err(|_| Full),
+        }
     }
 
     /// Issues staged requests and wakes the reactors that must run.
