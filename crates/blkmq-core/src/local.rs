@@ -332,6 +332,11 @@ impl LocalQueue {
         }
     }
 
+    /// Says whether every bio of this reactor's submitters has started as a whole: a drain of the queue ends them all.
+    pub fn has_started_all(&self) -> bool {
+        self.sw.has_started_all()
+    }
+
     /// How many bios of this reactor's submitters have not ended.
     #[inline]
     pub fn outstanding(&self) -> u32 {

@@ -350,6 +350,11 @@ impl SwCtx {
         self.plug.list.is_empty() && self.turns.is_empty() && !self.flush.has_due()
     }
 
+    /// Says whether no bio is staged or waits, in whole or in part.
+    pub(crate) fn has_started_all(&self) -> bool {
+        self.is_idle() && self.splits.len() == 0 && self.flush.len() == 0
+    }
+
     /// Says whether a bio or request could start if the queue lets it.
     pub(crate) fn has_work_to_start(&self) -> bool {
         !self.plug.list.is_empty() || self.flush.has_due()

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::ids::{DiskId, GroupId};
@@ -73,6 +73,9 @@ pub struct Users(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     list: Mutex<UserList>,
+    /// As in the list, for attached threads, which look at each bio. Relaxed: whoever withdraws the disk then has each
+    /// attached thread take an order, which makes it visible there.
+    is_withdrawn: AtomicBool,
     /// The size to which the disk has grown; 0 if it has not.
     grown: AtomicU64,
 }
@@ -137,6 +140,12 @@ impl Users {
         self.lock().is_withdrawn
     }
 
+    /// The same for an attached thread, at each bio: it is true from when the thread has been told.
+    #[inline]
+    pub fn are_told_to_leave(&self) -> bool {
+        self.0.is_withdrawn.load(Ordering::Relaxed)
+    }
+
     /// The number of users.
     pub fn count(&self) -> usize {
         let list = self.lock();
@@ -152,6 +161,7 @@ impl Users {
     pub(crate) fn withdraw(&self, is_withdrawn: bool) {
         let mut list = self.lock();
         list.is_withdrawn = is_withdrawn;
+        self.0.is_withdrawn.store(is_withdrawn, Ordering::Relaxed);
         let woken: Vec<Waker> = match is_withdrawn {
             true => list.wakers.values().cloned().collect(),
             false => Vec::new(),
@@ -165,6 +175,7 @@ impl Users {
         let mut list = self.lock();
         let is_unused = list.wakers.len() == list.parts;
         list.is_withdrawn |= is_unused;
+        self.0.is_withdrawn.store(list.is_withdrawn, Ordering::Relaxed);
         is_unused
     }
 

@@ -11,7 +11,7 @@
 pub(crate) mod core;
 pub(crate) mod encrypt;
 mod moved;
-mod queues;
+pub(crate) mod queues;
 pub mod service;
 pub(crate) mod shared;
 pub mod sleep;

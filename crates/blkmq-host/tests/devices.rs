@@ -259,7 +259,7 @@ fn bio_for_a_removed_disk_is_refused() {
 }
 
 #[test]
-fn names_twice_other_drivers_and_attached_threads_are_refused() {
+fn names_twice_other_drivers_and_changes_beside_attached_threads_are_refused() {
     let images = Images::new("refused");
     let engine = on_files(&images, sched::NONE);
     let control = engine.control();
@@ -273,8 +273,8 @@ fn names_twice_other_drivers_and_attached_threads_are_refused() {
     engine.shutdown(LONG).unwrap();
 
     let attached = common::engine(1, 1, NullConfig::bare(), sched::NONE);
-    let refused = attached.control().remove_queue(QueueId(0));
-    assert!(refused.unwrap_err().to_string().contains("attached"));
+    let refused = attached.control().ask_size("q", None).err();
+    assert!(refused.is_some_and(|error| error.to_string().contains("attached")));
 }
 
 #[test]

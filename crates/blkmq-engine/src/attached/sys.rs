@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 
 use blkmq_core::bio::{self, Data, Lent, Status, Submission};
 use blkmq_core::time::Nanos;
+use blkmq_host::attach::Refused;
 
 use crate::bio::Bio;
 use crate::buffer::Buffer;
@@ -85,18 +86,26 @@ impl Lending {
             client: u32::from(lead) | if owner == Owner::Run { RUN } else { 0 },
             cookie,
         };
-        if is_forked {
-            self.ended.push(bio::Bio {
-                status: Status::Shutdown,
-                ..new.bio()
-            });
-            return Ok(());
-        }
-        // A buffer without bytes has no memory either, so its loss is none.
-        match host.submit_new(disk.queue, &new) {
+        let submitted = match is_forked {
+            true => Err(Refused::IsGone),
+            false => host.submit_new(disk, &new),
+        };
+        match submitted {
             Ok(()) => Ok(()),
-            Err(_) => Err(ManuallyDrop::into_inner(bio)),
+            Err(Refused::IsFull) => Err(ManuallyDrop::into_inner(bio)),
+            Err(Refused::IsGone) => {
+                self.end_at_once(&new);
+                Ok(())
+            }
         }
+    }
+
+    #[cold]
+    fn end_at_once(&mut self, new: &Submission) {
+        self.ended.push(bio::Bio {
+            status: Status::Shutdown,
+            ..new.bio()
+        });
     }
 
     /// Issues what is staged and takes what has ended.

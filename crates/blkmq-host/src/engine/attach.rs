@@ -17,8 +17,8 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::disk::{Disk, QueueId};
 use crate::error::Error;
-use crate::reactor::core::ReactorCore;
-use crate::reactor::shared::Shared;
+use crate::reactor::core::{News, ReactorCore};
+use crate::reactor::shared::{Inbox, Order, Shared};
 use crate::reactor::wait::Expected;
 
 /// A thread's own access to all disks of an engine. Stays on the thread that attached.
@@ -29,6 +29,8 @@ pub struct Attached {
     /// Always present, except while it is being dropped.
     core: Option<ReactorCore>,
     shared: Arc<Shared>,
+    /// Changes of disks and queues that this thread is to make on its side.
+    orders: Arc<Inbox>,
     /// Made when the thread's own event loop asks for it.
     event: Option<Event>,
     /// The thread waits in its own event loop, as far as others know.
@@ -39,6 +41,15 @@ pub struct Attached {
     outstanding: u32,
     /// Polls in a row that returned only bios that had ended inline.
     short_polls: u32,
+}
+
+/// Why a bio was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// There is no room: submit it again when another one has ended.
+    IsFull,
+    /// The disk is removed, or about to be.
+    IsGone,
 }
 
 /// What an event loop waits for: the ring's event, and the event by which others wake the thread. The ring has
@@ -84,6 +95,7 @@ impl Attached {
             core.add_encrypted(index, disk);
         }
         Ok(Self {
+            orders: shared.attached_inbox(core.id()),
             core: Some(core),
             shared: Arc::clone(shared),
             event: None,
@@ -109,14 +121,19 @@ impl Attached {
         Ok(())
     }
 
-    /// Submits a bio that is still to be made: the usual one is written where it stays until it has ended. Like
-    /// [`Self::submit`] otherwise.
+    /// Submits a bio that is still to be made: the usual one is written where it stays until it has ended. `new` names the
+    /// disk by its number. Like [`Self::submit`] otherwise.
     ///
     /// # Errors
-    /// If there is no room, as there.
+    /// If there is no room, as there, or the disk is removed.
     #[inline]
-    pub fn submit_new(&mut self, queue: QueueId, new: &Submission) -> Result<(), Full> {
-        self.core_at_time().submit_new(queue, new)?;
+    pub fn submit_new(&mut self, disk: &Disk, new: &Submission) -> Result<(), Refused> {
+        let core = self.core_at_time();
+        // Behind the orders that this thread has taken: the one to let the disk go may be among them.
+        if disk.users.are_told_to_leave() {
+            return Err(Refused::IsGone);
+        }
+        core.submit_new(disk.queue, new).map_err(|Full| Refused::IsFull)?;
         self.outstanding += 1;
         Ok(())
     }
@@ -142,14 +159,16 @@ impl Attached {
         loop {
             self.look();
             let is_idle = self.outstanding == 0;
+            let has_orders = self.orders.has_orders();
             let core = self.core();
             if !core.ended().is_empty() || is_idle || until.is_some_and(|until| core.now() >= until) {
                 self.send();
                 return self.take_ended(out);
             }
-            if !core.has_news() {
+            if !core.has_news() && !has_orders {
                 // Submits, too: issuing and waiting are one system call.
-                core.wait(Expected::Io, until, ());
+                let orders = Orders(&self.orders);
+                self.core.as_mut().expect(THERE).wait(Expected::Io, until, orders);
             }
         }
     }
@@ -177,7 +196,12 @@ impl Attached {
         }
         self.is_waiting = true;
         self.is_clock_fresh = false;
-        self.core().prepare_to_wait()
+        let wait = self.core().prepare_to_wait();
+        if self.orders.has_orders() {
+            Some(Nanos::ZERO)
+        } else {
+            wait
+        }
     }
 
     /// Bios of this thread that have not been returned.
@@ -257,7 +281,10 @@ impl Attached {
     /// The core, with the time of this batch.
     #[inline]
     fn core_at_time(&mut self) -> &mut ReactorCore {
-        let core = self.core.as_mut().expect("there until dropped");
+        if self.orders.has_orders() {
+            self.take_orders();
+        }
+        let core = self.core.as_mut().expect(THERE);
         if !self.is_clock_fresh {
             self.is_clock_fresh = true;
             if std::mem::take(&mut self.is_waiting) {
@@ -270,7 +297,31 @@ impl Attached {
 
     #[inline]
     fn core(&mut self) -> &mut ReactorCore {
-        self.core.as_mut().expect("there until dropped")
+        self.core.as_mut().expect(THERE)
+    }
+
+    /// Does what other threads have ordered.
+    #[cold]
+    fn take_orders(&mut self) {
+        let core = self.core.as_mut().expect(THERE);
+        for order in self.orders.take() {
+            if let Order::Change(change) = order {
+                change(core);
+            }
+        }
+    }
+}
+
+/// The orders of an attached thread, as news for its wait.
+struct Orders<'a>(&'a Inbox);
+
+impl News for Orders<'_> {
+    fn is_there(&self) -> bool {
+        self.0.has_orders()
+    }
+
+    fn before_sleep(&mut self) -> bool {
+        self.0.has_orders()
     }
 }
 
@@ -294,9 +345,21 @@ impl Drop for Attached {
         };
         loop {
             match core.close() {
-                Ok(reactor_queues) => return self.shared.put_queues(reactor_queues),
+                Ok(reactor_queues) => match self.shared.put_queues_without_orders(reactor_queues) {
+                    Ok(()) => return,
+                    Err(reactor_queues) => match ReactorCore::open(&self.shared, reactor_queues) {
+                        Ok(open) => core = open,
+                        // The next thread that attaches takes the orders.
+                        Err((_, reactor_queues)) => return self.shared.put_queues(reactor_queues),
+                    },
+                },
                 // Others may have left mail here: a run passes it on.
                 Err(open) => core = *open,
+            }
+            for order in self.orders.take() {
+                if let Order::Change(change) = order {
+                    change(&mut core);
+                }
             }
             core.read_clock();
             core.ring().submit();
@@ -306,6 +369,7 @@ impl Drop for Attached {
     }
 }
 
+const THERE: &str = "there until dropped";
 /// Between two full polls, at most this many polls return only bios that ended inline.
 const SHORT_POLLS_MAX: u32 = 32;
 /// A drop that waits longer for its I/O logs this.

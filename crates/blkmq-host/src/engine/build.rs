@@ -159,7 +159,15 @@ pub(super) fn make_queue(
         disks_max: spec.device.disks_max(disks.len()),
         disks,
     };
+    let can_attach = handles > reactors;
     let (queue, handles) = Queue::new(config)?;
+    if can_attach {
+        // Later the tables cannot grow: not all attached threads would come for it.
+        let room = (queue.fitted_disks() + DISKS_SPARE).min(queue.disks_max());
+        queue.freeze_begin();
+        queue.fit_disks(room).expect("nobody uses it yet");
+        queue.freeze_end();
+    }
     for (name, value) in spec.tunables {
         let set = queue
             .set_tunable(&name, value)
@@ -247,4 +255,6 @@ pub(crate) fn log_polling(queue: &str, device: &dyn Device) {
     }
 }
 
+/// Disks that can be added to a queue at which threads can be attached.
+const DISKS_SPARE: usize = 15;
 const DISK_SPACING: u64 = 1 << 20;

@@ -155,6 +155,11 @@ impl Control {
     /// # Errors
     /// If the queue has not drained in 30 s (it is thawed then), or on a reactor's thread.
     pub fn freeze(&self, queue: QueueId) -> Result<Frozen, Error> {
+        self.freeze_until(queue, self.shared.clock.now() + DRAIN_MAX)
+    }
+
+    /// The same with another limit.
+    fn freeze_until(&self, queue: QueueId, until: Instant) -> Result<Frozen, Error> {
         let core = self.core(queue)?;
         off_reactors(&core)?;
         let start = self.shared.clock.now();
@@ -165,11 +170,11 @@ impl Control {
                 shared: Arc::clone(&self.shared),
                 queue: Arc::clone(&core),
             };
-            if self.drains(&core, patience, start + DRAIN_MAX) {
+            if self.drains(&core, patience, until) {
                 return Ok(frozen);
             }
             let waited = self.shared.clock.now().since(start);
-            if waited > DRAIN_MAX || self.shared.is_hurried.load(Ordering::Relaxed) {
+            if start + waited > until || self.shared.is_hurried.load(Ordering::Relaxed) {
                 return Err(Error::NotDrained {
                     queue: core.name().to_owned(),
                     outstanding: core.outstanding(),

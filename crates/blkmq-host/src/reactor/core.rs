@@ -28,7 +28,7 @@ use crate::disk::QueueId;
 use crate::error::Error;
 use crate::reactor::encrypt::Encrypter;
 use crate::reactor::moved::Moved;
-use crate::reactor::queues::{Queues, empty_queue};
+use crate::reactor::queues::{Queues, empty_queue, no_drive};
 use crate::reactor::shared::{ReactorQueues, Shared};
 use crate::reactor::sleep;
 use crate::reactor::wait::WaitPolicy;
@@ -175,7 +175,7 @@ impl ReactorCore {
 
     /// Removes its side of a queue that has no disks any more. Says whether it did: not while requests are under way.
     pub(crate) fn remove_queue(&mut self, index: QueueId) -> bool {
-        self.queues.remove(index.index()).is_some()
+        self.queues.remove(index.index())
     }
 
     /// Its side of a queue.
@@ -393,11 +393,13 @@ fn open_ring_and_drivers(
         reactor: reactor_queues.id,
         cause,
     })?;
-    let entries = shared.entries();
-    let handles = reactor_queues.handles.iter().zip(&entries);
-    let drivers = handles
-        .map(|(handle, (_, entry))| open_driver(&ring, handle, &*entry.device))
-        .collect::<Result<_, Error>>()?;
+    let open = |(id, handle): (u16, &QueueHandle)| match shared.entry(QueueId(id)) {
+        Some(entry) => open_driver(&ring, handle, &*entry.device),
+        // The place of a queue that was removed.
+        None => Ok(handle.owns_hctx().then(no_drive)),
+    };
+    let drivers = (0..).zip(&reactor_queues.handles).map(open);
+    let drivers = drivers.collect::<Result<_, Error>>()?;
     Ok((ring, drivers))
 }
 

@@ -142,16 +142,17 @@ impl Queues {
         }
     }
 
-    /// Takes one out, if nothing is under way in it; a queue without disks, which refuses all bios, replaces it.
-    pub(crate) fn remove(&mut self, index: usize) -> Option<QueueHandle> {
-        let empty = empty_queue();
-        let entry = &mut self.all[index];
-        let queue = std::mem::replace(&mut entry.queue, empty);
+    /// Removes one, if nothing is under way in it; a queue without disks replaces it. Says whether it is gone.
+    pub(crate) fn remove(&mut self, index: usize) -> bool {
+        let Some(entry) = self.all.get_mut(index) else {
+            return true;
+        };
+        let queue = std::mem::replace(&mut entry.queue, empty_queue());
         match queue.detach() {
-            Ok(handle) => Some(handle),
+            Ok(_) => true,
             Err(queue) => {
                 entry.queue = *queue;
-                None
+                false
             }
         }
     }
@@ -167,16 +168,25 @@ impl Queues {
     }
 }
 
-/// A queue without disks.
+/// A queue without disks, which refuses all bios.
 pub(super) fn empty_queue() -> LocalQueue {
+    empty_handle().attach(Some(Box::new(NoDrive)))
+}
+
+/// The driver of such a queue.
+pub(super) fn no_drive() -> Box<dyn HctxDriver> {
+    Box::new(NoDrive)
+}
+
+/// The handle of a queue without disks.
+pub(crate) fn empty_handle() -> QueueHandle {
     let config = QueueConfig {
         tags: TagMode::PerHctx(1),
         requests_per_reactor: 1,
         ..QueueConfig::new("removed", 1)
     };
     let (_, handles) = Queue::new(config).expect("one reactor and no disk are possible");
-    let handle = handles.into_iter().next().expect("one reactor");
-    handle.attach(Some(Box::new(NoDrive)))
+    handles.into_iter().next().expect("one reactor")
 }
 
 /// The driver of a queue without disks, to which no request is issued.

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use blkmq_core::ids::{ReactorId, ReactorSet};
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) wakeups: Box<[Wakeup]>,
     /// One for each reactor.
     pub(crate) inboxes: Box<[Inbox]>,
+    /// One for each handle of an attached thread. What comes while no thread has it stays for the next one.
+    attached_inboxes: Box<[Arc<Inbox>]>,
     /// By their ids; none where a queue has been removed.
     queues: RwLock<Vec<Option<Arc<QueueEntry>>>>,
     disks: RwLock<Arc<[Disk]>>,
@@ -76,6 +79,8 @@ pub(crate) struct ReactorQueues {
 #[derive(Default)]
 pub(crate) struct FreeQueues {
     free: Vec<ReactorQueues>,
+    /// The threads that have the others.
+    taken: Vec<(ReactorId, ThreadId)>,
     /// The engine shuts down: no thread can attach any more.
     is_closed: bool,
 }
@@ -148,6 +153,9 @@ impl Shared {
             spin_max: parts.spin_max,
             wait: parts.wait,
             attached_max: parts.wakeups.len() - parts.reactors,
+            attached_inboxes: (parts.reactors..parts.wakeups.len())
+                .map(|_| Arc::default())
+                .collect(),
             wakeups: parts.wakeups,
             inboxes: (0..parts.reactors).map(|_| Inbox::default()).collect(),
             queues: RwLock::new(parts.queues.into_iter().map(Some).collect()),
@@ -271,14 +279,76 @@ impl Shared {
                 "the engine has ended: nobody can attach".to_owned(),
             ));
         }
-        free_queues.free.pop().ok_or(Error::NoQueueHandle {
+        let taken = free_queues.free.pop().ok_or(Error::NoQueueHandle {
             max: self.attached_max,
-        })
+        })?;
+        free_queues.taken.push((taken.id, thread::current().id()));
+        Ok(taken)
     }
 
     /// Returns queue handles, or adds new ones.
     pub(crate) fn put_queues(&self, reactor_queues: ReactorQueues) {
-        self.lock_free_queues().free.push(reactor_queues);
+        let mut free_queues = self.lock_free_queues();
+        free_queues.taken.retain(|(id, _)| *id != reactor_queues.id);
+        free_queues.free.push(reactor_queues);
+    }
+
+    /// The same for a thread that leaves, unless an order for it has come.
+    ///
+    /// # Errors
+    /// Returns the handles: orders are for a core.
+    pub(crate) fn put_queues_without_orders(
+        &self,
+        reactor_queues: ReactorQueues,
+    ) -> Result<(), ReactorQueues> {
+        let mut free_queues = self.lock_free_queues();
+        // Orders are posted under the lock.
+        if self.attached_inbox(reactor_queues.id).has_orders() {
+            return Err(reactor_queues);
+        }
+        free_queues.taken.retain(|(id, _)| *id != reactor_queues.id);
+        free_queues.free.push(reactor_queues);
+        Ok(())
+    }
+
+    /// The orders for the thread that has the handles of this number.
+    pub(crate) fn attached_inbox(&self, id: ReactorId) -> Arc<Inbox> {
+        Arc::clone(&self.attached_inboxes[id.index() - self.inboxes.len()])
+    }
+
+    /// Says whether the calling thread is attached.
+    pub(crate) fn is_attached_here(&self) -> bool {
+        let here = thread::current().id();
+        self.lock_free_queues()
+            .taken
+            .iter()
+            .any(|(_, thread)| *thread == here)
+    }
+
+    /// Changes the free handles of attached threads with `free`, and orders each attached thread a job, which it does
+    /// when it next comes back to its I/O, before all else. A job's answer comes from the receiver of its thread.
+    pub(crate) fn on_attached<T: Send + 'static, F>(
+        &self,
+        mut free: impl FnMut(&mut ReactorQueues),
+        mut job: impl FnMut(ReactorId) -> F,
+    ) -> Vec<mpsc::Receiver<T>>
+    where
+        F: FnOnce(&mut ReactorCore) -> T + Send + 'static,
+    {
+        let mut free_queues = self.lock_free_queues();
+        free_queues.free.iter_mut().for_each(&mut free);
+        let mut order = |(id, _): &(ReactorId, ThreadId)| {
+            let (answer, answered) = mpsc::sync_channel(1);
+            let job = job(*id);
+            let order = move |core: &mut ReactorCore| {
+                // Whoever asked may wait no longer.
+                let _ = answer.send(job(core));
+            };
+            self.attached_inbox(*id).post(Order::Change(Box::new(order)));
+            self.wakeups[id.index()].ring();
+            answered
+        };
+        free_queues.taken.iter().map(&mut order).collect()
     }
 
     /// The number of attached threads.

@@ -4,14 +4,16 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::io::ErrorKind;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use blkmq_core::driver::DisksError;
-use blkmq_core::ids::DiskId;
-use blkmq_core::queue::{DiskConfig, Queue};
-use blkmq_core::time::Nanos;
+use blkmq_core::ids::{DiskId, ReactorId};
+use blkmq_core::queue::{DiskConfig, Queue, QueueHandle};
+use blkmq_core::time::{Instant, Nanos};
 
-use super::{Control, PAUSE_MAX};
+use super::{Control, Frozen, PAUSE_MAX};
 use crate::device::{Allocation, Replacement, State};
 use crate::disk::{Disk, MAPPED, QueueId};
 use crate::engine::build::{self, OfQueue};
@@ -20,6 +22,7 @@ use crate::engine::encrypted::is_encrypted;
 use crate::error::Error;
 use crate::group_paths::Paths;
 use crate::reactor::core::ReactorCore;
+use crate::reactor::queues::empty_handle;
 use crate::reactor::shared::QueueEntry;
 
 /// What a drive has said of a disk's size.
@@ -36,7 +39,11 @@ impl FoundSize {
     }
 }
 
-/// Disks and queues. All of these are for any thread but a reactor's, and for an engine to which no thread can be attached.
+/// Disks and queues. All of these are for any thread but a reactor's. Adding and removing are for every engine; all
+/// other changes for one to which no thread can be attached.
+///
+/// An attached thread makes its part of a change when it next comes back to its I/O. What adds does not wait for that:
+/// before the thread's next bio it is done. What removes does, since until then the thread may use what is to go.
 impl Control {
     /// Adds a disk to a queue; `opened` is its driver's argument ([`crate::device::Device::add_disk`]). If the
     /// queue's tables must grow, which is rare, its requests under way must end first.
@@ -49,7 +56,7 @@ impl Control {
         disk: DiskEntry,
         opened: Box<dyn Any + Send>,
     ) -> Result<Disk, Error> {
-        let mut next_number = self.changing()?;
+        let mut next_number = self.coming_or_going();
         let entry = self.entry(queue)?;
         let core = &entry.queue;
         self.check_name(&disk.name)?;
@@ -99,14 +106,20 @@ impl Control {
     }
 
     /// Removes a disk. Its users ([`crate::disk::Users`]) are told, and this call waits for at most about `limit`
-    /// until they have let it go; meanwhile the disk cannot be found. A library user must make sure that no
-    /// other bio is submitted to it.
+    /// until they have let it go; meanwhile the disk cannot be found. Attached threads must submit no other bio to it
+    /// from when [`crate::disk::Users::are_told_to_leave`]; their I/O under way ends first.
     ///
     /// # Errors
-    /// If there is no such disk, another disk lies on it, or it is still used after `limit`; the disk is unchanged
-    /// then.
+    /// If there is no such disk, another disk lies on it, it is still used after `limit`, or this thread is attached; the
+    /// disk is unchanged then.
     pub fn remove_disk(&self, name: &str, limit: Nanos) -> Result<(), Error> {
-        let mut next_number = self.changing()?;
+        let until = self.shared.clock.now() + limit;
+        let mut next_number = self.coming_or_going();
+        if self.shared.is_attached_here() {
+            return Err(Error::Disk(format!(
+                "disk {name}: this thread is attached, and cannot do its part meanwhile: have another thread remove the disk"
+            )));
+        }
         let disk = self.removable(name, &[])?;
         let disks = self.shared.disks();
         let others = disks.iter().filter(|disk| disk.name != name).cloned();
@@ -144,8 +157,19 @@ impl Control {
             return Ok(());
         }
         let entry = self.entry(disk.queue)?;
+        let drained = match self.shared.attached_max {
+            0 => None,
+            _ => match self.attached_have_let_go(disk.queue, until) {
+                Ok(frozen) => Some(frozen),
+                Err(why) => {
+                    disk.users.withdraw(was_locked);
+                    return refuse(&why);
+                }
+            },
+        };
         entry.queue.remove_disk(disk.id);
         entry.device.remove_disk(disk.id);
+        drop(drained);
         if let Err(error) = self.refresh(disk.queue) {
             // Its clients have left, and nobody finds it: it is removed all the same.
             tracing::error!("disk {name}: removed; a driver keeps what it had of it: {error}");
@@ -158,7 +182,7 @@ impl Control {
     /// # Errors
     /// As for [`Control::remove_disk`].
     pub fn check_removal(&self, name: &str, others: &[&str]) -> Result<(), Error> {
-        let _changing = self.changing()?;
+        let _changing = self.coming_or_going();
         self.removable(name, others).map(drop)
     }
 
@@ -361,7 +385,7 @@ impl Control {
     /// If there is a queue or a disk of one of these names, or the configuration is not possible; no part of it
     /// is left then.
     pub fn add_queue(&self, spec: QueueSpec) -> Result<QueueId, Error> {
-        let mut next_number = self.changing()?;
+        let mut next_number = self.coming_or_going();
         if self.queues().iter().any(|(_, queue)| queue.name() == spec.name) {
             return Err(Error::Disk(format!(
                 "queue {}: there is one of this name",
@@ -374,7 +398,7 @@ impl Control {
         let reactors = self.shared.inboxes.len();
         let (device, disks) = (Arc::clone(&spec.device), spec.disks.clone());
         let paths = Paths::new(&spec.group_paths);
-        let (queue, handles) = build::make_queue(spec, reactors, reactors)?;
+        let (queue, handles) = build::make_queue(spec, reactors, reactors + self.shared.attached_max)?;
         let id = self.shared.free_queue_id();
         if id == MAPPED {
             return Err(Error::Disk(format!(
@@ -403,12 +427,26 @@ impl Control {
         let added = self.shared.on_reactors(|reactor| {
             let handle = handles.borrow_mut()[reactor.index()].take();
             let device = Arc::clone(&entry.device);
-            move |core| core.add_queue(id, handle.expect("one for each reactor"), &*device)
+            move |core| core.add_queue(id, handle.expect(ONE_EACH), &*device)
         });
         if let Some(error) = added.into_iter().find_map(Result::err) {
             self.let_go(id)?;
             return Err(error);
         }
+        let take = |of: ReactorId| handles.borrow_mut()[of.index()].take().expect(ONE_EACH);
+        // Nobody waits for the answers: a thread that cannot open the drive has a queue here that refuses all bios.
+        let name = entry.queue.name();
+        self.shared.on_attached(
+            |free| put_handle(&mut free.handles, id, take(free.id)),
+            |of| {
+                let (handle, device, name) = (take(of), Arc::clone(&entry.device), name.to_owned());
+                move |core: &mut ReactorCore| {
+                    if let Err(error) = core.add_queue(id, handle, &*device) {
+                        tracing::error!("queue {name}: an attached thread cannot use it: {error}");
+                    }
+                }
+            },
+        );
         self.shared.set_disks(all.into());
         Ok(id)
     }
@@ -418,7 +456,7 @@ impl Control {
     /// # Errors
     /// If it has disks, or its drive cannot be closed alone, or as for [`Control::freeze`].
     pub fn remove_queue(&self, queue: QueueId) -> Result<(), Error> {
-        let _changing = self.changing()?;
+        let _changing = self.coming_or_going();
         let entry = self.entry(queue)?;
         let problem = |text: &str| Err(Error::Disk(format!("queue {}: {text}", entry.queue.name())));
         if self.shared.disks().iter().any(|disk| disk.queue == queue) {
@@ -446,6 +484,21 @@ impl Control {
                 entry.queue.name()
             )));
         }
+        let answers = self.shared.on_attached(
+            |free| {
+                if let Some(handle) = free.handles.get_mut(queue.index()) {
+                    *handle = empty_handle();
+                }
+            },
+            |_| move |core: &mut ReactorCore| core.remove_queue(queue),
+        );
+        // One that does not come back in time keeps its part of the drive until it does.
+        for answer in answers {
+            if answer.recv_timeout(LET_GO_MAX) != Ok(true) {
+                let name = entry.queue.name();
+                tracing::warn!("queue {name}: removed; an attached thread still has its drive open");
+            }
+        }
         self.shared.set_entry(queue, None);
         Ok(())
     }
@@ -455,6 +508,13 @@ impl Control {
         let wanted = id.index() + 1;
         if wanted <= core.fitted_disks() {
             return Ok(());
+        }
+        if self.shared.attached_max > 0 {
+            return Err(Error::Disk(format!(
+                "queue {}: has {} disks, and can have no more while threads can be attached; give the disk a queue= of its own",
+                core.name(),
+                core.fitted_disks()
+            )));
         }
         let _frozen = self.freeze(queue)?;
         self.wait_until(core, || core.fit_disks(wanted).is_ok())?;
@@ -468,7 +528,50 @@ impl Control {
         let refreshed = self
             .shared
             .on_reactors(|_| move |reactor: &mut ReactorCore| reactor.queue(queue).refresh_disks());
+        self.shared.on_attached(
+            |_| {},
+            |_| {
+                move |core: &mut ReactorCore| {
+                    if let Err(error) = core.queue(queue).refresh_disks() {
+                        tracing::error!("an attached thread cannot use a disk that was added: {error}");
+                    }
+                }
+            },
+        );
         refreshed.into_iter().collect()
+    }
+
+    /// Waits until no attached thread has a bio under way that was submitted before this, and freezes the queue.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn attached_have_let_go(&self, queue: QueueId, until: Instant) -> Result<Frozen, String> {
+        loop {
+            let has_none = |_| move |core: &mut ReactorCore| core.queue(queue).has_started_all();
+            let answers = self.shared.on_attached(|_| {}, has_none);
+            let mut have_started = true;
+            for answer in answers {
+                let left = until.since(self.shared.clock.now());
+                match answer.recv_timeout(Duration::from_nanos(left.0)) {
+                    Ok(has_started) => have_started &= has_started,
+                    // One that leaves has nothing under way.
+                    Err(RecvTimeoutError::Disconnected) => {}
+                    Err(RecvTimeoutError::Timeout) => {
+                        return Err("an attached thread has not come back to its I/O".to_owned());
+                    }
+                }
+            }
+            if have_started {
+                break;
+            }
+            if self.shared.clock.now() >= until {
+                return Err("an attached thread has always had I/O that waits for room".to_owned());
+            }
+            std::thread::sleep(PAUSE_MAX);
+        }
+        // Everything that was submitted has started, so it is among what is drained.
+        self.freeze_until(queue, until)
+            .map_err(|_| "its I/O under way has not ended".to_owned())
     }
 
     pub(super) fn check_name(&self, name: &str) -> Result<(), Error> {
@@ -480,11 +583,17 @@ impl Control {
         }
     }
 
-    /// Begins a change, after all others have ended.
+    /// Begins an addition or a removal, after all other changes have ended.
+    fn coming_or_going(&self) -> MutexGuard<'_, u32> {
+        let changes = &self.shared.changes;
+        changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins another change, after all others have ended.
     pub(super) fn changing(&self) -> Result<MutexGuard<'_, u32>, Error> {
         if self.shared.attached_max > 0 {
             return Err(Error::Disk(
-                "disks and queues can come and go only where no thread can be attached (attached_max = 0)"
+                "disks and queues can be changed only where no thread can be attached (attached_max = 0)"
                     .to_owned(),
             ));
         }
@@ -504,6 +613,18 @@ impl Control {
         true
     }
 }
+
+/// Puts a handle behind the others, or in the place of a queue that was removed.
+fn put_handle(handles: &mut Vec<QueueHandle>, id: QueueId, handle: QueueHandle) {
+    match handles.get_mut(id.index()) {
+        Some(place) => *place = handle,
+        None => handles.push(handle),
+    }
+}
+
+const ONE_EACH: &str = "one for each thread";
+/// How long a removal waits for attached threads to close their part of a drive.
+const LET_GO_MAX: Duration = Duration::from_secs(1);
 
 pub(super) fn take_number(next: &mut u32) -> u32 {
     let number = *next;
