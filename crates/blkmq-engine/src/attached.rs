@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use blkmq_core::bio::Status;
 
-use self::sys::{Lending, Owner};
+pub use self::sys::RawBio;
+use self::sys::{Ended, Lending, Owner};
 use crate::bio::Bio;
 use crate::buffer::Buffer;
 use crate::disk::Disk;
@@ -42,6 +43,18 @@ pub struct Completion {
     pub status: Status,
     /// The bio's buffer; without bytes for operations without data.
     pub buffer: Buffer,
+}
+
+impl From<Ended> for Completion {
+    #[inline]
+    fn from(ended: Ended) -> Self {
+        debug_assert_eq!(ended.owner, Owner::User, "a call of `run` waits for its own bio");
+        Self {
+            cookie: ended.cookie,
+            status: ended.status,
+            buffer: ended.buffer,
+        }
+    }
 }
 
 impl Completion {
@@ -122,7 +135,8 @@ impl Attached {
     /// Issues staged bios, appends what has ended to `completions`, and returns how many have. Never blocks.
     #[inline]
     pub fn poll(&mut self, completions: &mut Vec<Completion>) -> usize {
-        self.poll_each(usize::MAX, |completion| completions.push(completion))
+        self.lending.poll();
+        self.give_all(completions)
     }
 
     /// Issues staged bios, hands at most `max` completions to `each`, and returns how many. Never blocks.
@@ -135,7 +149,10 @@ impl Attached {
     /// Like [`Self::poll`], but blocks until a bio has ended or `timeout` is over (none: no limit). With no bio
     /// under way it returns at once.
     pub fn wait(&mut self, completions: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
-        self.wait_each(timeout, usize::MAX, |completion| completions.push(completion))
+        if self.lending.has_none_ended() {
+            self.lending.wait(timeout.map(nanos));
+        }
+        self.give_all(completions)
     }
 
     /// Like [`Self::poll_each`], but blocks as [`Self::wait`] does.
@@ -178,15 +195,17 @@ impl Attached {
     }
 
     #[inline]
+    fn give_all(&mut self, completions: &mut Vec<Completion>) -> usize {
+        let before = completions.len();
+        completions.extend(self.lending.take_ended(usize::MAX).map(Completion::from));
+        completions.len() - before
+    }
+
+    #[inline]
     fn give(&mut self, max: usize, mut each: impl FnMut(Completion)) -> usize {
         let mut count = 0;
         for ended in self.lending.take_ended(max) {
-            debug_assert_eq!(ended.owner, Owner::User, "a call of `run` waits for its own bio");
-            each(Completion {
-                cookie: ended.cookie,
-                status: ended.status,
-                buffer: ended.buffer,
-            });
+            each(Completion::from(ended));
             count += 1;
         }
         count
@@ -199,6 +218,20 @@ impl Attached {
             lending: Lending::new(host),
             engine,
         }
+    }
+
+    /// Does this thread's part of others' changes, and waits for its I/O; what ends is kept.
+    pub(crate) fn take_part(&mut self, at_most: Duration) {
+        if self.lending.outstanding() == 0 {
+            std::thread::sleep(at_most);
+        }
+        self.lending.wait(Some(nanos(at_most)));
+    }
+
+    /// Says whether this process is a fork of the engine's. Cheaper than [`Engine::check_fork`].
+    #[inline]
+    pub fn is_forked(&self) -> bool {
+        self.lending.is_forked()
     }
 
     /// The engine.

@@ -135,7 +135,7 @@ impl Builder {
         })?;
         let opened = keyring.open_each(&host.control(), &luks);
         opened.map_err(|error| Error::configuration(&error))?;
-        Ok(Engine::new(host))
+        Ok(Engine::new(host, config, self.registries.clone()))
     }
 
     /// The passphrases that were given.

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blkmq_core::bio::{self, Status};
+use blkmq_host::disk::Use;
 use blkmq_host::ring::Completion;
 use blkmq_host::service::{Cx, Service, Waker};
 
@@ -27,6 +28,8 @@ pub(crate) struct ClientService {
     /// For which there was no room yet, in order.
     waiting: VecDeque<Sent>,
     loans: Loans<Promise>,
+    /// Keeps the disk from being removed while it has I/O under way. None before the start, and when all is over.
+    of_disk: Option<Use>,
     /// No more comes.
     is_leaving: bool,
 }
@@ -58,6 +61,7 @@ impl Client {
             disk: disk.clone(),
             waiting: VecDeque::new(),
             loans: Loans::new(),
+            of_disk: None,
             is_leaving: false,
         };
         let forks = forks();
@@ -97,6 +101,7 @@ impl ClientService {
     /// Takes what was sent, and submits as much as there is room for.
     fn go_on(&mut self, cx: &mut Cx<'_>) {
         let mut inside = self.inbox.lock();
+        inside.is_closed |= self.disk.users.are_told_to_leave();
         self.waiting.extend(inside.sent.drain(..));
         self.is_leaving = inside.is_closed;
         drop(inside);
@@ -110,11 +115,24 @@ impl ClientService {
                 }
             }
         }
+        self.leave_if_over();
+    }
+
+    fn leave_if_over(&mut self) {
+        if self.is_leaving && self.waiting.is_empty() && self.loans.is_empty() {
+            self.of_disk = None;
+        }
     }
 }
 
 impl Service for ClientService {
     fn start(&mut self, cx: &mut Cx<'_>) {
+        self.of_disk = self.disk.users.enter(cx.waker());
+        if self.of_disk.is_none() {
+            // The disk has been removed.
+            self.is_leaving = true;
+            return self.refuse_all();
+        }
         self.inbox.lock().waker = Some(cx.waker());
         self.go_on(cx);
     }
@@ -124,6 +142,7 @@ impl Service for ClientService {
     fn on_end(&mut self, _cx: &mut Cx<'_>, ended: bio::Bio) {
         let (promise, status, buffer) = self.loans.end(ended);
         promise.end(status, buffer);
+        self.leave_if_over();
     }
 
     fn on_wake(&mut self, cx: &mut Cx<'_>) {
@@ -148,6 +167,13 @@ impl Service for ClientService {
 impl Drop for ClientService {
     /// Also if it was never started: whoever has sent is told.
     fn drop(&mut self) {
+        self.refuse_all();
+    }
+}
+
+impl ClientService {
+    /// Ends what was sent and not submitted, and takes no more.
+    fn refuse_all(&mut self) {
         let mut inside = self.inbox.lock();
         inside.is_closed = true;
         let sent = std::mem::take(&mut inside.sent);

@@ -20,7 +20,8 @@ use crate::sys::forks;
 /// batch; an [`Attached`](crate::Attached) thread does it by itself. They never block, and each [`Io`] can be
 /// awaited or waited for. The caller bounds how many are under way.
 ///
-/// It does not keep its engine alive: I/O that is submitted later ends with [`Status::Shutdown`].
+/// It keeps neither its engine alive nor its disk: I/O that is submitted after the engine's end, or after the disk was
+/// [removed](crate::Engine::remove_disk), ends with [`Status::Shutdown`].
 #[derive(Clone)]
 pub struct Disk {
     host: blkmq_host::Disk,

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use blkmq_config::{group, live};
+use blkmq_config::{Config, Registries, group, live};
 use blkmq_core::ids::ReactorId;
 use blkmq_core::stat::GroupStats;
 use blkmq_core::time::Nanos;
@@ -36,6 +36,9 @@ pub(crate) struct Running {
     process: u32,
     /// Forks that were counted when it started.
     forks: u32,
+    /// What disks and groups there are, for those that come. Locked before anything of the engine's is changed.
+    config: Mutex<Config>,
+    registries: Registries,
     /// How many clients were opened. None when the engine shuts down, so that none comes behind the order to drain.
     clients: Mutex<Option<usize>>,
 }
@@ -46,9 +49,11 @@ impl Engine {
         Builder::default()
     }
 
-    pub(crate) fn new(host: blkmq_host::Engine) -> Self {
+    pub(crate) fn new(host: blkmq_host::Engine, config: Config, registries: Registries) -> Self {
         Self(Arc::new(Running {
             host: Some(host),
+            config: Mutex::new(config),
+            registries,
             process: std::process::id(),
             forks: forks(),
             clients: Mutex::new(Some(0)),
@@ -76,12 +81,9 @@ impl Engine {
     pub fn disk_in_group(&self, name: &str, path: &str) -> Result<Disk, Error> {
         let mut disk = self.disk(name)?.host().clone();
         let control = self.host()?.control();
-        // All queues have all groups, with the same numbers.
-        let mut queues = control.queues().into_iter();
-        let mut groups = queues
-            .next()
-            .map_or(Vec::new(), |(queue, _)| control.groups(queue))
-            .into_iter();
+        // A disk that lies on several queues has none that came later, so its group has one number on them.
+        let queues = control.queues_of(&disk).into_iter();
+        let mut groups = queues.take(1).flat_map(|queue| control.groups(queue));
         let found = groups.find(|(known, _)| known == path);
         let (_, group) = found.ok_or_else(|| self.no_group(path))?;
         disk.group = group;
@@ -139,6 +141,7 @@ impl Engine {
         for (queue, _) in control.queues() {
             control.set_group_weight(queue, path, weight)?;
         }
+        self.note_weight(path, weight);
         Ok(())
     }
 
@@ -151,7 +154,9 @@ impl Engine {
     pub fn set_group(&self, text: &str) -> Result<(), Error> {
         let control = self.host()?.control();
         let spec = group::parse(text).map_err(|error| Error::configuration(&error))?;
-        Ok(live::set_group_of_all(&control, &spec)?)
+        live::set_group_of_all(&control, &spec)?;
+        self.note_group(&spec);
+        Ok(())
     }
 
     /// Attaches the calling thread, to do I/O by itself.
@@ -194,6 +199,14 @@ impl Engine {
     pub(crate) fn host(&self) -> Result<&blkmq_host::Engine, Error> {
         self.check_fork()?;
         Ok(self.0.host.as_ref().expect("there until dropped"))
+    }
+
+    pub(crate) fn config(&self) -> &Mutex<Config> {
+        &self.0.config
+    }
+
+    pub(crate) fn registries(&self) -> &Registries {
+        &self.0.registries
     }
 
     fn no_group(&self, path: &str) -> Error {

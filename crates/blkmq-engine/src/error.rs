@@ -87,7 +87,7 @@ impl fmt::Display for IoError {
             Status::ReadOnly => "the disk is read-only",
             Status::Timeout => "the drive did not answer in time",
             Status::NoMemory => "out of memory, or no room in the queue",
-            Status::Shutdown => "the engine is shut down",
+            Status::Shutdown => "the disk is removed, or the engine is shut down",
             Status::Requeue => "the drive asked to try again",
         };
         f.write_str(text)

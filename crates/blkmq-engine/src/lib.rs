@@ -144,6 +144,7 @@ mod attached;
 mod bio;
 mod buffer;
 mod builder;
+mod changes;
 mod client;
 mod disk;
 mod engine;
@@ -153,7 +154,7 @@ mod loans;
 mod statistics;
 mod sys;
 
-pub use attached::{Attached, Completion};
+pub use attached::{Attached, Completion, RawBio};
 pub use bio::Bio;
 pub use blkmq_core::bio::{Class, Op, Prio, Status};
 pub use buffer::Buffer;

@@ -33,6 +33,11 @@ impl<T> Loans<T> {
         }
     }
 
+    /// Says whether no bio is under way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.places.len()
+    }
+
     /// Takes an ended bio's owner, status and buffer.
     ///
     /// # Panics

@@ -198,5 +198,5 @@ extern "C" fn count_fork() {
 }
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
-const NOT_OWN: u16 = u16::MAX;
+pub(crate) const NOT_OWN: u16 = u16::MAX;
 pub(crate) const PAGE: usize = 4096;

@@ -7,15 +7,17 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 
-use blkmq_core::bio::{self, Data, Lent, Status, Submission};
+use blkmq_core::bio::{self, Data, Flags, Full, Lent, Op, Prio, Status, Submission};
 use blkmq_core::time::Nanos;
 use blkmq_host::attach::Refused;
 
+use super::Attached;
 use crate::bio::Bio;
 use crate::buffer::Buffer;
 use crate::disk::Disk;
-use crate::sys::{RawBuffer, forks};
+use crate::sys::{NOT_OWN, RawBuffer, forks};
 
 /// The engine's part on this thread, and the bios that have ended.
 pub(super) struct Lending {
@@ -65,25 +67,42 @@ impl Lending {
     /// Returns the bio if there is no room.
     #[inline]
     pub(super) fn submit(&mut self, disk: &Disk, bio: Bio, owner: Owner, cookie: u64) -> Result<(), Bio> {
-        let is_forked = self.is_forked();
-        let host = self.host.as_mut().expect(THERE);
-        let disk = disk.host();
         let bio = ManuallyDrop::new(bio);
-        let (start, len, lead) = bio.buffer.parts();
+        let (start, buffer_len, lead) = bio.buffer.parts();
+        let what = (bio.op, bio.flags, bio.prio);
+        let client = u32::from(lead) | if owner == Owner::Run { RUN } else { 0 };
         // SAFETY: the bytes belong to the buffer and do not move with it. From here on nothing reads, changes or frees
         // them, unless the bio is refused: it is never dropped, and only `Ended::new` makes the buffer again, from the
         // bio as it ended.
-        let data = (len > 0).then(|| unsafe { Lent::new(start, len) });
+        let data = (buffer_len > 0).then(|| unsafe { Lent::new(start, buffer_len) });
+        match self.submit_parts(disk, what, (bio.offset, bio.len), data, (client, cookie)) {
+            Ok(()) => Ok(()),
+            Err(Full) => Err(ManuallyDrop::into_inner(bio)),
+        }
+    }
+
+    #[inline(always)]
+    fn submit_parts(
+        &mut self,
+        disk: &Disk,
+        (op, flags, prio): (Op, Flags, Prio),
+        (offset, len): (u64, u64),
+        data: Option<Lent>,
+        (client, cookie): (u32, u64),
+    ) -> Result<(), Full> {
+        let is_forked = self.is_forked();
+        let host = self.host.as_mut().expect(THERE);
+        let disk = disk.host();
         let new = Submission {
-            op: bio.op,
-            flags: bio.flags,
-            prio: bio.prio,
+            op,
+            flags,
+            prio,
             disk: disk.id,
             group: disk.group,
-            offset: bio.offset,
-            len: bio.len,
+            offset,
+            len,
             data,
-            client: u32::from(lead) | if owner == Owner::Run { RUN } else { 0 },
+            client,
             cookie,
         };
         let submitted = match is_forked {
@@ -92,7 +111,7 @@ impl Lending {
         };
         match submitted {
             Ok(()) => Ok(()),
-            Err(Refused::IsFull) => Err(ManuallyDrop::into_inner(bio)),
+            Err(Refused::IsFull) => Err(Full),
             Err(Refused::IsGone) => {
                 self.end_at_once(&new);
                 Ok(())
@@ -171,14 +190,59 @@ impl Lending {
     }
 }
 
+/// One I/O on memory of the caller's own, for bindings of other languages.
+#[derive(Clone, Copy, Debug)]
+pub struct RawBio {
+    /// What it does.
+    pub op: Op,
+    /// It is durable when it has ended.
+    pub is_fua: bool,
+    /// Nobody waits for this write.
+    pub is_in_background: bool,
+    /// Bytes, a multiple of the disk's block size.
+    pub offset: u64,
+    /// Bytes, a multiple of the disk's block size; at most [`Buffer::LEN_MAX`] with data.
+    pub len: u64,
+    /// `len` bytes, for reads and writes.
+    pub data: Option<NonNull<u8>>,
+}
+
+impl Attached {
+    /// Like [`Attached::submit`] with a buffer from [`Buffer::from_raw_parts`], at less cost. False if there is no room:
+    /// submit it again after a completion.
+    ///
+    /// # Safety
+    /// `data`, if there is any, is `len` bytes of initialised memory, at most [`Buffer::LEN_MAX`]. If this returns true,
+    /// nobody else accesses or frees them until the I/O has ended and the buffer of its completion is dropped; that holds,
+    /// too, when this value has been leaked.
+    #[inline]
+    pub unsafe fn submit_raw(&mut self, disk: &Disk, bio: &RawBio, cookie: u64) -> bool {
+        let fua = if bio.is_fua { Flags::FUA } else { Flags::NONE };
+        let background = if bio.is_in_background {
+            Flags::ASYNC
+        } else {
+            Flags::NONE
+        };
+        let what = (bio.op, fua.with(background), Prio::default());
+        let data = bio.data.filter(|_| bio.len > 0);
+        // SAFETY: by the caller's promise.
+        let data = data.map(|start| unsafe { Lent::new(start, bio.len as u32) });
+        let client = u32::from(NOT_OWN);
+        let submitted = self
+            .lending
+            .submit_parts(disk, what, (bio.offset, bio.len), data, (client, cookie));
+        submitted.is_ok()
+    }
+}
+
 impl Ended {
     /// Takes the buffer back from a bio that `Lending` has submitted, and that has ended.
     #[inline]
     fn new(bio: bio::Bio) -> Self {
         let lead = bio.client as u16;
         let buffer = match bio.data {
-            // SAFETY: `Lending::submit` took these parts of a buffer, which was not dropped; the engine has returned its
-            // bio, and does so once.
+            // SAFETY: `Lending::submit` took these parts of a buffer, which was not dropped, or `submit_raw` made them of
+            // memory that no buffer frees; the engine has returned the bio, and does so once.
             Data::Flat(lent) => unsafe { RawBuffer::from_parts(lent.start(), lent.len(), lead) },
             _ => RawBuffer::default(),
         };
