@@ -46,7 +46,7 @@ enum blkmq_err
   BLKMQ_ERR_TIMEOUT = -8,
   // Out of memory.
   BLKMQ_ERR_NO_MEMORY = -9,
-  // The engine is shut down, or belongs to the parent of this process.
+  // The disk is removed, or the engine is shut down, or belongs to the parent of this process.
   BLKMQ_ERR_SHUTDOWN = -10,
   // There is no room: submit it again after a completion.
   BLKMQ_ERR_AGAIN = -11,
@@ -182,6 +182,32 @@ int32_t blkmq_engine_open(const char *config,
 int32_t blkmq_engine_close(struct blkmq_engine *engine,
                            uint64_t limit_ms);
 
+// Adds disks and groups while others have I/O under way: the tables `[disk.NAME]` and `[group."/PATH"]` of `config`, all
+// of them or none. Returns how many disks there are, or a code. A group that there is stays as it is; settings of queues
+// are for `blkmq_engine_open` alone.
+//
+// Any thread. Blocks until the drives are open.
+//
+// # Safety
+// `engine` is null or an open engine; `config` is null or a text.
+int32_t blkmq_engine_add(const struct blkmq_engine *engine,
+                         const char *config);
+
+// Removes a disk. At once nobody finds it, and I/O on its handles ends with `BLKMQ_ERR_SHUTDOWN`, also if a disk of its
+// name comes again; close them as ever. I/O under way ends first. Then its drive is closed, unless other disks use it.
+//
+// The thread of each open queue must come back to its queue meanwhile. An error if one does not, or I/O does not end:
+// the disk stays then, but handles used with `blkmq_disk_run` and `blkmq_disk_submit` must be opened again. A thread
+// that has a queue itself is refused (`BLKMQ_ERR_ENGINE`): it calls `blkmq_queue_remove_disk`.
+//
+// Any thread, but no callback. Blocks for at most about `limit_ms` milliseconds.
+//
+// # Safety
+// `engine` is null or an open engine; `name` is null or a text.
+int32_t blkmq_engine_remove_disk(const struct blkmq_engine *engine,
+                                 const char *name,
+                                 uint64_t limit_ms);
+
 // Writes the statistics of all groups as JSON, at most `size` bytes with the zero at the end, and returns how many
 // there are without it, or a code. If that is `size` or more, the text is cut: call again with more room.
 //
@@ -294,6 +320,31 @@ int32_t blkmq_queue_close(struct blkmq_queue *queue);
 int32_t blkmq_queue_submit(struct blkmq_queue *queue,
                            const struct blkmq_disk *disk,
                            const struct blkmq_io *io);
+
+// Submits `count` I/Os, which follow each other in memory, in their order: for many at a time this costs less than as
+// many calls. Returns how many were taken: fewer than `count` if there is no room for more, or the next one is wrong, as
+// submitting that one first tells. If the first one is not taken, returns its code.
+//
+// Its own thread. Never blocks.
+//
+// # Safety
+// `queue` is null or an open queue; `disk` is null or an open disk of the same engine; `ios` is `count` I/Os as they are
+// declared, or null and `count` 0.
+int32_t blkmq_queue_submit_many(struct blkmq_queue *queue,
+                                const struct blkmq_disk *disk,
+                                const struct blkmq_io *ios,
+                                uint32_t count);
+
+// Removes a disk, as `blkmq_engine_remove_disk` does on other threads. I/O of this queue ends meanwhile, too; its
+// completions come from the next poll or wait.
+//
+// Its own thread. Blocks for at most about `limit_ms` milliseconds.
+//
+// # Safety
+// `queue` is null or an open queue; `name` is null or a text.
+int32_t blkmq_queue_remove_disk(struct blkmq_queue *queue,
+                                const char *name,
+                                uint64_t limit_ms);
 
 // Issues what is staged, stores at most `max` completions, and returns how many, or a code.
 //

@@ -26,7 +26,7 @@ pub enum Code {
     Timeout = -8,
     /// Out of memory.
     NoMemory = -9,
-    /// The engine is shut down, or belongs to the parent of this process.
+    /// The disk is removed, or the engine is shut down, or belongs to the parent of this process.
     Shutdown = -10,
     /// There is no room: submit it again after a completion.
     Again = -11,
@@ -89,7 +89,9 @@ impl Code {
             Self::ReadOnly => c"the disk is read-only",
             Self::Timeout => c"the drive did not answer in time",
             Self::NoMemory => c"out of memory",
-            Self::Shutdown => c"the engine is shut down, or belongs to the parent of this process",
+            Self::Shutdown => {
+                c"the disk is removed, or the engine is shut down, or belongs to the parent of this process"
+            }
             Self::Again => c"there is no room: submit it again after a completion",
             Self::Argument => c"an argument is null, not UTF-8, or out of range",
             Self::Configuration => c"the configuration is wrong",

@@ -79,6 +79,54 @@ pub unsafe extern "C" fn blkmq_engine_close(engine: *mut Engine, limit_ms: u64) 
     })
 }
 
+/// Adds disks and groups while others have I/O under way: the tables `[disk.NAME]` and `[group."/PATH"]` of `config`, all
+/// of them or none. Returns how many disks there are, or a code. A group that there is stays as it is; settings of queues
+/// are for `blkmq_engine_open` alone.
+///
+/// Any thread. Blocks until the drives are open.
+///
+/// # Safety
+/// `engine` is null or an open engine; `config` is null or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blkmq_engine_add(engine: *const Engine, config: *const c_char) -> i32 {
+    guard(|| {
+        // SAFETY: by the caller's promise.
+        let open = unsafe { handle(engine, "engine") }?;
+        // SAFETY: by the caller's promise.
+        let config = unsafe { text(config, "config") }?;
+        let names = open.engine.add_toml(config)?;
+        Ok(names.len() as i32)
+    })
+}
+
+/// Removes a disk. At once nobody finds it, and I/O on its handles ends with `BLKMQ_ERR_SHUTDOWN`, also if a disk of its
+/// name comes again; close them as ever. I/O under way ends first. Then its drive is closed, unless other disks use it.
+///
+/// The thread of each open queue must come back to its queue meanwhile. An error if one does not, or I/O does not end:
+/// the disk stays then, but handles used with `blkmq_disk_run` and `blkmq_disk_submit` must be opened again. A thread
+/// that has a queue itself is refused (`BLKMQ_ERR_ENGINE`): it calls `blkmq_queue_remove_disk`.
+///
+/// Any thread, but no callback. Blocks for at most about `limit_ms` milliseconds.
+///
+/// # Safety
+/// `engine` is null or an open engine; `name` is null or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blkmq_engine_remove_disk(
+    engine: *const Engine,
+    name: *const c_char,
+    limit_ms: u64,
+) -> i32 {
+    guard(|| {
+        disk::check_not_in_callback("blkmq_engine_remove_disk")?;
+        // SAFETY: by the caller's promise.
+        let open = unsafe { handle(engine, "engine") }?;
+        // SAFETY: by the caller's promise.
+        let name = unsafe { text(name, "name") }?;
+        open.engine.remove_disk(name, Duration::from_millis(limit_ms))?;
+        Ok(0)
+    })
+}
+
 /// Writes the statistics of all groups as JSON, at most `size` bytes with the zero at the end, and returns how many
 /// there are without it, or a code. If that is `size` or more, the text is cut: call again with more room.
 ///

@@ -1,18 +1,19 @@
 //! Queues of C: a thread's own submissions and completions, without another thread. `disk` is the way for others.
 
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blkmq_engine::Attached;
+use blkmq_engine::{Attached, Buffer, RawBio};
 
 use crate::code::Code;
 use crate::failure::{Failure, guard};
 use crate::sys::disk::{Disk, check_not_in_callback};
 use crate::sys::engine::Engine;
-use crate::sys::{Io, bio, handle, null, put};
+use crate::sys::{BACKGROUND, FUA, Io, Op, bio, handle, null, put, text};
 
 /// A thread's own way to all disks of an engine: it submits, issues and reaps by itself. For the thread that opened
 /// it; other threads get `BLKMQ_ERR_THREAD`.
@@ -105,13 +106,71 @@ pub unsafe extern "C" fn blkmq_queue_submit(queue: *mut Queue, disk: *const Disk
         // SAFETY: by the caller's promise.
         let disk = unsafe { handle(disk, "disk") }?;
         // SAFETY: by the caller's promise.
-        let bio = unsafe { bio(io) }?;
-        // SAFETY: as above; `bio` has found that it is not null.
-        let user = unsafe { (*io).user };
-        match queue.attached.submit(&disk.disk, bio, user as u64) {
-            Ok(()) => Ok(0),
-            Err(_) => Err(Code::Again.into()),
+        unsafe { queue.submit(disk, io) }
+    })
+}
+
+/// Submits `count` I/Os, which follow each other in memory, in their order: for many at a time this costs less than as
+/// many calls. Returns how many were taken: fewer than `count` if there is no room for more, or the next one is wrong, as
+/// submitting that one first tells. If the first one is not taken, returns its code.
+///
+/// Its own thread. Never blocks.
+///
+/// # Safety
+/// `queue` is null or an open queue; `disk` is null or an open disk of the same engine; `ios` is `count` I/Os as they are
+/// declared, or null and `count` 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blkmq_queue_submit_many(
+    queue: *mut Queue,
+    disk: *const Disk,
+    ios: *const Io,
+    count: u32,
+) -> i32 {
+    guard(|| {
+        // SAFETY: by the caller's promise.
+        let queue = unsafe { usable(queue) }?;
+        // SAFETY: by the caller's promise.
+        let disk = unsafe { handle(disk, "disk") }?;
+        if ios.is_null() && count > 0 {
+            return Err(null("ios"));
         }
+        let count = count.min(i32::MAX as u32);
+        for at in 0..count {
+            // SAFETY: less than `count`, so it is one of them.
+            let io = unsafe { ios.add(at as usize) };
+            // SAFETY: as above.
+            match unsafe { queue.submit(disk, io) } {
+                Ok(_) => {}
+                Err(failure) if at == 0 => return Err(failure),
+                Err(_) => return Ok(at as i32),
+            }
+        }
+        Ok(count as i32)
+    })
+}
+
+/// Removes a disk, as `blkmq_engine_remove_disk` does on other threads. I/O of this queue ends meanwhile, too; its
+/// completions come from the next poll or wait.
+///
+/// Its own thread. Blocks for at most about `limit_ms` milliseconds.
+///
+/// # Safety
+/// `queue` is null or an open queue; `name` is null or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn blkmq_queue_remove_disk(
+    queue: *mut Queue,
+    name: *const c_char,
+    limit_ms: u64,
+) -> i32 {
+    guard(|| {
+        // SAFETY: by the caller's promise.
+        let queue = unsafe { usable(queue) }?;
+        // SAFETY: by the caller's promise.
+        let name = unsafe { text(name, "name") }?;
+        queue
+            .attached
+            .remove_disk(name, Duration::from_millis(limit_ms))?;
+        Ok(0)
     })
 }
 
@@ -200,6 +259,72 @@ pub unsafe extern "C" fn blkmq_queue_prepare_to_wait(queue: *mut Queue) -> i64 {
     })
 }
 
+impl Queue {
+    /// Submits one I/O.
+    ///
+    /// # Safety
+    /// `io` is null or an I/O as it is declared.
+    #[inline]
+    unsafe fn submit(&mut self, disk: &Disk, io: *const Io) -> Result<i32, Failure> {
+        // SAFETY: by the caller's promise.
+        let Some((bio, user)) = (unsafe { raw(io) }) else {
+            // SAFETY: by the caller's promise.
+            return Err(unsafe { fault(io) });
+        };
+        // SAFETY: the I/O is as it is declared: the library has its data until the completion is stored.
+        match unsafe { self.attached.submit_raw(&disk.disk, &bio, user as u64) } {
+            true => Ok(0),
+            false => Err(Code::Again.into()),
+        }
+    }
+}
+
+/// An I/O as the library has it, and its `user`; none if something is wrong with it, as [`bio`] tells.
+///
+/// # Safety
+/// Null, or an I/O as it is declared.
+#[inline]
+unsafe fn raw(io: *const Io) -> Option<(RawBio, *mut c_void)> {
+    // SAFETY: by the caller's promise.
+    let io = unsafe { io.as_ref() }?;
+    let op = *OPS.get(io.op as usize)?;
+    let has_data = io.op <= Op::Write as u32;
+    let data = NonNull::new(io.data.cast()).filter(|_| has_data);
+    let is_sound = !has_data || io.len <= Buffer::LEN_MAX as u64 && (data.is_some() || io.len == 0);
+    // A flush has no range.
+    let is_flush = io.op == Op::Flush as u32;
+    let range = if is_flush { (0, 0) } else { (io.offset, io.len) };
+    let bio = RawBio {
+        op,
+        is_fua: io.flags & FUA != 0,
+        is_in_background: io.flags & BACKGROUND != 0,
+        offset: range.0,
+        len: range.1,
+        data,
+    };
+    (is_sound && io.flags <= FUA | BACKGROUND).then_some((bio, io.user))
+}
+
+/// What is wrong with an I/O.
+///
+/// # Safety
+/// Null, or an I/O as it is declared.
+#[cold]
+unsafe fn fault(io: *const Io) -> Failure {
+    // SAFETY: by the caller's promise.
+    let checked = unsafe { bio(io) };
+    checked.err().unwrap_or_else(|| Code::Argument.into())
+}
+
+/// The operations, by their numbers.
+const OPS: [blkmq_engine::Op; 5] = [
+    blkmq_engine::Op::Read,
+    blkmq_engine::Op::Write,
+    blkmq_engine::Op::Flush,
+    blkmq_engine::Op::Discard,
+    blkmq_engine::Op::WriteZeroes,
+];
+
 /// The caller's place for completions.
 struct Room {
     start: *mut Completion,
@@ -244,8 +369,22 @@ impl Room {
 unsafe fn usable<'a>(queue: *mut Queue) -> Result<&'a mut Queue, Failure> {
     // SAFETY: by the caller's promise.
     let queue = unsafe { own(queue) }?;
-    queue.attached.engine().check_fork()?;
-    Ok(queue)
+    match queue.attached.is_forked() {
+        false => Ok(queue),
+        true => Err(forked(queue)),
+    }
+}
+
+#[cold]
+fn forked(queue: &Queue) -> Failure {
+    let checked = queue.attached.engine().check_fork();
+    checked.map_or_else(Failure::from, |()| Code::Forked.into())
+}
+
+#[cold]
+fn other_thread() -> Failure {
+    let text = "the queue belongs to the thread that opened it: open one for this thread";
+    Failure::new(Code::Thread, text)
 }
 
 /// The queue, if this is its thread.
@@ -260,10 +399,7 @@ unsafe fn own<'a>(queue: *mut Queue) -> Result<&'a mut Queue, Failure> {
     // SAFETY: not null, so by the caller's promise; nobody changes this field.
     let thread = unsafe { (*queue).thread };
     if thread != this_thread() {
-        return Err(Failure::new(
-            Code::Thread,
-            "the queue belongs to the thread that opened it: open one for this thread",
-        ));
+        return Err(other_thread());
     }
     // SAFETY: as above; only its own thread comes here, once at a time, since no call of the library calls back from it.
     Ok(unsafe { &mut *queue })

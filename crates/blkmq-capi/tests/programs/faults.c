@@ -92,6 +92,54 @@ static void ios(void) {
     }
 }
 
+static void many(void) {
+    blkmq_io ios[40];
+    blkmq_completion ended[40];
+    for (int at = 0; at < 40; at++)
+        ios[at] = io(BLKMQ_OP_WRITE_ZEROES, 512 * (uint64_t)at, 512), ios[at].user = &ios[at];
+    ios[33].op = 9;
+    CHECK(blkmq_queue_submit_many(queue, ram, ios, 40) == 33);
+    CHECK(blkmq_queue_submit_many(queue, ram, &ios[33], 7) == BLKMQ_ERR_ARGUMENT && says("op 9 rejected"));
+    CHECK(blkmq_queue_submit_many(queue, ram, &ios[34], 6) == 6);
+    CHECK(blkmq_queue_submit_many(queue, ram, NULL, 0) == 0);
+    CHECK(blkmq_queue_submit_many(queue, ram, NULL, 1) == BLKMQ_ERR_ARGUMENT && says("ios is null"));
+    char seen[40] = {0};
+    for (int count = 0; count < 39;) {
+        int32_t some = blkmq_queue_wait(queue, ended, 40, -1);
+        CHECK(some > 0);
+        count += some;
+        while (some-- > 0)
+            CHECK(ended[some].code == 0 && seen[(blkmq_io *)ended[some].user - ios]++ == 0);
+    }
+    CHECK(!seen[33]);
+    int32_t taken = 1, all = 0;
+    for (; taken > 0; all += taken > 0 ? taken : 0)
+        taken = blkmq_queue_submit_many(queue, late, ios, 33);
+    CHECK(taken == BLKMQ_ERR_AGAIN && all > 33);
+    for (; all > 0; all -= taken)
+        CHECK((taken = blkmq_queue_wait(queue, ended, 40, 10000)) > 0);
+}
+
+static void comes_and_goes(void) {
+    blkmq_io read = io(BLKMQ_OP_READ, 0, 512);
+    blkmq_completion ended[2];
+    blkmq_disk *disk, *again;
+    CHECK(blkmq_engine_add(engine, "[disk.ram]\nram = '1M'\n") == BLKMQ_ERR_CONFIGURATION && says("ram"));
+    CHECK(blkmq_engine_add(engine, NULL) == BLKMQ_ERR_ARGUMENT);
+    CHECK(blkmq_engine_add(engine, "[disk.b]\nnull = '1M'\nlatency = '5ms'\n[disk.c]\nram = '1M'\n") == 2);
+    CHECK(blkmq_disk_open(engine, "b", "/ram", &disk) == 0 && blkmq_queue_submit(queue, disk, &read) == 0);
+    CHECK(blkmq_engine_remove_disk(engine, "x", 1000) < 0 && says("x"));
+    CHECK(blkmq_engine_remove_disk(engine, "b", 1000) == BLKMQ_ERR_ENGINE && says("this thread is attached"));
+    CHECK(blkmq_queue_remove_disk(queue, "b", 10000) == 0);
+    CHECK(blkmq_queue_wait(queue, ended, 2, -1) == 1 && ended[0].code == 0);
+    CHECK(blkmq_engine_add(engine, "[disk.b]\nram = '1M'\n") == 1 && blkmq_disk_open(engine, "b", NULL, &again) == 0);
+    CHECK(blkmq_disk_run(disk, &read) == BLKMQ_ERR_SHUTDOWN && blkmq_disk_run(again, &read) == 0);
+    CHECK(blkmq_queue_submit(queue, disk, &read) == 0 && blkmq_queue_wait(queue, ended, 2, -1) == 1);
+    CHECK(ended[0].code == BLKMQ_ERR_SHUTDOWN);
+    blkmq_disk_close(disk);
+    blkmq_disk_close(again);
+}
+
 static void *on_other_thread(void *unused) {
     blkmq_completion ended;
     blkmq_io read = io(BLKMQ_OP_READ, 0, 512);
@@ -174,6 +222,8 @@ int main(void) {
     CHECK(blkmq_queue_open(engine, &queue) == 0);
     arguments();
     ios();
+    many();
+    comes_and_goes();
     threads();
     forks();
     CHECK(blkmq_queue_close(queue) == 0);
