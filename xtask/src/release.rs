@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::place::{cargo, root, target_dir};
+use crate::place::{cargo, has_cargo_command, root, target_dir};
 use crate::steps::{Steps, run_shown};
 use crates::Crate;
 
@@ -19,10 +19,58 @@ use crates::Crate;
 /// What keeps a crate from being published, all at once; or a step fails.
 pub(crate) fn run(steps: &mut Steps, is_made: bool) -> Result<()> {
     let order = steps.time("crates to publish", check)?;
+    steps.time("packages, as Cargo makes them", || pack(&order))?;
     if is_made {
+        compare(steps, &order)?;
         make(steps, &order)?;
     }
     Ok(())
+}
+
+/// Makes the packages, without a build of what is in them; Cargo has nothing to say about them.
+fn pack(order: &[Crate]) -> Result<()> {
+    // All that they need was downloaded for the present build.
+    let mut command = cargo("package --no-verify --allow-dirty --offline");
+    let done = command.args(selection(order).split(' ')).output();
+    let done = done.context("cargo package")?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(
+        done.status.success() && !said.contains("warning:"),
+        "cargo package:\n{said}"
+    );
+    for one in order {
+        let package = target_dir()?.join("package");
+        let package = package.join(format!("{}-{}.crate", one.name, one.version));
+        ensure!(package.is_file(), "cargo package made no {}", package.display());
+    }
+    Ok(())
+}
+
+/// Compares what is stable with the version before, by the rules of semantic versioning.
+fn compare(steps: &mut Steps, order: &[Crate]) -> Result<()> {
+    const STEP: &str = "semantic versioning";
+    let version = format!("v{}", order.last().context("there are crates")?.version);
+    let tags = output("git", &["tag", "--list", "v*", "--sort=-v:refname"])?;
+    let Some(before) = tags.lines().find(|tag| **tag != version) else {
+        steps.skip(STEP, "there is no version before this one");
+        return Ok(());
+    };
+    if !has_cargo_command("semver-checks") {
+        steps.skip(
+            STEP,
+            "cargo-semver-checks is not installed; run: cargo install cargo-semver-checks",
+        );
+        return Ok(());
+    }
+    // The other crates may change with every version.
+    let command = format!("semver-checks -p blkmq-engine --baseline-rev {before}");
+    steps.run(STEP, &mut cargo(&command))
+}
+
+/// The crates, for a command of Cargo's.
+fn selection(order: &[Crate]) -> String {
+    let names: Vec<String> = order.iter().map(|one| format!("-p {}", one.name)).collect();
+    names.join(" ")
 }
 
 /// Checks the crates, and prints them in the order in which they would be published.
@@ -74,8 +122,10 @@ fn make(steps: &mut Steps, order: &[Crate]) -> Result<()> {
         "the tag {tag} is there: raise the version, or remove the tag"
     );
     let notes = notes(&fs::read_to_string(root().join("CHANGELOG.md"))?, version)?;
-    let names: Vec<String> = order.iter().map(|one| format!("-p {}", one.name)).collect();
-    steps.run("packages", &mut cargo(&format!("package {}", names.join(" "))))?;
+    steps.run(
+        "packages that build",
+        &mut cargo(&format!("package {}", selection(order))),
+    )?;
     let place = target_dir()?.join(format!("release-notes-{version}.md"));
     fs::write(&place, &notes)?;
     let mut command = Command::new("git");

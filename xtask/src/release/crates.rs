@@ -64,7 +64,7 @@ impl Crate {
     /// What keeps it from being published behind `earlier` ones.
     pub(super) fn faults(&self, earlier: &[Self]) -> Vec<String> {
         let mut faults = Vec::new();
-        for key in ["description", "license", "rust_version"] {
+        for key in ["description", "documentation", "license", "rust_version"] {
             if text(&self.metadata[key]).is_empty() {
                 faults.push(format!("{key} is missing"));
             }
@@ -139,7 +139,7 @@ mod tests {
             "name": name,
             "version": "1.2.0",
             "manifest_path": concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"),
-            "description": "d", "license": "MIT", "rust_version": "1.95",
+            "description": "d", "documentation": "https://d", "license": "MIT", "rust_version": "1.95",
             "keywords": ["k"], "categories": ["c"],
             "metadata": {"docs": {"rs": {}}},
             "dependencies": dependencies,
