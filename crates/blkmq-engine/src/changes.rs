@@ -16,7 +16,7 @@ impl Engine {
     /// Opens a disk and adds it, as [`Builder::disk`](crate::Builder::disk) describes it, while others have I/O under way.
     /// It joins the queue of its drive, or gets one; its group is made. Blocks as long as the drive needs to open.
     ///
-    /// Disks that lie on others (`linear=`, `striped=`, `luks=`) are for the start alone. A queue that there was at the start
+    /// Disks that lie on others (`linear=`, `striped=`, `luks=`) are for the start alone, and stay. A queue that there was at the start
     /// takes 15 disks more than it had then; a disk beyond that needs a `queue=` of its own.
     ///
     /// # Errors
@@ -77,7 +77,8 @@ impl Engine {
         let control = self.host()?.control();
         let mut config = self.lock_config();
         let mut wanted = config.clone();
-        let known = |path: &str| config.groups.iter().any(|group| group.path == path);
+        let there = self.groups();
+        let known = |path: &String| there.contains(path);
         wanted
             .groups
             .extend(groups.into_iter().filter(|group| !known(&group.path)));

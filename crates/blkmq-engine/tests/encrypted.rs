@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use blkmq_engine::{Bio, Buffer, Builder, Engine};
 use blkmq_testkit::Scratch;
@@ -90,6 +91,11 @@ fn encrypted_disk_is_the_same_to_attached_threads_and_to_others() {
         assert!((0..4096).all(|at| found[at] == if (100..1100).contains(&at) { 77 } else { generation }));
         assert!(engine.statistics("/vm1").unwrap().write.bytes > 65536);
         disk.flush().wait().unwrap();
+        for (name, part) in [("vm1", "is encrypted"), ("raw", "disk vm1 lies on it")] {
+            let error = engine.remove_disk(name, Duration::from_secs(1)).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        disk.read(0, Buffer::new(4096)).wait().unwrap();
     }
     let stored = std::fs::read(&image).unwrap();
     assert!(

@@ -199,6 +199,10 @@ impl Control {
             _ if disk.queue == MAPPED && !is_encrypted(disk) => {
                 refuse("lies on other disks, and cannot be removed while the daemon runs")
             }
+            // Each of them has a part of it, with its keys.
+            _ if disk.queue == MAPPED && self.shared.attached_max > 0 => {
+                refuse("is encrypted, and stays as long as the engine where threads can be attached")
+            }
             _ => Ok(disk.clone()),
         }
     }
