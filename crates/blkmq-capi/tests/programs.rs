@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use blkmq_testkit::skip;
+use blkmq_testkit::{Scratch, skip};
 
 #[test]
 fn example_is_c_and_cxx_for_every_compiler_and_shares_by_weight() {
@@ -51,6 +51,46 @@ fn static_library_is_enough() {
     let Some(compiler) = c("gcc") else { return };
     let program = compiler.build_static(&home().join("tests/programs/faults.c"));
     run(&mut program.command());
+}
+
+#[test]
+fn installed_library_is_found_by_pkg_config_and_by_its_soname() {
+    let Some(compiler) = c("gcc") else { return };
+    let scratch = Scratch::new();
+    let root = scratch.dir().to_str().expect("a path in UTF-8");
+    let mut install = Command::new(home().join("install.sh"));
+    run(install
+        .args(["--prefix", "/opt/b", "--from"])
+        .arg(libraries())
+        .env("DESTDIR", root));
+    let lib = format!("{root}/opt/b/lib");
+    let ask = |words: &[&str]| {
+        let mut command = Command::new("pkg-config");
+        let command = command.args(words).arg("blkmq");
+        command.env("PKG_CONFIG_PATH", format!("{lib}/pkgconfig"));
+        command.env("PKG_CONFIG_SYSROOT_DIR", root).output()
+    };
+    let Ok(version) = ask(&["--modversion"]) else {
+        return skip("pkg-config is not installed");
+    };
+    let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+    let flags = ask(&["--cflags", "--libs"]).expect("it was there before");
+    let flags = String::from_utf8_lossy(&flags.stdout).into_owned();
+    let program = Program(scratch.dir().join("program"));
+    let mut build = Command::new(compiler.name);
+    build
+        .args(compiler.flags)
+        .arg(home().join("tests/programs/faults.c"));
+    run(build.args(flags.split_whitespace()).arg("-o").arg(&program.0));
+    // Only the name with the version is looked for.
+    std::fs::remove_file(format!("{lib}/libblkmq.so")).expect("a link");
+    run(program.command().env("LD_LIBRARY_PATH", &lib));
+    // Cargo names its own directory there.
+    let none = output(program.command().env_remove("LD_LIBRARY_PATH"));
+    let said = String::from_utf8_lossy(&none.stderr).into_owned();
+    let soname = format!("libblkmq.so.{}", version.rsplit_once('.').expect("a version").0);
+    assert!(said.contains(&format!("{soname}:")), "{said}");
 }
 
 #[test]
@@ -182,8 +222,16 @@ fn home() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where Cargo builds the libraries: beside this program.
+/// Where Cargo builds the libraries: beside this program. Programs look there for the name that an installation gives
+/// the shared one.
 fn libraries() -> PathBuf {
     let own = std::env::current_exe().expect("this program has a path");
-    own.parent().expect("a build directory").to_owned()
+    let libraries = own.parent().expect("a build directory").to_owned();
+    let version = env!("CARGO_PKG_VERSION").rsplit_once('.').expect("a version").0;
+    let link = libraries.join(format!("libblkmq.so.{version}"));
+    if let Err(error) = std::os::unix::fs::symlink("libblkmq_capi.so", link) {
+        // Each test makes it.
+        assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists, "{error}");
+    }
+    libraries
 }
