@@ -79,7 +79,10 @@ fn points<'a>(file: &'a Path, only: &str) -> Vec<Point<'a>> {
         let case = || format!("null/depth={depth}");
         add(case(), "engine", Box::new(move || sides::Engine::open(depth)));
         add(case(), "face", Box::new(move || sides::Face::open(NULL, depth)));
-        add(case(), "c", Box::new(move || c::C::open(NULL, depth)));
+        add(case(), "c", Box::new(move || c::C::open(NULL, depth, false)));
+        if depth > 1 {
+            add(case(), "c-many", Box::new(move || c::C::open(NULL, depth, true)));
+        }
     }
     for depth in [1, 16, 64] {
         let case = || format!("file/depth={depth}");
@@ -133,7 +136,7 @@ fn about() -> About {
         question: "what does an I/O cost through the library, and through others' libraries?".into(),
         setting: vec![
             "4 KiB reads at random places, one submitter; without latencies, which would cost a reading of the clock".into(),
-            "null: a drive that ends inline. engine: the engine's own interface; face: blkmq-engine; c: blkmq.h, loaded".into(),
+            "null: a drive that ends inline. engine: the engine's own interface; face: blkmq-engine; c: blkmq.h, loaded; c-many: the same, a call for all that is submitted".into(),
             "file: past the page cache, an attached thread beside libblkio's io_uring driver".into(),
             "cached: through the page cache, a task of tokio per read: the library's futures beside tokio's own files".into(),
         ],
@@ -219,7 +222,7 @@ mod tests {
         };
         for mut point in points(&made.0, "") {
             // The shared library for C lies beside the programs of a build, not beside those of its tests.
-            if point.side != "c" {
+            if !point.side.starts_with('c') {
                 let sample = (point.measure)(&plan).unwrap();
                 assert!(sample.ios > 0, "{} {}", point.case, point.side);
             }

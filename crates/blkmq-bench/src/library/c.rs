@@ -17,11 +17,13 @@ pub(super) struct C {
     idle: Vec<usize>,
     room: Vec<Completion>,
     buffers: Vec<Buffer>,
+    /// Submitted by one call; none if each has its own.
+    together: Option<Vec<Io>>,
 }
 
 impl C {
-    /// Opens the disk `d` that is described as for `--disk`.
-    pub(super) fn open(disk: &str, depth: usize) -> Result<Box<dyn Side>> {
+    /// Opens the disk `d` that is described as for `--disk`. I/Os are submitted by a call each, or `together`.
+    pub(super) fn open(disk: &str, depth: usize, together: bool) -> Result<Box<dyn Side>> {
         let api = Api::load()?;
         let pairs = disk.split(',').filter_map(|pair| pair.split_once('='));
         let keys: Vec<String> = pairs
@@ -36,6 +38,7 @@ impl C {
             idle: (0..depth).collect(),
             room: (0..depth).map(|_| Completion::default()).collect(),
             buffers: (0..depth).map(|_| Buffer::new(BLOCK)).collect(),
+            together: together.then(|| Vec::with_capacity(depth)),
         }))
     }
 }
@@ -45,8 +48,17 @@ impl Side for C {
         while let Some(slot) = self.idle.pop() {
             let data = self.buffers[slot].as_mut_ptr();
             let io = Io::read(self.offsets.next(), BLOCK as u64, data.cast(), slot);
+            if let Some(together) = &mut self.together {
+                together.push(io);
+                continue;
+            }
             let code = self.handles.submit(&io);
             ensure!(code == 0, "blkmq_queue_submit: {code}");
+        }
+        if let Some(together) = &mut self.together {
+            let taken = self.handles.submit_many(together);
+            ensure!(taken == together.len() as i32, "blkmq_queue_submit_many: {taken}");
+            together.clear();
         }
         let count = self.handles.wait(&mut self.room);
         let ended = usize::try_from(count)

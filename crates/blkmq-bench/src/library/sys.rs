@@ -52,6 +52,7 @@ pub(super) struct Api {
     disk_close: unsafe extern "C" fn(Handle),
     queue_open: unsafe extern "C" fn(Handle, *mut Handle) -> i32,
     queue_submit: unsafe extern "C" fn(Handle, Handle, *const Io) -> i32,
+    queue_submit_many: unsafe extern "C" fn(Handle, Handle, *const Io, u32) -> i32,
     queue_wait: unsafe extern "C" fn(Handle, *mut Completion, u32, i64) -> i32,
     queue_close: unsafe extern "C" fn(Handle) -> i32,
     /// Where the functions are. Never unloaded by others.
@@ -80,6 +81,7 @@ impl Api {
             disk_close: function(&library, c"blkmq_disk_close")?,
             queue_open: function(&library, c"blkmq_queue_open")?,
             queue_submit: function(&library, c"blkmq_queue_submit")?,
+            queue_submit_many: function(&library, c"blkmq_queue_submit_many")?,
             queue_wait: function(&library, c"blkmq_queue_wait")?,
             queue_close: function(&library, c"blkmq_queue_close")?,
             _library: library,
@@ -145,6 +147,13 @@ impl Handles {
     pub(super) fn submit(&mut self, io: &Io) -> i32 {
         // SAFETY: all are open, on this thread, since a pointer keeps this value there.
         unsafe { (self.api.queue_submit)(self.queue, self.disk, io) }
+    }
+
+    /// The same for several.
+    #[inline]
+    pub(super) fn submit_many(&mut self, ios: &[Io]) -> i32 {
+        // SAFETY: as above.
+        unsafe { (self.api.queue_submit_many)(self.queue, self.disk, ios.as_ptr(), ios.len() as u32) }
     }
 
     #[inline]
