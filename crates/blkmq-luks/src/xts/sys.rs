@@ -69,8 +69,14 @@ impl<const KEYS: usize> Wide<KEYS> {
             "{} bytes are no sectors of {sector}",
             bytes.len()
         );
-        let keys = if ENCRYPT { &self.encrypt } else { &self.decrypt };
-        let keys = keys.map(|key| _mm512_broadcast_i32x4(key));
+        // By loops: the closure of an array's `map` is not compiled for these instructions, and is called.
+        let mut keys = [_mm512_setzero_si512(); KEYS];
+        for (wide, key) in keys
+            .iter_mut()
+            .zip(if ENCRYPT { &self.encrypt } else { &self.decrypt })
+        {
+            *wide = _mm512_broadcast_i32x4(*key);
+        }
         let mut number = number;
         for batch in bytes.chunks_mut(BATCH_BYTES) {
             let firsts = self.first_tweaks(&mut number, sector, batch.len() / sector);
@@ -80,7 +86,9 @@ impl<const KEYS: usize> Wide<KEYS> {
                 for (at, piece) in pieces.iter_mut().enumerate() {
                     if at > 0 {
                         // 32 blocks on.
-                        tweaks = tweaks.map(|tweak| times_bytes::<4, 12>(tweak));
+                        for tweak in &mut tweaks {
+                            *tweak = times_bytes::<4, 12>(*tweak);
+                        }
                     }
                     convert::<KEYS, ENCRYPT>(&keys, piece, &tweaks);
                 }
