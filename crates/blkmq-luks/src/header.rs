@@ -68,11 +68,26 @@ impl Header {
     /// # Errors
     /// No slot opens.
     pub fn unlock(&self, passphrase: &Secret, from: &mut dyn ReadAt) -> Result<VolumeKey, LuksError> {
+        // One slot, and the digest of its key, may ask for as much as all of them together.
+        self.unlock_within(2 * kdf::COST_MAX, passphrase, from)
+    }
+
+    /// The same without the slots behind those that have cost so much: iterations of PBKDF2, or KiB of memory times passes of
+    /// Argon2. Each takes about a microsecond.
+    ///
+    /// # Errors
+    /// No slot opens; with those that were not tried.
+    pub fn unlock_within(
+        &self,
+        cost_max: u64,
+        passphrase: &Secret,
+        from: &mut dyn ReadAt,
+    ) -> Result<VolumeKey, LuksError> {
         debug_assert!(
             passphrase.bytes().len() <= KEY_BYTES_MAX,
             "a key of any source is bounded"
         );
-        self.slots.open(passphrase, &self.digest, from)
+        self.slots.open(cost_max, passphrase, &self.digest, from)
     }
 
     /// Checks a volume key that did not come from a slot.

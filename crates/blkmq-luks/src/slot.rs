@@ -9,7 +9,7 @@ use zeroize::Zeroize;
 
 use crate::error::LuksError;
 use crate::header::ReadAt;
-use crate::kdf::{self, Hash, Kdf};
+use crate::kdf::{Hash, Kdf};
 use crate::secret::{self, Secret};
 use crate::xts::Xts;
 
@@ -76,21 +76,11 @@ impl Slots {
         }
     }
 
-    /// Finds the volume key that the digest accepts, in one slot after the other.
+    /// Finds the volume key that the digest accepts, in one slot after the other, while these have not cost too much.
     ///
     /// # Errors
     /// No slot opens; with those that could not be tried.
     pub(crate) fn open(
-        &self,
-        passphrase: &Secret,
-        digest: &KeyDigest,
-        header: &mut dyn ReadAt,
-    ) -> Result<VolumeKey, LuksError> {
-        // One slot, and the digest of its key, may ask for as much as all of them together.
-        self.open_within(2 * kdf::COST_MAX, passphrase, digest, header)
-    }
-
-    fn open_within(
         &self,
         cost_max: u64,
         passphrase: &Secret,
@@ -272,7 +262,7 @@ mod tests {
             .for_each(|(name, cost)| slots.add(name, Ok(slot(*cost))));
         let passphrase = Secret::take(&mut [1]).unwrap();
         let refusal = |cost_max| {
-            let opened = slots.open_within(cost_max, &passphrase, &digest, &mut &[0; 512][..]);
+            let opened = slots.open(cost_max, &passphrase, &digest, &mut &[0; 512][..]);
             opened.map(drop).unwrap_err().to_string()
         };
         assert_eq!(refusal(250), "no key slot opens with this key");
