@@ -42,11 +42,13 @@ pub fn main(args: &LuksArgs) -> Result<()> {
     let mut drives = vec![Drive::Null(&in_memory), Drive::Memory(&in_memory)];
     drives.extend(on_drive.iter().map(Drive::File));
     let mut points = Vec::new();
+    let measures: [(&str, Measure); 3] = [
+        ("ours", |bytes, plan| cipher(bytes, SECTOR, plan)),
+        (OF_DISKS, |bytes, plan| cipher(bytes, SECTOR_OF_DISKS, plan)),
+        ("openssl", openssl),
+    ];
     for bytes in CIPHER_BYTES {
-        for (side, measure) in [
-            ("ours", cipher as fn(usize, &Plan) -> Result<Sample>),
-            ("openssl", openssl),
-        ] {
+        for (side, measure) in measures {
             points.push(Point {
                 case: format!("cipher/bs={bytes}"),
                 side: side.to_owned(),
@@ -75,9 +77,9 @@ pub fn main(args: &LuksArgs) -> Result<()> {
 }
 
 /// Encrypts a buffer again and again, on this thread.
-fn cipher(bytes: usize, plan: &Plan) -> Result<Sample> {
+fn cipher(bytes: usize, sector: u32, plan: &Plan) -> Result<Sample> {
     let key: Vec<u8> = (0..64).map(|at| at * 3 + 1).collect();
-    let xts = Xts::new(&key, SECTOR)?;
+    let xts = Xts::new(&key, sector)?;
     let mut buffer = vec![7; bytes];
     let before = Usage::of_this_thread()?;
     let (start, mut ios) = (Instant::now(), 0);
@@ -161,7 +163,7 @@ fn about() -> About {
     About {
         question: "what does encryption cost?".into(),
         setting: vec![
-            "aes-xts-plain64 with keys of 512 bits; the cipher has sectors of 4096 bytes, OpenSSL one as long as the buffer".into(),
+            "aes-xts-plain64 with keys of 512 bits; the cipher has sectors of 4096 bytes, and those of the disks in `ours-512`; OpenSSL has one as long as the buffer".into(),
             "disks: LUKS1, whose sectors have 512 bytes, as QEMU has them; NBD over a unix socket, one connection".into(),
             "the client is `blkmq-lab bench engine` in a process of its own; CPU is the server's, for as much of its run as the client measures".into(),
         ],
@@ -177,7 +179,7 @@ fn summary(rows: &[Row]) -> String {
     };
     let cipher = rows
         .iter()
-        .find(|row| row.case == format!("cipher/bs={BLOCK}") && row.side == "ours");
+        .find(|row| row.case == format!("cipher/bs={BLOCK}") && row.side == OF_DISKS);
     for row in rows.iter().filter(|row| row.side == "openssl") {
         if let Some(ours) = rows
             .iter()
@@ -218,11 +220,17 @@ fn summary(rows: &[Row]) -> String {
     lines
 }
 
+/// Measures the cipher with a buffer of so many bytes.
+type Measure = fn(usize, &Plan) -> Result<Sample>;
+
 const CIPHER_BYTES: [usize; 2] = [BLOCK as usize, 64 << 10];
 const BLOCK: u32 = 4096;
 const DEPTH: u32 = 32;
 /// Bytes of a sector of the cipher.
 const SECTOR: u32 = 4096;
+/// Bytes of a sector of the disks, and the side with the cipher in these.
+const SECTOR_OF_DISKS: u32 = 512;
+const OF_DISKS: &str = "ours-512";
 /// How often the cipher runs between two looks at the clock.
 const ROUNDS_PER_LOOK: u32 = 64;
 /// Time to start a server.
