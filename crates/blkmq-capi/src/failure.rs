@@ -1,5 +1,6 @@
 //! Why a call failed: its code, and a text that the thread keeps until its next failure. `sys` has the calls.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,16 +49,30 @@ pub(crate) fn guard<T: From<i32>>(work: impl FnOnce() -> Result<T, Failure>) -> 
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => keep(failure),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            let text = text.unwrap_or("without a text").to_owned();
-            keep(Failure::new(
-                Code::Panic,
-                format!("a defect of the library: {text}"),
-            ))
-        }
+        Err(panic) => keep(of_panic(&*panic)),
     }
+}
+
+/// The same for a call at each I/O: no failure is made, carried or looked at unless `work` returns none. Then `else_`
+/// does what is left to do, or says why not.
+#[inline(always)]
+pub(crate) fn guard_usual<T: From<i32>>(
+    work: impl FnOnce() -> Option<T>,
+    else_: impl FnOnce() -> Result<T, Failure>,
+) -> T {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Some(value)) => value,
+        Ok(None) => guard(else_),
+        Err(panic) => keep(of_panic(&*panic)),
+    }
+}
+
+#[cold]
+fn of_panic(panic: &(dyn Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = text.unwrap_or("without a text");
+    Failure::new(Code::Panic, format!("a defect of the library: {text}"))
 }
 
 /// The text of the thread's last failure.

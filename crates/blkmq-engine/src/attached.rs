@@ -196,19 +196,13 @@ impl Attached {
 
     #[inline]
     fn give_all(&mut self, completions: &mut Vec<Completion>) -> usize {
-        let before = completions.len();
-        completions.extend(self.lending.take_ended(usize::MAX).map(Completion::from));
-        completions.len() - before
+        self.give(usize::MAX, |completion| completions.push(completion))
     }
 
     #[inline]
     fn give(&mut self, max: usize, mut each: impl FnMut(Completion)) -> usize {
-        let mut count = 0;
-        for ended in self.lending.take_ended(max) {
-            each(Completion::from(ended));
-            count += 1;
-        }
-        count
+        self.lending
+            .take_ended(max, |ended| each(Completion::from(ended)))
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use blkmq_engine::{Attached, Buffer, RawBio};
 
 use crate::code::Code;
-use crate::failure::{Failure, guard};
+use crate::failure::{Failure, guard, guard_usual};
 use crate::sys::disk::{Disk, check_not_in_callback};
 use crate::sys::engine::Engine;
 use crate::sys::{BACKGROUND, FUA, Io, Op, bio, handle, null, put, text};
@@ -100,14 +100,24 @@ pub unsafe extern "C" fn blkmq_queue_close(queue: *mut Queue) -> i32 {
 /// declared.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blkmq_queue_submit(queue: *mut Queue, disk: *const Disk, io: *const Io) -> i32 {
-    guard(|| {
-        // SAFETY: by the caller's promise.
-        let queue = unsafe { usable(queue) }?;
-        // SAFETY: by the caller's promise.
-        let disk = unsafe { handle(disk, "disk") }?;
-        // SAFETY: by the caller's promise.
-        unsafe { queue.submit(disk, io) }
-    })
+    guard_usual(
+        || {
+            // SAFETY: by the caller's promise.
+            let queue = unsafe { of_this_thread(queue) }?;
+            // SAFETY: by the caller's promise.
+            let disk = unsafe { disk.as_ref() }?;
+            // SAFETY: by the caller's promise.
+            unsafe { queue.submit_usual(disk, io) }.then_some(0)
+        },
+        || {
+            // SAFETY: by the caller's promise.
+            let queue = unsafe { usable(queue) }?;
+            // SAFETY: by the caller's promise.
+            let disk = unsafe { handle(disk, "disk") }?;
+            // SAFETY: by the caller's promise.
+            unsafe { queue.submit(disk, io) }
+        },
+    )
 }
 
 /// Submits `count` I/Os, which follow each other in memory, in their order: for many at a time this costs less than as
@@ -138,6 +148,10 @@ pub unsafe extern "C" fn blkmq_queue_submit_many(
         for at in 0..count {
             // SAFETY: less than `count`, so it is one of them.
             let io = unsafe { ios.add(at as usize) };
+            // SAFETY: as above.
+            if unsafe { queue.submit_usual(disk, io) } {
+                continue;
+            }
             // SAFETY: as above.
             match unsafe { queue.submit(disk, io) } {
                 Ok(_) => {}
@@ -206,17 +220,22 @@ pub unsafe extern "C" fn blkmq_queue_wait(
     max: u32,
     timeout_ms: i64,
 ) -> i32 {
-    guard(|| {
-        // SAFETY: by the caller's promise.
-        let queue = unsafe { usable(queue) }?;
-        // SAFETY: by the caller's promise.
-        let mut room = unsafe { Room::new(completions, max) }?;
-        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        queue
-            .attached
-            .wait_each(timeout, room.max, |ended| room.put(&ended));
-        Ok(room.count as i32)
-    })
+    guard_usual(
+        || {
+            // SAFETY: by the caller's promise.
+            let queue = unsafe { of_this_thread(queue) }?;
+            // SAFETY: by the caller's promise.
+            let room = unsafe { Room::new(completions, max) }.ok()?;
+            Some(queue.wait(room, timeout_ms))
+        },
+        || {
+            // SAFETY: by the caller's promise.
+            let queue = unsafe { usable(queue) }?;
+            // SAFETY: by the caller's promise.
+            let room = unsafe { Room::new(completions, max) }?;
+            Ok(queue.wait(room, timeout_ms))
+        },
+    )
 }
 
 /// A descriptor that becomes readable when `blkmq_queue_poll` has work, or a code: for poll, epoll and the like. The
@@ -260,11 +279,49 @@ pub unsafe extern "C" fn blkmq_queue_prepare_to_wait(queue: *mut Queue) -> i64 {
 }
 
 impl Queue {
-    /// Submits one I/O.
+    /// Submits a read or write without flags in which nothing is wrong, if there is room: with few steps. Says whether it
+    /// did.
     ///
     /// # Safety
     /// `io` is null or an I/O as it is declared.
-    #[inline]
+    #[inline(always)]
+    unsafe fn submit_usual(&mut self, disk: &Disk, io: *const Io) -> bool {
+        // SAFETY: by the caller's promise.
+        let Some(io) = (unsafe { io.as_ref() }) else {
+            return false;
+        };
+        let Some(data) = NonNull::new(io.data.cast()) else {
+            return false;
+        };
+        let is_usual = io.op <= Op::Write as u32 && io.flags == 0;
+        if !is_usual || io.len.wrapping_sub(1) >= Buffer::LEN_MAX as u64 {
+            return false;
+        }
+        let bio = RawBio {
+            op: if io.op == Op::Read as u32 { OPS[0] } else { OPS[1] },
+            is_fua: false,
+            is_in_background: false,
+            offset: io.offset,
+            len: io.len,
+            data: Some(data),
+        };
+        // SAFETY: the I/O is as it is declared: the library has its data until the completion is stored.
+        unsafe { self.attached.submit_raw(&disk.disk, &bio, io.user as u64) }
+    }
+
+    /// Waits, and returns how many completions are in the room.
+    fn wait(&mut self, mut room: Room, timeout_ms: i64) -> i32 {
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        self.attached
+            .wait_each(timeout, room.max, |ended| room.put(&ended));
+        room.count as i32
+    }
+
+    /// Submits one I/O of any kind.
+    ///
+    /// # Safety
+    /// `io` is null or an I/O as it is declared.
+    #[inline(never)]
     unsafe fn submit(&mut self, disk: &Disk, io: *const Io) -> Result<i32, Failure> {
         // SAFETY: by the caller's promise.
         let Some((bio, user)) = (unsafe { raw(io) }) else {
@@ -362,6 +419,25 @@ impl Room {
 }
 
 /// The queue, if this is its thread and its process.
+///
+/// # Safety
+/// Null, or an open queue.
+#[inline(always)]
+unsafe fn of_this_thread<'a>(queue: *mut Queue) -> Option<&'a mut Queue> {
+    if queue.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so by the caller's promise; nobody changes this field.
+    let thread = unsafe { (*queue).thread };
+    if thread != this_thread() {
+        return None;
+    }
+    // SAFETY: as in `own`.
+    let queue = unsafe { &mut *queue };
+    (!queue.attached.is_forked()).then_some(queue)
+}
+
+/// The same, or why not.
 ///
 /// # Safety
 /// Null, or an open queue.

@@ -148,18 +148,33 @@ impl Lending {
         self.ended.is_empty()
     }
 
-    /// Takes the first ones that have ended, at most `max`.
+    /// Takes the first ones that have ended, at most `max`, and returns how many. If `each` panics, the buffers behind are
+    /// leaked.
     #[inline]
-    pub(super) fn take_ended(&mut self, max: usize) -> impl Iterator<Item = Ended> {
-        let count = self.ended.len().min(max);
-        self.ended.drain(..count).map(Ended::new)
+    pub(super) fn take_ended(&mut self, max: usize, mut each: impl FnMut(Ended)) -> usize {
+        if max < self.ended.len() {
+            let first = self.ended.drain(..max);
+            // SAFETY: what is in the list has ended and was submitted here, and it is taken out of the list.
+            first.for_each(|bio| each(unsafe { Ended::new(&bio) }));
+            return max;
+        }
+        // Read in their place: a bio that was just written would be copied by wider loads, for which a processor waits.
+        let mut ended = std::mem::take(&mut self.ended);
+        let count = ended.len();
+        // SAFETY: as above; the list is emptied, or dropped by a panic.
+        ended.iter().for_each(|bio| each(unsafe { Ended::new(bio) }));
+        ended.clear();
+        self.ended = ended;
+        count
     }
 
     /// Takes the one that a call waits for, if it has ended.
     pub(super) fn take_run(&mut self) -> Option<Ended> {
         let is_run = |ended: &bio::Bio| ended.client & RUN != 0;
         let at = self.ended.iter().position(is_run)?;
-        Some(Ended::new(self.ended.swap_remove(at)))
+        let ended = self.ended.swap_remove(at);
+        // SAFETY: as in `take_ended`.
+        Some(unsafe { Ended::new(&ended) })
     }
 
     /// How many were submitted and not taken.
@@ -215,7 +230,7 @@ impl Attached {
     /// `data`, if there is any, is `len` bytes of initialised memory, at most [`Buffer::LEN_MAX`]. If this returns true,
     /// nobody else accesses or frees them until the I/O has ended and the buffer of its completion is dropped; that holds,
     /// too, when this value has been leaked.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn submit_raw(&mut self, disk: &Disk, bio: &RawBio, cookie: u64) -> bool {
         let fua = if bio.is_fua { Flags::FUA } else { Flags::NONE };
         let background = if bio.is_in_background {
@@ -236,13 +251,16 @@ impl Attached {
 }
 
 impl Ended {
-    /// Takes the buffer back from a bio that `Lending` has submitted, and that has ended.
+    /// Takes the buffer back from a bio.
+    ///
+    /// # Safety
+    /// `Lending` has submitted the bio, it has ended, and this is the only time that its buffer is taken back.
     #[inline]
-    fn new(bio: bio::Bio) -> Self {
+    unsafe fn new(bio: &bio::Bio) -> Self {
         let lead = bio.client as u16;
-        let buffer = match bio.data {
+        let buffer = match &bio.data {
             // SAFETY: `Lending::submit` took these parts of a buffer, which was not dropped, or `submit_raw` made them of
-            // memory that no buffer frees; the engine has returned the bio, and does so once.
+            // memory that no buffer frees; by the caller's promise the bio has ended, and this is the only time.
             Data::Flat(lent) => unsafe { RawBuffer::from_parts(lent.start(), lent.len(), lead) },
             _ => RawBuffer::default(),
         };
