@@ -17,7 +17,7 @@ pub(super) struct C {
     idle: Vec<usize>,
     room: Vec<Completion>,
     buffers: Vec<Buffer>,
-    /// Submitted by one call; none if each has its own.
+    /// As many as there can be, submitted by one call; none if each has its own.
     together: Option<Vec<Io>>,
 }
 
@@ -38,27 +38,32 @@ impl C {
             idle: (0..depth).collect(),
             room: (0..depth).map(|_| Completion::default()).collect(),
             buffers: (0..depth).map(|_| Buffer::new(BLOCK)).collect(),
-            together: together.then(|| Vec::with_capacity(depth)),
+            together: together.then(|| {
+                let read = |_| Io::read(0, BLOCK as u64, std::ptr::null_mut(), 0);
+                (0..depth).map(read).collect()
+            }),
         }))
     }
 }
 
 impl Side for C {
     fn batch(&mut self) -> Result<u64> {
+        let mut count = 0;
         while let Some(slot) = self.idle.pop() {
             let data = self.buffers[slot].as_mut_ptr();
-            let io = Io::read(self.offsets.next(), BLOCK as u64, data.cast(), slot);
+            let offset = self.offsets.next();
             if let Some(together) = &mut self.together {
-                together.push(io);
+                together[count].read_again(offset, data.cast(), slot);
+                count += 1;
                 continue;
             }
+            let io = Io::read(offset, BLOCK as u64, data.cast(), slot);
             let code = self.handles.submit(&io);
             ensure!(code == 0, "blkmq_queue_submit: {code}");
         }
         if let Some(together) = &mut self.together {
-            let taken = self.handles.submit_many(together);
-            ensure!(taken == together.len() as i32, "blkmq_queue_submit_many: {taken}");
-            together.clear();
+            let taken = self.handles.submit_many(&together[..count]);
+            ensure!(taken == count as i32, "blkmq_queue_submit_many: {taken}");
         }
         let count = self.handles.wait(&mut self.room);
         let ended = usize::try_from(count)
