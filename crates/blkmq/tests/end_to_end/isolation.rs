@@ -10,6 +10,7 @@ use blkmq_torture::mount::{Cache, Faults, Mount};
 
 use crate::common::nbd::{Client, Command};
 use crate::common::{Daemon, Scratch};
+use crate::fuse;
 
 #[test]
 fn light_reader_does_not_wait_for_requests_that_a_capped_flood_holds() {
@@ -155,6 +156,55 @@ fn drive_that_does_not_answer_holds_up_no_other() {
         "a flush of another drive took {took:?}"
     );
     drop((flood, client));
+    daemon.stop();
+}
+
+/// A tenant whose drive answers nothing leaves room in the queue's depth, however many connections it has.
+#[test]
+fn reader_goes_on_beside_a_tenant_of_many_connections_whose_file_hangs() {
+    const CONNECTIONS: usize = 32;
+    let Some(silent) = fuse::Stage::on(Scratch::new(), "name=vm1,ram=16M") else {
+        return;
+    };
+    let scratch = Scratch::new();
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let hung = format!("name=hung,file={},queue=q,sched=bfq", silent.word());
+    let good = format!("name=light,file={},queue=q", scratch.image("good.raw", 16 << 20));
+    let daemon = Daemon::start(&["--disk", &hung, "--disk", &good, "--nbd", &nbd]);
+    let socket = scratch.path("nbd.sock");
+    let mut others: Vec<Client> = (0..CONNECTIONS)
+        .map(|_| Client::connect(&socket, "hung").expect("the daemon serves it"))
+        .collect();
+    let mut reader = Client::connect(&socket, "light").expect("the daemon serves it");
+    silent.pause();
+    for (number, other) in (0..).zip(&mut others) {
+        for at in 0..4 {
+            let sent = other.send(Command::Read, 0, (number * 4 + at) * 8192, 4096, &[]);
+            sent.expect("a request is taken");
+        }
+    }
+    let (begun, mut longest, mut reads) = (Instant::now(), Duration::ZERO, 0);
+    while begun.elapsed() < Duration::from_secs(3) {
+        let sent = Instant::now();
+        reader
+            .read(reads % 4096 * 4096, 4096)
+            .expect("nothing is wrong with it");
+        (longest, reads) = (longest.max(sent.elapsed()), reads + 1);
+    }
+    silent.go_on();
+    for other in &mut others {
+        for _ in 0..4 {
+            other.reply().expect("it ends when its drive answers");
+            other
+                .stream()
+                .read_exact(&mut [0; 4096])
+                .expect("its data follow");
+        }
+    }
+    // The whole stop, if one of them holds the others up.
+    assert!(longest < Duration::from_secs(1), "a read took {longest:?}");
+    assert!(reads >= 100, "{reads} reads in 3 s");
+    drop((others, reader));
     daemon.stop();
 }
 
