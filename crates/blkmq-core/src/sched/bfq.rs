@@ -129,7 +129,7 @@ impl Bfq {
             in_flight: 0,
             groups_out: vec![GroupOut::default(); capacity],
             overdue: Overdue::default(),
-            slow: SlowQueues::new(queues),
+            slow: SlowQueues::new(queues, capacity),
             out_apart: 0,
             queue_depth: u32::MAX,
             depth_reserve: 0,
@@ -398,16 +398,18 @@ impl Elevator for Bfq {
             && note.sched_data & IS_LONGER == 0
             && let Some(least) = self.depth.least_time(note.direction, note.bytes)
         {
-            self.slow.completed(id, time, least, self.now);
+            let group = self.clients[id].group();
+            self.slow.completed((id, group), time, least, self.now);
         } else {
             self.slow.look(self.now);
         }
         // A slow queue says nothing of it either, or the drive would seem slow to all.
         let is_counted = note.sched_data & IS_APART == 0;
-        let is_of_drive = is_counted && !self.slow.is_slow(id);
+        let mut is_of_drive = is_counted && !self.slow.is_slow(id, self.clients[id].group());
         self.dec_in_flight(note.sched_data, note.issued_at);
         if is_usual && is_of_drive {
-            self.overdue.learn(note.issued_at, time);
+            // Nor does a row of requests that hung for one reason.
+            is_of_drive = self.overdue.learn(note.issued_at, time);
         }
         if self.is_held {
             self.idling.ended(self.overdue.patience(), self.now);
@@ -585,6 +587,7 @@ impl GroupAware for Bfq {
     fn group_gone(&mut self, id: GroupId) {
         self.end_turn(TurnEnd::Asked);
         self.probing.abandon(&mut self.wf2q);
+        self.slow.forget_group(id.index());
         let wf2q = &mut self.wf2q;
         self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
         let group = wf2q.group(id.index());

@@ -120,21 +120,22 @@ impl Overdue {
         }
     }
 
-    /// Learns what a request took that was issued at `issued_at`. Of overdue ones, which may all hang for one reason, one in
-    /// an epoch counts, and one for each so many that were not: a slower kind is usual, however fast the others are.
+    /// Learns what a request took that was issued at `issued_at`; says whether it counts. Of overdue ones, which may all hang
+    /// for one reason, one in an epoch does, and one for each so many that were not: a slower kind is usual, however fast
+    /// the others are.
     #[inline]
-    pub(crate) fn learn(&mut self, issued_at: Instant, Nanos(time): Nanos) {
+    pub(crate) fn learn(&mut self, issued_at: Instant, Nanos(time): Nanos) -> bool {
         if issued_at >= self.before {
             self.punctual_ends = (self.punctual_ends + 1).min(EARNS_LATE);
         } else if std::mem::replace(&mut self.learnt_late, true) {
             if self.punctual_ends < EARNS_LATE {
-                return;
+                return false;
             }
             self.punctual_ends = 0;
         }
         if self.usual_ns == 0 {
             (self.usual_ns, self.slow_ns) = (time, time);
-            return;
+            return true;
         }
         let counted = time.min(self.usual_ns * TIMES_MAX);
         self.usual_ns = (self.usual_ns * (MEAN_OF - 1) + counted) / MEAN_OF;
@@ -143,6 +144,7 @@ impl Overdue {
         } else {
             self.slow_ns -= self.slow_ns / FALL_PART;
         }
+        true
     }
 
     /// Begins the next epoch, if the present one is over, with `in_flight` requests out. Says whether more are

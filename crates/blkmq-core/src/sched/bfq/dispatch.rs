@@ -112,7 +112,8 @@ impl Bfq {
     pub(super) fn dismiss_absent(&mut self) -> bool {
         let (now, patience) = (self.now, self.patience_on_flash());
         let in_flight = self.punctual() + self.out_apart;
-        let (idling, clients, groups_out) = (&mut self.idling, &self.clients, &self.groups_out);
+        let (idling, clients, groups_out) = (&mut self.idling, &self.clients, &mut self.groups_out);
+        let overdue = &self.overdue;
         let groups = self.last_class_at.len();
         let stalled_after = self.overdue.patience();
         idling.look_again();
@@ -127,7 +128,12 @@ impl Bfq {
                 if clients.has_only_exempt_out(group) {
                     return true;
                 }
-                let is_alone_out = || groups_out[group.index()].in_flight >= in_flight;
+                // It is known already: one after the other would be watched for as long, and the rest wait for all of them.
+                let out = &mut groups_out[group.index()];
+                if out.hangs(overdue) {
+                    return true;
+                }
+                let is_alone_out = || out.in_flight >= in_flight;
                 return idling.is_stalled((id, served), is_alone_out, stalled_after, now);
             }
             idling.is_gone(id, group, patience, now)
@@ -182,7 +188,7 @@ impl Bfq {
     /// Says whether the depth does not count a queue's next request: the queue is slow, on a drive that does not seek.
     #[inline]
     fn is_apart(&self, id: usize) -> bool {
-        self.slow.is_slow(id) && self.out_apart < APART_MAX && !self.has_turns()
+        self.slow.is_slow(id, self.clients[id].group()) && self.out_apart < APART_MAX && !self.has_turns()
     }
 
     /// The next request of a queue: a requeued one, then one that has waited too long, then, if distance matters,

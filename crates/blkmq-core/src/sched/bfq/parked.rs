@@ -2,7 +2,7 @@
 //! are overdue or of slow clients, still takes a place each; so the clients of such a group are taken out of the order,
 //! *parked*, until some of the group's requests have ended. A part of the depth is not used before it is known whose hang.
 
-use super::super::overdue::Late;
+use super::super::overdue::{Late, Overdue};
 use super::Bfq;
 use super::clients::Clients;
 
@@ -14,6 +14,14 @@ pub(super) struct GroupOut {
     pub(super) apart: u32,
     pub(super) late: Late,
     parked: Parked,
+}
+
+impl GroupOut {
+    /// Whether half of what the group has out is overdue, or of slow clients.
+    pub(super) fn hangs(&mut self, overdue: &Overdue) -> bool {
+        let late = overdue.late_of(&mut self.late, self.in_flight);
+        hangs(late.max(self.apart), self.in_flight)
+    }
 }
 
 /// The parked queues of a group: the first and the last one, linked by [`Queue::next_parked`](super::clients::Queue). Those
@@ -61,13 +69,14 @@ impl Bfq {
     /// Whether a group has to leave what room there is, whichever of its queues has its turn.
     fn group_hangs_too_much(&mut self, group: usize) -> bool {
         let (in_flight, room) = (self.groups_out[group].in_flight, self.room());
-        in_flight >= room && (room <= self.depth_reserve || self.group_hangs(group))
+        if room <= self.depth_reserve {
+            return in_flight >= room || self.slow.is_suspect(group);
+        }
+        in_flight >= room && self.group_hangs(group)
     }
 
     fn group_hangs(&mut self, group: usize) -> bool {
-        let group = &mut self.groups_out[group];
-        let late = self.overdue.late_of(&mut group.late, group.in_flight);
-        hangs(late.max(group.apart), group.in_flight)
+        self.groups_out[group].hangs(&self.overdue)
     }
 
     fn room(&self) -> u32 {

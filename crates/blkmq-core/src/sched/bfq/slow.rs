@@ -16,6 +16,8 @@ use crate::time::{Instant, Nanos};
 pub(super) struct SlowQueues {
     /// By queue, a moving mean, in 1/`ONE`; 0 while unknown.
     stretches: Vec<u32>,
+    /// The same by group, whose queues may have a request each; 0 while nothing was slow.
+    groups: Vec<u32>,
     leader: usize,
     /// The leader's stretch, the largest number while unknown, and when it was seen last.
     lowest: u32,
@@ -23,24 +25,32 @@ pub(super) struct SlowQueues {
 }
 
 impl SlowQueues {
-    pub(super) fn new(queues: usize) -> Self {
+    pub(super) fn new(queues: usize, groups: usize) -> Self {
         Self {
             stretches: vec![0; queues],
+            groups: vec![0; groups],
             leader: 0,
             lowest: u32::MAX,
             seen_at: Instant(0),
         }
     }
 
-    /// Says whether the requests of a queue take far longer than those of the leader.
+    /// Says whether the requests of a queue, or of its group, take far longer than those of the leader.
     #[inline]
-    pub(super) fn is_slow(&self, id: usize) -> bool {
-        self.stretches[id] > self.lowest.saturating_mul(SLOW_TIMES)
+    pub(super) fn is_slow(&self, id: usize, group: usize) -> bool {
+        self.stretches[id].max(self.groups[group]) > self.lowest.saturating_mul(SLOW_TIMES)
     }
 
-    /// Learns from the end of a request that the drive had for `time`; its kind takes `least` without a queue.
+    /// Says whether the latest requests of a group, two at least, took far longer.
     #[inline]
-    pub(super) fn completed(&mut self, id: usize, time: Nanos, least: Nanos, now: Instant) {
+    pub(super) fn is_suspect(&self, group: usize) -> bool {
+        self.groups[group] > self.lowest.saturating_mul(SUSPECT_TIMES)
+    }
+
+    /// Learns from the end of a request of a queue, and of its group, that the drive had for `time`; its kind takes `least`
+    /// without a queue.
+    #[inline]
+    pub(super) fn completed(&mut self, (id, group): (usize, usize), time: Nanos, least: Nanos, now: Instant) {
         let stretch =
             (time.0.saturating_mul(ONE) / least.0.max(1)).clamp(ONE, u64::from(u32::MAX / MEAN_OF)) as u32;
         // Well below the threshold, which moves with the leader.
@@ -49,6 +59,9 @@ impl SlowQueues {
         } else {
             STRETCH_MAX
         };
+        if time >= LATE_MIN || self.groups[group] != 0 {
+            self.learn_of_group(group, stretch.min(self.lowest.saturating_mul(counted_max)));
+        }
         let own = &mut self.stretches[id];
         *own = match *own {
             0 => stretch.min(self.lowest.saturating_mul(STRETCH_USUAL)),
@@ -58,6 +71,20 @@ impl SlowQueues {
         if id == self.leader || *own < self.lowest || now.since(self.seen_at) >= LEADS_FOR {
             (self.leader, self.lowest, self.seen_at) = (id, *own, now);
         }
+    }
+
+    #[cold]
+    fn learn_of_group(&mut self, group: usize, stretch: u32) {
+        let own = &mut self.groups[group];
+        *own = ((*own).max(ONE as u32) * (MEAN_OF - 1) + stretch) / MEAN_OF;
+        if *own < self.lowest.saturating_mul(STRETCH_FORGOTTEN) {
+            *own = 0;
+        }
+    }
+
+    /// Forgets a group, whose number another has now.
+    pub(super) fn forget_group(&mut self, group: usize) {
+        self.groups[group] = 0;
     }
 
     /// Forgets a leader who has ended no request for long. Whoever ends none that counts asks for this.
@@ -82,6 +109,10 @@ const ONE: u64 = 1024;
 const MEAN_OF: u32 = 8;
 const STRETCH_MAX: u32 = 2 * SLOW_TIMES;
 const STRETCH_USUAL: u32 = SLOW_TIMES / 2;
+/// A group whose mean is below so many times the leader's stretch is like any other.
+const STRETCH_FORGOTTEN: u32 = 2;
+/// Two in a row that are counted as `STRETCH_MAX` make a group suspect.
+const SUSPECT_TIMES: u32 = 8;
 /// A queue is slow if its requests take more than so many times as long as the leader's.
 const SLOW_TIMES: u32 = 16;
 /// Whatever others take, less than this makes nobody slow: a drive's own work takes so long beside what its cache has.
@@ -97,46 +128,46 @@ mod tests {
 
     fn ends(slow: &mut SlowQueues, id: usize, count: u32, us: u64, at_ms: u64) {
         let now = Instant(0) + Nanos::from_millis(at_ms);
-        (0..count).for_each(|_| slow.completed(id, Nanos::from_micros(us), LEAST, now));
+        (0..count).for_each(|_| slow.completed((id, id), Nanos::from_micros(us), LEAST, now));
     }
 
     #[test]
     fn queue_is_slow_if_several_requests_in_a_row_take_far_longer_than_anothers() {
-        let mut slow = SlowQueues::new(2);
+        let mut slow = SlowQueues::new(2, 2);
         ends(&mut slow, 0, 9, 100, 0);
         ends(&mut slow, 1, 9, 300, 0);
         ends(&mut slow, 1, 4, 1_000_000, 1);
-        assert!(!slow.is_slow(1), "four late ones are chance");
+        assert!(!slow.is_slow(1, 1), "four late ones are chance");
         ends(&mut slow, 1, 9, 1_000_000, 1);
-        assert!(slow.is_slow(1) && !slow.is_slow(0));
+        assert!(slow.is_slow(1, 1) && !slow.is_slow(0, 0));
         ends(&mut slow, 1, 20, 300, 2);
-        assert!(!slow.is_slow(1));
+        assert!(!slow.is_slow(1, 1));
     }
 
     #[test]
     fn nobody_is_slow_on_a_drive_that_is_slow_for_all() {
-        let mut slow = SlowQueues::new(2);
+        let mut slow = SlowQueues::new(2, 2);
         for us in [100, 5_000, 500_000] {
             for _ in 0..16 {
                 ends(&mut slow, 0, 1, us, 0);
                 ends(&mut slow, 1, 1, 2 * us, 0);
-                assert!(!slow.is_slow(0));
+                assert!(!slow.is_slow(0, 0));
             }
-            assert!(!slow.is_slow(1), "{us}");
+            assert!(!slow.is_slow(1, 1), "{us}");
         }
     }
 
     #[test]
     fn reader_of_a_cache_makes_nobody_slow() {
-        let mut slow = SlowQueues::new(2);
+        let mut slow = SlowQueues::new(2, 2);
         ends(&mut slow, 1, 9, 1, 0);
         ends(&mut slow, 0, 20, 999, 0);
-        assert!(!slow.is_slow(0) && !slow.is_slow(1));
+        assert!(!slow.is_slow(0, 0) && !slow.is_slow(1, 1));
         let least = Nanos::from_micros(10);
         let mut far_longer = |us| {
-            (0..40).for_each(|_| slow.completed(1, least, least, Instant(0)));
-            (0..40).for_each(|_| slow.completed(0, Nanos::from_micros(us), least, Instant(0)));
-            slow.is_slow(0)
+            (0..40).for_each(|_| slow.completed((1, 1), least, least, Instant(0)));
+            (0..40).for_each(|_| slow.completed((0, 0), Nanos::from_micros(us), least, Instant(0)));
+            slow.is_slow(0, 0)
         };
         assert!(!far_longer(999), "a drive's own work");
         assert!(far_longer(1_000));
@@ -145,34 +176,34 @@ mod tests {
 
     #[test]
     fn first_request_of_a_client_may_be_late() {
-        let mut slow = SlowQueues::new(2);
+        let mut slow = SlowQueues::new(2, 2);
         ends(&mut slow, 0, 9, 100, 0);
         ends(&mut slow, 1, 1, 1_000_000, 0);
-        assert!(!slow.is_slow(1));
+        assert!(!slow.is_slow(1, 1));
     }
 
     #[test]
     fn nobody_is_slow_once_the_leader_is_gone_for_long() {
-        let mut slow = SlowQueues::new(2);
+        let mut slow = SlowQueues::new(2, 2);
         ends(&mut slow, 0, 1, 100, 0);
         ends(&mut slow, 1, 20, 100_000, 0);
         slow.look(Instant(0) + Nanos::from_millis(999));
-        assert!(slow.is_slow(1));
+        assert!(slow.is_slow(1, 1));
         slow.look(Instant(0) + Nanos::from_millis(1_000));
-        assert!(!slow.is_slow(1), "it sends only what says nothing of it");
+        assert!(!slow.is_slow(1, 1), "it sends only what says nothing of it");
         ends(&mut slow, 0, 1, 100, 1_001);
-        assert!(slow.is_slow(1));
+        assert!(slow.is_slow(1, 1));
     }
 
     #[test]
     fn leader_that_left_is_replaced() {
-        let mut slow = SlowQueues::new(2);
+        let mut slow = SlowQueues::new(2, 2);
         ends(&mut slow, 0, 1, 100, 0);
         ends(&mut slow, 1, 20, 100_000, 0);
-        assert!(slow.is_slow(1));
+        assert!(slow.is_slow(1, 1));
         ends(&mut slow, 1, 20, 100_000, 1_000);
-        assert!(!slow.is_slow(1));
+        assert!(!slow.is_slow(1, 1));
         slow.forget(1);
-        assert!(!slow.is_slow(1));
+        assert!(!slow.is_slow(1, 1));
     }
 }
