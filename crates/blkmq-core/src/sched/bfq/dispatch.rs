@@ -113,7 +113,7 @@ impl Bfq {
         let (now, patience) = (self.now, self.patience_on_flash());
         let in_flight = self.punctual() + self.out_apart;
         let (idling, clients, groups_out) = (&mut self.idling, &self.clients, &mut self.groups_out);
-        let overdue = &self.overdue;
+        let (overdue, slow) = (&self.overdue, &self.slow);
         let groups = self.last_class_at.len();
         let stalled_after = self.overdue.patience();
         idling.look_again();
@@ -128,9 +128,10 @@ impl Bfq {
                 if clients.has_only_exempt_out(group) {
                     return true;
                 }
-                // It is known already: one after the other would be watched for as long, and the rest wait for all of them.
+                // Watched one after the other, many that hang again and again would have the rest wait for all of them. In a
+                // pause of the drive everything is late, and nobody is slower for that.
                 let out = &mut groups_out[group.index()];
-                if out.hangs(overdue) {
+                if slow.is_suspect(group.index()) && out.hangs(overdue) {
                     return true;
                 }
                 let is_alone_out = || out.in_flight >= in_flight;

@@ -70,7 +70,9 @@ impl Bfq {
     fn group_hangs_too_much(&mut self, group: usize) -> bool {
         let (in_flight, room) = (self.groups_out[group].in_flight, self.room());
         if room <= self.depth_reserve {
-            return in_flight >= room || self.slow.is_suspect(group);
+            // One that has nothing out may try again, in the first half.
+            let may_try = in_flight == 0 && room > self.depth_reserve / 2;
+            return in_flight >= room || !may_try && self.slow.is_suspect(group);
         }
         in_flight >= room && self.group_hangs(group)
     }

@@ -41,7 +41,7 @@ impl SlowQueues {
         self.stretches[id].max(self.groups[group]) > self.lowest.saturating_mul(SLOW_TIMES)
     }
 
-    /// Says whether the latest requests of a group, two at least, took far longer.
+    /// Says whether the latest requests of a group, two or three of them, took far longer.
     #[inline]
     pub(super) fn is_suspect(&self, group: usize) -> bool {
         self.groups[group] > self.lowest.saturating_mul(SUSPECT_TIMES)
@@ -111,7 +111,7 @@ const STRETCH_MAX: u32 = 2 * SLOW_TIMES;
 const STRETCH_USUAL: u32 = SLOW_TIMES / 2;
 /// A group whose mean is below so many times the leader's stretch is like any other.
 const STRETCH_FORGOTTEN: u32 = 2;
-/// Two in a row that are counted as `STRETCH_MAX` make a group suspect.
+/// Two that are counted as `STRETCH_MAX` make a group suspect, or three where the leader's stretch is 2.
 const SUSPECT_TIMES: u32 = 8;
 /// A queue is slow if its requests take more than so many times as long as the leader's.
 const SLOW_TIMES: u32 = 16;
