@@ -71,7 +71,7 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 28] = [
+const TOOLS: [(&str, &str); 29] = [
     ("fio", "fio"),
     ("blkparse", "blktrace"),
     ("dbench", "dbench"),
@@ -100,4 +100,5 @@ const TOOLS: [(&str, &str); 28] = [
     ("xz", "xz-utils"),
     ("cryptsetup", "cryptsetup-bin"),
     ("openssl", "openssl"),
+    ("pkg-config", "pkg-config"),
 ];
