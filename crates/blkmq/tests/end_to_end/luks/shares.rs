@@ -29,7 +29,10 @@ fn processor_that_encryption_takes_is_shared_by_weight() {
         let is_by_weight = |tries: &mut Vec<[f64; 2]>| {
             let [even, uneven] = [share([100, 100]), share([100, 300])];
             tries.push([even, uneven]);
-            (0.6..1.6).contains(&even) && (1.9..4.0).contains(&uneven)
+            // Clients that write have to send the data: on a busy machine they do not keep the fast daemon at work, and
+            // less than the weights shows. Without weights nothing does.
+            let least = if command == Command::Read { 1.9 } else { 1.3 * even };
+            (0.6..1.6).contains(&even) && (least..4.0).contains(&uneven)
         };
         // A machine that is too busy does not let the clients keep their requests under way.
         assert!(
