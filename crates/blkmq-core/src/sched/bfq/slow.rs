@@ -6,6 +6,9 @@
 //! as one. On a drive that does not seek, requests that wait in one queue have much the same stretch, whoever sent them;
 //! `leader` is the queue with the lowest one. If the drive becomes slower, the leader's stretch grows with all others.
 //!
+//! A group has such a mean as well, once something of it was late: its queues may have a request each, and too few end for
+//! one of them to be known. A group whose latest requests hung gets little of the reserve of the depth (`parked`).
+//!
 //! Some requests of slow queues may be out beside the depth, up to a bound: a mistake, or a client that wants to be slow,
 //! costs the rest a little. More of them count; what is late among these is overdue.
 
