@@ -237,11 +237,11 @@ impl Wf2q {
             ..
         } = self.entities[id.index()].presence;
         let is_stalled = std::mem::take(&mut self.entities[id.index()].presence.is_stalled);
+        let bound = self.bound_with(id, lead_max);
         let tree = self.tree_of(id);
         if !tree.is_bounded(lead_max) {
             return tree.time;
         }
-        let bound = tree.bound(lead_max);
         if is_counted {
             return tree.time.wrapping_sub(DUE_PRESENT * bound);
         }
@@ -261,6 +261,20 @@ impl Wf2q {
         } else {
             tree.time
         }
+    }
+
+    /// How far ahead of the floor a start may be, with this entity among those that count, so that it is the same amount
+    /// of all service whatever the weight of the entity.
+    fn bound_with(&self, id: EntityId, lead_max: u64) -> u64 {
+        let entity = &self.entities[id.index()];
+        let own = if entity.presence.is_counted {
+            0
+        } else {
+            entity.weight
+        };
+        let tree = &self.trees[entity.parent as usize][usize::from(entity.class)];
+        let weight = tree.lead.weight() + u64::from(own);
+        (lead_max << UNIT_BITS) / weight.max(1)
     }
 
     /// Counts an entity with requests for the floor from now on.
@@ -297,8 +311,9 @@ impl Wf2q {
     pub(super) fn bring_within_bound(&mut self, id: EntityId) {
         let lead_max = self.lead_max;
         self.floor_of(self.entities[id.index()].parent);
+        let bound = self.bound_with(id, lead_max);
         let tree = self.tree_of(id);
-        let highest = tree.lead.floor.wrapping_add(tree.bound(lead_max));
+        let highest = tree.lead.floor.wrapping_add(bound);
         let is_bounded = tree.is_bounded(lead_max);
         let entity = &mut self.entities[id.index()];
         if is_bounded && before(highest, entity.start) {
@@ -312,8 +327,8 @@ impl Wf2q {
     pub(super) fn count_served(&mut self, id: EntityId) {
         if std::mem::take(&mut self.entities[id.index()].presence.is_stalled) {
             let lead_max = self.lead_max;
-            let tree = self.tree_of(id);
-            let earliest = tree.time.wrapping_sub(tree.bound(lead_max));
+            let bound = self.bound_with(id, lead_max);
+            let earliest = self.tree_of(id).time.wrapping_sub(bound);
             let entity = &mut self.entities[id.index()];
             if before(entity.start, earliest) {
                 entity.start = earliest;
@@ -473,7 +488,7 @@ impl Presence {
     }
 
     #[inline]
-    fn is_modest(&self) -> bool {
+    pub(super) fn is_modest(&self) -> bool {
         self.served < self.modest_until
     }
 

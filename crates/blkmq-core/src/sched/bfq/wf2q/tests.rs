@@ -397,3 +397,38 @@ fn modest_member_is_not_held_for_a_slow_one() {
     arrive_modestly(&mut world);
     assert_eq!(world.serve(), Some((3, 1000)));
 }
+
+/// Two groups of one leaf each with a backlog: one of ten times the other's weight that is passed over, and that has had
+/// nothing for long.
+fn passed_over_with_a_due() -> World {
+    let mut world = World::new(4, 4);
+    world.urgent = vec![3];
+    world.wf2q.set_rate(1_000_000);
+    world.wf2q.set_lead_max(LEAD_MAX.into());
+    let heavy = world.wf2q.group(2);
+    world.wf2q.set_weight(world.wf2q.group(1), 100);
+    world.wf2q.set_weight(heavy, 1000);
+    world.wf2q.set_weight(world.wf2q.group(3), 100);
+    for leaf in [1, 2] {
+        world
+            .wf2q
+            .begin(world.wf2q.leaf(leaf), |_, _| Return::OF_NEWCOMER);
+    }
+    world.wf2q.pass_over(heavy, COUNTS_ALL);
+    world.arrive(1, 1000, 1000);
+    (0..500).for_each(|_| assert_eq!(world.serve(), Some((1, 1000))));
+    world.arrive(2, 1000, 1000);
+    world
+}
+
+const LEAD_MAX: u32 = 10_000;
+
+#[test]
+fn due_of_one_that_is_passed_over_does_not_grow_with_its_weight() {
+    let mut world = passed_over_with_a_due();
+    let turn = (0..).find(|_| world.serve().unwrap().0 == 1).unwrap();
+    assert!(
+        turn <= 16 * LEAD_MAX / 1000,
+        "the other waits for {turn} services"
+    );
+}
