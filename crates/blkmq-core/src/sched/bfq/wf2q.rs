@@ -208,7 +208,8 @@ impl Wf2q {
     /// more than its due, it goes before entities that were active all the time; so do its groups, if this makes
     /// them active.
     ///
-    /// Urgency changes the order among eligible entities and no later tag: the share stays the same.
+    /// Urgency changes the order among eligible entities and no later tag: the share stays the same. One that asks for less
+    /// than its due goes before all, so it does not wait while another one makes up for what it missed.
     pub(super) fn activate(&mut self, id: EntityId, budget: u32, is_urgent: bool) {
         let entity = &mut self.entities[id.index()];
         debug_assert!(matches!(entity.state, State::Out | State::Lingering));
@@ -424,12 +425,11 @@ impl Wf2q {
     #[inline]
     fn reinsert(&mut self, id: EntityId) {
         let entity = &mut self.entities[id.index()];
-        let due_in = if entity.is_urgent {
-            0
-        } else {
-            entity.span(entity.budget)
+        entity.finish = match (entity.is_urgent, entity.presence.is_modest()) {
+            (true, true) => entity.start.wrapping_sub(BEFORE_ALL),
+            (true, false) => entity.start,
+            (false, _) => entity.start.wrapping_add(entity.span(entity.budget)),
         };
-        entity.finish = entity.start.wrapping_add(due_in);
         let (start, lead_max) = (entity.start, self.lead_max_now());
         let entity = &self.entities[id.index()];
         let tree = &mut self.trees[entity.parent as usize][usize::from(entity.class)];
@@ -495,6 +495,9 @@ impl Wf2q {
 
 /// Classes of a group's members: the first goes before the others.
 pub(super) const CLASSES: usize = 3;
+/// The finish of a member that is urgent and asks for less than its due is so far before its start: more than tags of one
+/// tree differ.
+const BEFORE_ALL: u64 = 1 << 54;
 /// The class in which groups are members of their parents.
 pub(super) const CLASS_OF_GROUPS: u8 = 1;
 const ROOT: u32 = 0;

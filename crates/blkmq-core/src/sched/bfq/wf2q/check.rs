@@ -36,7 +36,8 @@ impl Wf2q {
                     );
                     assert_eq!(found[id as usize], State::Out, "entity {id} is in two places");
                     assert!(*state != State::Eligible || !before(tree.time, entity.start));
-                    assert!(*state == State::Lingering || !before(entity.finish, entity.start));
+                    let is_ordered = *state != State::Lingering && !entity.is_urgent;
+                    assert!(!is_ordered || !before(entity.finish, entity.start));
                     found[id as usize] = *state;
                     weights[group][class] += u64::from(entity.weight);
                 }

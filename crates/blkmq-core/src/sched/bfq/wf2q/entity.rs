@@ -12,7 +12,7 @@ pub(super) struct Entity {
     pub(super) links: Links,
     pub(super) state: State,
     pub(super) presence: lead::Presence,
-    /// Until it is served next, its finish is its start.
+    /// Until it is served next, its finish is its start, or, of one that asks for less than its due, before all.
     pub(super) is_urgent: bool,
     pub(super) class: u8,
     /// The group that schedules it; the root's is the root.

@@ -432,3 +432,12 @@ fn due_of_one_that_is_passed_over_does_not_grow_with_its_weight() {
         "the other waits for {turn} services"
     );
 }
+
+#[test]
+fn modest_urgent_member_does_not_wait_for_anothers_due() {
+    let mut world = passed_over_with_a_due();
+    assert_eq!(world.serve(), Some((2, 1000)));
+    arrive_modestly(&mut world);
+    assert_eq!(world.serve(), Some((3, 1000)));
+    assert_eq!(world.serve(), Some((2, 1000)));
+}
