@@ -395,6 +395,13 @@ impl HwCtx {
         }
     }
 
+    /// The requests that the driver has.
+    pub(crate) fn requests(&self) -> impl Iterator<Item = &Request> {
+        let requests = self.slots.iter().filter_map(|slot| slot.rq.as_deref());
+        // Not to the end of a large table for the sake of a few.
+        requests.take(self.in_flight as usize)
+    }
+
     /// Asserts that the counts agree with the tables.
     pub(crate) fn check_invariants(&self) {
         let held = self.slots.iter().filter(|slot| slot.rq.is_some()).count();

@@ -12,6 +12,7 @@ mod direct;
 #[cfg(feature = "baselines")]
 mod every_context;
 mod flushes;
+mod in_flight;
 mod mail;
 mod through_gate;
 
@@ -22,6 +23,7 @@ use std::sync::atomic::Ordering;
 use blkmq_sync::mpsc::Receiver;
 use blkmq_sync::spsc::Producer;
 
+pub use self::in_flight::InFlight;
 use crate::bio::{Bio, Full, Passed, Status, Submission};
 use crate::driver::{DisksError, Done, HctxDriver};
 use crate::gate::Report;

@@ -7,6 +7,7 @@ use blkmq_core::bio::{Bio, Direction, Op, Status};
 use blkmq_core::driver::Issued;
 use blkmq_core::group::{CapKind, Caps, GroupError, GroupTree, ROOT};
 use blkmq_core::ids::GroupId;
+use blkmq_core::local::InFlight;
 use blkmq_core::queue::{QueueConfig, ReactorConfig, TagMode};
 use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::Nanos;
@@ -312,4 +313,28 @@ fn requests_that_the_caps_let_pass_need_no_context_of_their_own() {
     }
     assert_eq!(bench.queue.outstanding(), 0);
     assert_eq!(bench.queue.event_stats().requeued, 1);
+}
+
+#[test]
+fn requests_at_the_driver_are_counted_for_their_groups_with_the_age_of_the_oldest() {
+    // Bfq would hold some of them back.
+    for kind in [sched::NONE, sched::MQ_DEADLINE] {
+        let mut bench = Bench::new(with_groups(1, 4, kind));
+        let (a, b, idle) = (create(&bench, ROOT), create(&bench, ROOT), create(&bench, ROOT));
+        let begun = bench.now;
+        send(&mut bench, 0, [of(a, 1), of(a, 2)]);
+        bench.now = begun + Nanos::from_secs(3);
+        send(&mut bench, 0, [of(a, 3), of(b, 4)]);
+        let now = begun + Nanos::from_secs(5);
+        let found = |bench: &Bench| bench.sides[0].local.in_flight_of_groups(now);
+        let has = |requests, seconds| InFlight {
+            requests,
+            oldest: Nanos::from_secs(seconds),
+        };
+        let all = found(&bench);
+        assert_eq!((all[&a], all[&b]), (has(3, 5), has(1, 2)), "{kind}");
+        assert!(!all.contains_key(&idle));
+        bench.run_dry();
+        assert!(found(&bench).is_empty(), "{kind}");
+    }
 }

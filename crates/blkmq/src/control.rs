@@ -34,12 +34,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use blkmq_export::common::Address;
 
-pub(crate) use readings::{Reading, Readings};
+pub(crate) use readings::{ANSWER_MAX, GroupReading, Reading, Readings};
 pub(crate) use server::{Daemon, LINE_MAX, Server};
 
 /// The version of the methods and of their results; a larger version has more, and everything of
 /// this one, except for the methods of traces, which are for programs of the daemon's own version.
-pub const API: u32 = 14;
+pub const API: u32 = 15;
 
 /// Parses the address of a control socket; `None` for `none`.
 ///

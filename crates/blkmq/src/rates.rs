@@ -81,6 +81,10 @@ pub fn sum<'a>(groups: impl IntoIterator<Item = &'a GroupStatistics>) -> GroupSt
     let (mut wait, mut device) = (BTreeMap::new(), BTreeMap::new());
     for group in groups {
         sum.queued += group.queued;
+        if let Some(more) = group.in_flight {
+            *sum.in_flight.get_or_insert(0) += more;
+        }
+        sum.oldest_ns = sum.oldest_ns.max(group.oldest_ns);
         sum.idle_ns += group.idle_ns;
         sum.group_wait_ns += group.group_wait_ns;
         for (all, one) in parts_mut(&mut sum).into_iter().zip(parts(group)) {
@@ -145,6 +149,8 @@ fn group_since(now: &GroupStatistics, before: &GroupStatistics) -> GroupStatisti
     let mut since = GroupStatistics {
         path: now.path.clone(),
         queued: now.queued,
+        in_flight: now.in_flight,
+        oldest_ns: now.oldest_ns,
         idle_ns: now.idle_ns.saturating_sub(before.idle_ns),
         group_wait_ns: now.group_wait_ns.saturating_sub(before.group_wait_ns),
         wait: times_since(&now.wait, &before.wait),

@@ -4,6 +4,7 @@
 mod devices;
 mod encrypted;
 mod groups;
+mod in_flight;
 mod trace;
 
 use std::cell::Cell;
@@ -28,6 +29,7 @@ use crate::reactor::shared::{Order, QueueEntry, Shared};
 use crate::size_news::SizeNews;
 
 pub use self::devices::FoundSize;
+pub use self::in_flight::InFlightOfGroups;
 pub use self::trace::{Trace, receivers};
 
 /// A handle to change and watch an engine with. Cheap to clone; for any thread but a reactor's.

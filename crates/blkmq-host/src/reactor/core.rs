@@ -14,7 +14,7 @@ use std::sync::Arc;
 use blkmq_core::bio::{Bio, Full, Submission};
 use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{GroupId, HctxId, ReactorId};
-use blkmq_core::local::LocalQueue;
+use blkmq_core::local::{InFlight, LocalQueue};
 use blkmq_core::mapper::stack::{Queues as _, Stack};
 use blkmq_core::poll::{Wait, WakeLatency};
 use blkmq_core::queue::{Effects, QueueHandle};
@@ -183,6 +183,23 @@ impl ReactorCore {
         self.queues
             .get_mut(index.index())
             .expect("a queue of this engine")
+    }
+
+    /// What each group has at the drivers of this thread.
+    pub(crate) fn in_flight(&self) -> Vec<((QueueId, GroupId), InFlight)> {
+        // The batch may have begun before this thread slept.
+        let now = self.clock.now();
+        // A queue with requests in flight is active.
+        let queues = self
+            .queues
+            .numbered()
+            .filter(|(_, queue)| queue.hctx_in_flight() > 0);
+        queues
+            .flat_map(|(id, queue)| {
+                let groups = queue.in_flight_of_groups(now).into_iter();
+                groups.map(move |(group, has)| ((id, group), has))
+            })
+            .collect()
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -16,6 +16,8 @@ use blkmq_core::request::Request;
 use blkmq_core::time::Instant;
 use blkmq_core::trace::{Sender, Tracer};
 
+use crate::disk::QueueId;
+
 /// One thread's side of all queues.
 pub(crate) struct Queues {
     all: Vec<Entry>,
@@ -104,6 +106,12 @@ impl Queues {
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &LocalQueue> {
         self.active.iter().map(|&index| &self.all[index as usize].queue)
+    }
+
+    /// The same with their numbers.
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (QueueId, &LocalQueue)> {
+        let entry = |&index: &u32| (QueueId(index as u16), &self.all[index as usize].queue);
+        self.active.iter().map(entry)
     }
 
     /// Calls `f` with each active queue.

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use blkmq_core::ids::GroupId;
+use blkmq_core::local::InFlight;
 use blkmq_core::queue::Queue;
 use blkmq_core::stat::{EventStats, GroupStats};
+use blkmq_host::control::InFlightOfGroups;
 use blkmq_host::disk::QueueId;
 
 use super::server::Daemon;
@@ -17,10 +19,21 @@ use super::server::Daemon;
 pub(crate) struct Reading {
     pub(crate) name: String,
     pub(crate) state: State,
-    /// Groups that did something, with their paths.
-    pub(crate) groups: Vec<(String, GroupStats)>,
+    /// Groups that did something, or have something at the drive.
+    pub(crate) groups: Vec<GroupReading>,
+    /// Whether reactors have said what groups have in flight.
+    pub(crate) knows_in_flight: bool,
     /// Which group waited behind which, in nanoseconds.
     pub(crate) delays: Vec<(String, String, u64)>,
+}
+
+/// What a group has counted since the start, and what it has at the drive now.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupReading {
+    pub(crate) path: String,
+    pub(crate) stats: GroupStats,
+    /// Nothing, unless the reading knows.
+    pub(crate) in_flight: InFlight,
 }
 
 /// What is cheap to read, and tells whether the rest is still the same.
@@ -55,13 +68,16 @@ impl Readings {
     /// Reads all queues. One that is idle has the reading that it had the last time.
     pub(crate) fn take(&self, daemon: &Daemon) -> Vec<Arc<Reading>> {
         let changes = daemon.running.changes();
+        // Before anything is locked: it may wait for reactors.
+        let in_flight = daemon.running.control().in_flight(ANSWER_MAX);
+        let in_flight = in_flight.as_ref();
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let queues = daemon.running.control().queues();
         let read = |(id, queue): &(QueueId, Arc<Queue>)| {
             let state = State::of(queue, changes);
             let now = match last.remove(id) {
-                Some(last) if last.is_of(queue, &state) => last.again(daemon, *id, queue),
-                _ => Last::new(Reading::take(daemon, *id, queue, state)),
+                Some(last) if last.is_of(queue, &state) => last.again(daemon, *id, queue, in_flight),
+                _ => Last::new(Reading::take(daemon, *id, queue, state, in_flight)),
             };
             (*id, now)
         };
@@ -85,14 +101,20 @@ impl Last {
     }
 
     /// The reading of a queue whose state is as before.
-    fn again(self, daemon: &Daemon, id: QueueId, queue: &Queue) -> Self {
+    fn again(
+        self,
+        daemon: &Daemon,
+        id: QueueId,
+        queue: &Queue,
+        in_flight: Option<&InFlightOfGroups>,
+    ) -> Self {
         if self.is_final {
             return self;
         }
         let state = self.reading.state;
         Self {
             is_final: state.in_flight == 0 && self.since.elapsed() > COUNTED_WITHIN,
-            reading: Arc::new(Reading::take(daemon, id, queue, state)),
+            reading: Arc::new(Reading::take(daemon, id, queue, state, in_flight)),
             since: self.since,
         }
     }
@@ -113,7 +135,13 @@ impl State {
 }
 
 impl Reading {
-    fn take(daemon: &Daemon, id: QueueId, queue: &Queue, state: State) -> Self {
+    fn take(
+        daemon: &Daemon,
+        id: QueueId,
+        queue: &Queue,
+        state: State,
+        in_flight: Option<&InFlightOfGroups>,
+    ) -> Self {
         let paths = daemon.running.control().groups(id);
         let path_of = |group: Option<GroupId>| {
             let found = paths.iter().find(|(_, id)| Some(*id) == group);
@@ -127,13 +155,21 @@ impl Reading {
             {
                 stats.add(before);
             }
-            (stats.total().ios > 0 || stats.queued > 0).then(|| (path.clone(), stats))
+            let in_flight = in_flight.and_then(|all| all.get(&(id, *group)));
+            let in_flight = in_flight.copied().unwrap_or_default();
+            let is_active = stats.total().ios > 0 || stats.queued > 0 || in_flight.requests > 0;
+            is_active.then(|| GroupReading {
+                path: path.clone(),
+                stats,
+                in_flight,
+            })
         };
         let delays = queue.delays().pairs.into_iter();
         Self {
             name: queue.name().to_owned(),
             state,
             groups: paths.iter().filter_map(stats).collect(),
+            knows_in_flight: in_flight.is_some(),
             delays: delays
                 .map(|(who, behind, waited)| (path_of(who), path_of(behind), waited.0))
                 .collect(),
@@ -142,9 +178,11 @@ impl Reading {
 
     /// The same with groups of at most so many levels, each with those below it.
     pub(crate) fn summed(&self, levels: u8) -> Self {
-        let mut groups: BTreeMap<&str, GroupStats> = BTreeMap::new();
-        for (path, stats) in &self.groups {
-            groups.entry(cut(path, levels)).or_default().add(stats);
+        let mut groups: BTreeMap<&str, (GroupStats, InFlight)> = BTreeMap::new();
+        for group in &self.groups {
+            let (stats, in_flight) = groups.entry(cut(&group.path, levels)).or_default();
+            stats.add(&group.stats);
+            in_flight.add(group.in_flight);
         }
         let mut delays = BTreeMap::new();
         for (who, behind, ns) in &self.delays {
@@ -156,8 +194,13 @@ impl Reading {
             state: self.state,
             groups: groups
                 .into_iter()
-                .map(|(path, stats)| (path.to_owned(), stats))
+                .map(|(path, (stats, in_flight))| GroupReading {
+                    path: path.to_owned(),
+                    stats,
+                    in_flight,
+                })
                 .collect(),
+            knows_in_flight: self.knows_in_flight,
             delays: delays.into_iter().map(owned).collect(),
         }
     }
@@ -175,6 +218,8 @@ fn cut(path: &str, levels: u8) -> &str {
     }
 }
 
+/// How long a reactor may take to say what groups have in flight; others may ask it meanwhile.
+pub(crate) const ANSWER_MAX: Duration = Duration::from_millis(500);
 /// How long after a request has ended its group's counts may lack it: a reactor counts both, one right
 /// after the other, and may be preempted in between.
 const COUNTED_WITHIN: Duration = Duration::from_secs(1);

@@ -8,7 +8,8 @@ use anyhow::Result;
 use blkmq_config::GroupSpec;
 use blkmq_core::bio::Direction;
 use blkmq_core::group::Caps;
-use blkmq_core::stat::{DirectionStats, GroupStats, Histogram};
+use blkmq_core::local::InFlight;
+use blkmq_core::stat::{DirectionStats, Histogram};
 use blkmq_core::time::Nanos;
 use blkmq_export::client_settings::Client;
 use blkmq_host::Error;
@@ -16,7 +17,7 @@ use blkmq_host::control::Control;
 use blkmq_host::disk::{Disk, MAPPED, QueueId};
 use serde_json::{Map, Value, json};
 
-use super::readings::Reading;
+use super::readings::{ANSWER_MAX, GroupReading, Reading};
 use super::roles::Role;
 use super::server::Daemon;
 use super::statistics::{
@@ -125,20 +126,29 @@ pub(super) fn queues(control: &Control) -> Result<Value> {
 pub(super) fn groups(control: &Control, configured: &[GroupSpec]) -> Value {
     let mut all = Vec::new();
     let mut known = BTreeSet::new();
+    let in_flight = control.in_flight(ANSWER_MAX);
     for (id, queue) in control.queues() {
-        for (path, _) in control.groups(id) {
+        for (path, number) in control.groups(id) {
             // It may be gone by now.
             let Ok(node) = control.group(id, &path) else {
                 continue;
             };
             let settings = (node.weight, &node.caps, node.latency_target);
-            all.push(group(Some(queue.name()), &path, settings));
+            let has = in_flight.as_ref();
+            let has = has.map(|all| all.get(&(id, number)).copied().unwrap_or_default());
+            all.push(group(Some(queue.name()), &path, settings, has));
             known.insert(path);
         }
     }
     let unused = configured.iter().filter(|spec| !known.contains(&spec.path));
-    let settings =
-        |spec: &'_ GroupSpec| group(None, &spec.path, (spec.weight(), &spec.caps, spec.latency_target));
+    let settings = |spec: &'_ GroupSpec| {
+        group(
+            None,
+            &spec.path,
+            (spec.weight(), &spec.caps, spec.latency_target),
+            None,
+        )
+    };
     all.extend(unused.map(settings));
     all.into()
 }
@@ -147,6 +157,7 @@ fn group(
     queue: Option<&str>,
     path: &str,
     (weight, caps, latency_target): (u16, &Caps, Option<Nanos>),
+    in_flight: Option<InFlight>,
 ) -> Value {
     let caps = caps.iter().map(|(kind, cap)| {
         (
@@ -160,6 +171,8 @@ fn group(
         "weight": weight,
         "caps": caps.collect::<Map<_, _>>(),
         "latency_target_ns": latency_target.map(|target| target.0),
+        "in_flight": in_flight.map(|has| has.requests),
+        "oldest_ns": oldest_ns(in_flight),
     })
 }
 
@@ -216,15 +229,21 @@ fn of_queue(reading: &Reading) -> QueueStatistics {
         in_flight: state.in_flight,
         depth: state.depth,
         depth_limit: state.depth_limit,
-        groups: groups.map(|(path, stats)| of_group(path, stats)).collect(),
+        groups: groups
+            .map(|group| of_group(group, reading.knows_in_flight))
+            .collect(),
         delays: reading.delays.iter().map(delay).collect(),
         events: events.map(|(name, count)| (name.to_owned(), count)).collect(),
     }
 }
 
-fn of_group(path: &str, stats: &GroupStats) -> GroupStatistics {
+fn of_group(group: &GroupReading, knows_in_flight: bool) -> GroupStatistics {
+    let stats = &group.stats;
+    let in_flight = knows_in_flight.then_some(group.in_flight);
     let mut all = GroupStatistics {
-        path: path.to_owned(),
+        path: group.path.clone(),
+        in_flight: in_flight.map(|has| has.requests),
+        oldest_ns: oldest_ns(in_flight),
         queued: stats.queued,
         idle_ns: stats.idle_ns,
         group_wait_ns: stats.group_wait_ns,
@@ -237,6 +256,12 @@ fn of_group(path: &str, stats: &GroupStats) -> GroupStatistics {
         *all.of(direction) = counts(&stats.of(direction));
     }
     all
+}
+
+/// The age of the oldest request, if there is one.
+fn oldest_ns(in_flight: Option<InFlight>) -> Option<u64> {
+    let has = in_flight.filter(|has| has.requests > 0);
+    has.map(|has| has.oldest.0)
 }
 
 fn counts(stats: &DirectionStats) -> Counts {

@@ -68,6 +68,12 @@ pub struct GroupStatistics {
     pub path: String,
     /// I/Os in the scheduler now.
     pub queued: u64,
+    /// Requests at the drive now; unknown where a reactor has not answered.
+    #[serde(default)]
+    pub in_flight: Option<u64>,
+    /// How long the oldest of them has been there.
+    #[serde(default)]
+    pub oldest_ns: Option<u64>,
     /// How long the scheduler let the drive idle for it.
     pub idle_ns: u64,
     /// How long it had work, and waited for its turn.

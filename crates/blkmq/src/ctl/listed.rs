@@ -144,6 +144,8 @@ const GROUPS: &[Column] = &[
     Column::number("weight"),
     Column::text("caps"),
     Column::time("latency_target_ns"),
+    Column::number("in_flight"),
+    Column::time("oldest_ns"),
 ];
 const EXPORTS: &[Column] = &[
     Column::text("address"),

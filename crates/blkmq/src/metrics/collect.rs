@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use blkmq_config::Detail;
 use blkmq_core::bio::Direction;
+use blkmq_core::local::InFlight;
 use blkmq_core::stat::{GroupStats, Histogram};
 use blkmq_host::device::State;
 use blkmq_host::disk::Disk;
@@ -18,7 +19,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::control::{Daemon, Reading};
+use crate::control::{Daemon, GroupReading, Reading};
 
 /// The format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +92,11 @@ impl Taken {
 /// Each active group, with its labels.
 fn groups_of(reading: &Reading) -> impl Iterator<Item = ([(&'static str, &str); 2], &GroupStats)> {
     let groups = reading.groups.iter();
-    groups.map(|(path, stats)| ([("queue", &*reading.name), ("group", path)], stats))
+    groups.map(|group| (labels_of(reading, group), &group.stats))
+}
+
+fn labels_of<'a>(reading: &'a Reading, group: &'a GroupReading) -> [(&'static str, &'a str); 2] {
+    [("queue", &*reading.name), ("group", &*group.path)]
 }
 
 impl Collector for Taken {
@@ -202,6 +207,25 @@ impl Taken {
             None,
             |put| groups().try_for_each(|(labels, stats)| put(&labels, stats.queued as f64)),
         )?;
+        let in_flight: [(&str, &str, Option<Unit>, AmountOf); 2] = [
+            ("group_in_flight", "Requests that are at the drive", None, |has| {
+                has.requests as f64
+            }),
+            (
+                "group_oldest",
+                "How long the oldest of them has been there; 0 without any",
+                Some(Unit::Seconds),
+                |has| seconds(has.oldest.0),
+            ),
+        ];
+        for (name, help, unit, value) in in_flight {
+            gauge(to, name, help, unit, |put| {
+                // Where reactors have not answered, nothing is said.
+                let known = self.queues.iter().filter(|queue| queue.knows_in_flight);
+                let mut groups = known.flat_map(|queue| queue.groups.iter().map(move |group| (queue, group)));
+                groups.try_for_each(|(queue, group)| put(&labels_of(queue, group), value(group.in_flight)))
+            })?;
+        }
         counter(
             to,
             "group_delayed",
@@ -307,6 +331,9 @@ impl Taken {
 
 /// One count of a group.
 type CountOf = fn(&GroupStats, Direction) -> u64;
+
+/// One figure of what a group has in flight.
+type AmountOf = fn(InFlight) -> f64;
 
 /// Labels with their values, and a value.
 type Put<'a> = dyn FnMut(&[(&str, &str)], f64) -> fmt::Result + 'a;

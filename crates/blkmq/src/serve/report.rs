@@ -11,11 +11,13 @@ use blkmq_export::common::Common;
 use blkmq_host::control::Control;
 
 use super::upgrade::Earlier;
+use crate::control::ANSWER_MAX;
 
 /// Writes the statistics of all groups of all queues since the start; of the first daemon, if
 /// others have taken over since.
 pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
     let mut out = String::new();
+    let in_flight = control.in_flight(ANSWER_MAX);
     for (number, queue) in control.queues() {
         let _ = writeln!(out, "queue {} ({})", queue.name(), queue.elevator());
         for (group, id) in control.groups(number) {
@@ -23,8 +25,18 @@ pub(super) fn statistics(control: &Control, earlier: &Earlier) -> String {
             if let Some(before) = earlier.get(&(queue.name().to_owned(), group.to_string())) {
                 stats.add(before);
             }
-            if stats.total().ios > 0 {
+            let has = in_flight.as_ref();
+            let has = has.map(|all| all.get(&(number, id)).copied().unwrap_or_default());
+            if stats.total().ios > 0 || has.is_some_and(|has| has.requests > 0) {
                 out += &group_lines(&group, &stats);
+                let _ = match has {
+                    Some(has) => writeln!(
+                        out,
+                        "  {group} in_flight {}, oldest_time {}",
+                        has.requests, has.oldest.0
+                    ),
+                    None => writeln!(out, "  {group} in_flight unknown: a reactor does not answer"),
+                };
             }
         }
         for (who, behind, waited) in queue.delays().pairs {

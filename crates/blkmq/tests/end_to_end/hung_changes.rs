@@ -17,16 +17,16 @@ use crate::common::{Daemon, Scratch};
 use crate::fuse;
 
 /// A daemon to be changed, and a file whose filesystem does not answer.
-struct Stage {
-    scratch: Scratch,
-    silent: fuse::Stage,
-    words: Vec<String>,
+pub(crate) struct Stage {
+    pub(crate) scratch: Scratch,
+    pub(crate) silent: fuse::Stage,
+    pub(crate) words: Vec<String>,
 }
 
 impl Stage {
     /// Makes them; none, with a message, if nothing can be mounted. The file answers until
     /// [`Self::fall_silent`].
-    fn new(disk: &str) -> Option<Self> {
+    pub(crate) fn new(disk: &str) -> Option<Self> {
         let silent = fuse::Stage::on(Scratch::new(), "name=vm1,ram=1M")?;
         let scratch = Scratch::new();
         let image = scratch.image("a.raw", 1 << 20);
@@ -64,11 +64,11 @@ impl Stage {
         Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    fn fall_silent(&self) {
+    pub(crate) fn fall_silent(&self) {
         self.silent.pause();
     }
 
-    fn control(&self) -> Control {
+    pub(crate) fn control(&self) -> Control {
         Control::connect(&self.scratch.path("control.sock")).expect("it is served")
     }
 

@@ -28,6 +28,7 @@ mod growth;
 mod hostile;
 mod hosts;
 mod hung_changes;
+mod hung_groups;
 mod idle;
 mod isolation;
 mod last_sync;
