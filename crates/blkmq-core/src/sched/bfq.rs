@@ -11,6 +11,7 @@
 mod clients;
 mod contention;
 mod dispatch;
+mod group_aware;
 mod heap;
 mod history;
 mod idling;
@@ -42,8 +43,8 @@ use self::wf2q::Wf2q;
 use super::depth::DepthLaw;
 use super::overdue::Overdue;
 use crate::bio::Class;
-use crate::group::{GroupTree, Node};
-use crate::ids::{GroupId, ReactorId, ReactorSet};
+use crate::group::GroupTree;
+use crate::ids::GroupId;
 use crate::limits::Limits;
 use crate::request::Request;
 use crate::sched::elevator::{Elevator, GroupAware, InsertAt, Inserted, Note, TunableError};
@@ -530,79 +531,10 @@ impl Elevator for Bfq {
     }
 }
 
-impl GroupAware for Bfq {
-    /// A few requests of clients that return within their due may exceed the depth: on a drive that holds two
-    /// large writes, waiting for the end of one would be most of a small read's time.
-    fn dispatch_urgent(&mut self, now: Instant) -> Option<Box<Request>> {
-        self.notice(now);
-        self.unpark();
-        let limit = self.depth.limit();
-        let room = limit.saturating_add((limit / URGENT_PART).max(1));
-        let in_flight = self.punctual();
-        if self.has_turns() || in_flight >= room || self.is_at_reserve() || !self.wf2q.is_next_urgent() {
-            return None;
-        }
-        self.dispatch_one(Turns::Urgent)
-    }
-
-    fn awaits(&mut self) -> ReactorSet {
-        if self.has_turns() || self.queued() == 0 {
-            return ReactorSet::default();
-        }
-        self.idling.awaited()
-    }
-
-    fn answered(&mut self, reactor: ReactorId, until: Instant, now: Instant) {
-        self.notice(now);
-        self.idling.answered(reactor, until, self.now);
-    }
-
-    fn drain_idled(&mut self, take: &mut dyn FnMut(GroupId, Nanos)) {
-        self.idled.drain(..).for_each(|(group, time)| take(group, time));
-    }
-
-    fn learnt(&mut self, group: GroupId) -> Vec<u64> {
-        let known = self.probing.learnt(self.wf2q.group(group.index()), self.now);
-        known.map_or_else(Vec::new, |known| known.to_vec())
-    }
-
-    fn take_learnt(&mut self, group: GroupId, learnt: &[u64], now: Instant) {
-        self.notice(now);
-        let id = self.wf2q.group(group.index());
-        if let Ok(learnt) = learnt.try_into()
-            && self.lead_max() > 0
-        {
-            self.probing.take_learnt(&mut self.wf2q, id, learnt, self.now);
-        }
-    }
-
-    fn group_set(&mut self, id: GroupId, node: &Node) {
-        self.end_turn(TurnEnd::Asked);
-        self.probing.abandon(&mut self.wf2q);
-        let entity = self.wf2q.group(id.index());
-        self.wf2q.move_group(entity, node.parent.index());
-        self.wf2q.set_weight(entity, node.weight.into());
-    }
-
-    fn group_gone(&mut self, id: GroupId) {
-        self.end_turn(TurnEnd::Asked);
-        self.probing.abandon(&mut self.wf2q);
-        self.slow.forget_group(id.index());
-        let wf2q = &mut self.wf2q;
-        self.clients.forget(id, |queue| wf2q.forget(wf2q.leaf(queue)));
-        let group = wf2q.group(id.index());
-        wf2q.forget(group);
-        self.probing.forget(&mut self.wf2q, group);
-        self.idling.forget(group);
-    }
-}
-
 /// How far one group may be ahead of another: long enough for clients to respond to a batch of
 /// completions, and too short for users to notice.
 const LEAD_TIME: Nanos = Nanos::from_millis(1);
 const LEAD_BYTES_MIN: u64 = 64 << 10;
-/// One urgent request may exceed the depth for each so many requests that the drive may hold.
-const URGENT_PART: u32 = 4;
 /// Of slow queues, so many requests may be out beside those that the depth counts.
 const APART_MAX: u32 = 64;
 /// Bit of `sched_data`, next to the queue's number: the request moves no data.

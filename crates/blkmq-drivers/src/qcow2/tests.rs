@@ -3,6 +3,7 @@
 
 mod bitmaps;
 mod committed;
+mod committed_under_load;
 mod ordered;
 mod parts;
 mod replaced;

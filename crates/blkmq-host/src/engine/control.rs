@@ -5,6 +5,7 @@ mod devices;
 mod encrypted;
 mod groups;
 mod in_flight;
+mod queues;
 mod trace;
 
 use std::cell::Cell;

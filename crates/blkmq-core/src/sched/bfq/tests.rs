@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::bio::{Bio, Flags};
+use crate::group::Node;
 use crate::ids::ReactorId;
 
 fn bfq(requests_max: usize) -> Bfq {
