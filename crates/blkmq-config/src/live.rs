@@ -297,9 +297,17 @@ pub fn set_group(control: &Control, queue: QueueId, spec: &GroupSpec) -> Result<
 pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> Result<(), Error> {
     let core = control.core(queue)?;
     let kind = to.elevator.unwrap_or_default();
-    let is_kept = |(name, _): &(String, u64)| to.tunables.iter().any(|(other, _)| other == name);
-    // A new elevator has the default of a tunable that is not set any more.
-    if core.elevator() != kind || !from.tunables.iter().all(is_kept) {
+    if core.elevator() == kind {
+        let defaults = kind.tunables(core.limits());
+        let is_set = |name: &str| to.tunables.iter().any(|(other, _)| other == name);
+        let was_set = |name: &str| from.tunables.iter().any(|(other, _)| other == name);
+        for (name, value) in defaults {
+            if was_set(name) && !is_set(name) {
+                control.set_tunable(queue, name, value)?;
+            }
+        }
+    } else {
+        // A new one has the defaults.
         control.set_elevator(queue, kind)?;
     }
     for (name, value) in &to.tunables {
@@ -316,6 +324,19 @@ pub fn set_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> R
         control.set_io_poll(queue, to.polling.io_poll.unwrap_or(is_usual))?;
     }
     Ok(())
+}
+
+/// Checks a change of [`set_queue`] against the queue's drive, before anything of it is done.
+///
+/// # Errors
+/// What the drive does not permit.
+pub fn check_queue(control: &Control, queue: QueueId, from: &Wish, to: &Wish) -> Result<(), Error> {
+    let polls = to.polling.io_poll == Some(true) && from.polling.io_poll != to.polling.io_poll;
+    let policy = to
+        .polling
+        .delay
+        .filter(|_| from.polling.delay != to.polling.delay);
+    control.check_polling(queue, polls, policy.unwrap_or_default())
 }
 
 /// Checks that every drive can be shared with the caps of all groups.

@@ -168,3 +168,61 @@ fn depth_that_is_no_longer_asked_for_is_the_default_again() {
         "as at a start"
     );
 }
+
+#[test]
+fn polling_of_a_drive_that_cannot_be_polled_is_refused_before_anything_is_done() {
+    let images = Images::new();
+    let wish = |settings: &str| {
+        let mut config = images.config(&["name=a,ram=1M"], &[]);
+        config.queues = Config::from_toml(settings).unwrap().queues;
+        plan::settings::wish(&config, "a", ["a"].into_iter()).unwrap()
+    };
+    let engine = start(&images.config(&["name=a,ram=1M"], &[]));
+    let control = engine.control();
+    let queue = engine.disk("a").unwrap().queue;
+    let was = wish("");
+    for (keys, refused) in [
+        ("io_poll = true", Some("io_poll on rejected")),
+        ("io_poll_delay = 0", Some("io_poll_delay 0 rejected")),
+        ("io_poll = false", None),
+        ("io_poll_delay = \"auto\"", None),
+    ] {
+        let is = wish(&format!("[queue.a]\nsched = \"kyber\"\n{keys}"));
+        let checked = live::check_queue(&control, queue, &was, &is);
+        let said = checked.err().map(|error| error.to_string());
+        match (refused, &said) {
+            (None, None) => live::set_queue(&control, queue, &was, &is).expect("it was checked"),
+            (Some(reason), Some(said)) if said.contains(reason) => {}
+            _ => panic!("{keys}: {said:?}"),
+        }
+    }
+    engine.shutdown(LONG).unwrap();
+}
+
+#[test]
+fn tunables_are_checked_with_the_scheduler_that_the_queue_would_have() {
+    let images = Images::new();
+    let wish = |settings: &str| {
+        let mut config = images.config(&["name=a,ram=1M"], &[]);
+        config.queues = Config::from_toml(settings).unwrap().queues;
+        let wish = plan::settings::wish(&config, "a", ["a"].into_iter());
+        wish.err().map(|error| format!("{error:#}"))
+    };
+    for (keys, refused) in [
+        ("sched = \"bfq\"\ntunables = { slice_idle = 0 }", None),
+        (
+            "sched = \"kyber\"\ntunables = { slice_idle = 0 }",
+            Some("queue a: kyber has no tunable slice_idle"),
+        ),
+        (
+            "tunables = { slice_idle = 0 }",
+            Some("queue a: none has no tunable slice_idle"),
+        ),
+        (
+            "sched = \"kyber\"\ntunables = { read_lat_nsec = 1 }",
+            Some("queue a: read_lat_nsec 1 rejected: must be from 1000 to 1000000000000"),
+        ),
+    ] {
+        assert_eq!(wish(&format!("[queue.a]\n{keys}")).as_deref(), refused, "{keys}");
+    }
+}

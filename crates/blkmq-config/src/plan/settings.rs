@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
 use blkmq_core::sched::{self, ElevatorType};
-use blkmq_host::QueueSpec;
+use blkmq_host::{Error, QueueSpec};
 
 use crate::config::Config;
 use crate::disk::DiskSpec;
@@ -111,8 +111,17 @@ pub(crate) fn wish_with<'a>(
         Some(_) => Vec::new(),
         None => scheduler::weighted(config, &disks, groups),
     };
+    let elevator = named.or((!weighted.is_empty()).then_some(sched::FOR_WEIGHTS));
+    let tunables = settings.tunables.iter();
+    let checked = elevator
+        .unwrap_or_default()
+        .check_tunables(tunables.map(|(name, value)| (name.as_str(), *value)));
+    checked.map_err(|cause| Error::Tunable {
+        queue: queue.to_owned(),
+        cause,
+    })?;
     Ok(Wish {
-        elevator: named.or((!weighted.is_empty()).then_some(sched::FOR_WEIGHTS)),
+        elevator,
         weighted,
         polling: polling(queue, settings.polling, &disks)?,
         depth: settings.depth,

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-use super::{BUILT_IN, Elevator};
+use super::{BUILT_IN, Elevator, TunableError};
 use crate::group::GroupTree;
 use crate::limits::Limits;
 
@@ -41,6 +41,40 @@ impl ElevatorType {
     /// Makes the elevator; `none` has none.
     pub fn build(&self, setup: &Setup<'_>) -> Option<Box<dyn Elevator>> {
         self.build.map(|build| build(setup))
+    }
+
+    /// Lists the tunables of one for a drive of these limits, with their defaults.
+    pub fn tunables(&self, limits: &Limits) -> Vec<(&'static str, u64)> {
+        let sample = self.sample(limits);
+        sample.map_or_else(Vec::new, |elevator| elevator.tunables())
+    }
+
+    /// Checks names and values of tunables, before a queue has the elevator.
+    ///
+    /// # Errors
+    /// The first name or value that it refuses.
+    pub fn check_tunables<'a>(
+        &self,
+        tunables: impl IntoIterator<Item = (&'a str, u64)>,
+    ) -> Result<(), TunableError> {
+        let mut tunables = tunables.into_iter().peekable();
+        if tunables.peek().is_none() {
+            return Ok(());
+        }
+        let mut sample = self.sample(&Limits::default());
+        tunables.try_for_each(|(name, value)| match &mut sample {
+            Some(elevator) => elevator.set_tunable(name, value),
+            None => Err(TunableError::unknown(self.name, name)),
+        })
+    }
+
+    /// A small one, which no queue has.
+    fn sample(&self, limits: &Limits) -> Option<Box<dyn Elevator>> {
+        self.build(&Setup {
+            limits,
+            requests_max: 1,
+            groups: &GroupTree::flat(1),
+        })
     }
 
     /// Whether requests go through an elevator.
@@ -166,6 +200,19 @@ mod tests {
             assert_eq!(built.is_some(), listed.is_some(), "{listed}");
             let name = built.map_or("none", |elevator| elevator.name());
             assert_eq!(name, listed.name);
+        }
+    }
+
+    #[test]
+    fn tunables_are_known_and_checked_before_a_queue_has_the_elevator() {
+        for kind in BUILT_IN {
+            let defaults = kind.tunables(&Limits::default());
+            assert_eq!(kind.check_tunables(defaults.iter().copied()), Ok(()), "{kind}");
+            let unknown = kind.check_tunables([("slice_idel", 0)]).unwrap_err();
+            assert_eq!(unknown.to_string(), format!("{kind} has no tunable slice_idel"));
+            for (name, _) in defaults {
+                assert!(kind.check_tunables([(name, u64::MAX)]).is_err(), "{kind} {name}");
+            }
         }
     }
 

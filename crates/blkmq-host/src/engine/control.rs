@@ -316,12 +316,27 @@ impl Control {
         self.set_poll_policy(queue, policy)
     }
 
-    /// Sets how a reactor sleeps for requests of a polled queue.
+    /// Checks whether a queue can be polled, if `polls`, and whether it can have a policy for that.
     ///
     /// # Errors
     /// If its drive cannot be polled.
+    pub fn check_polling(&self, queue: QueueId, polls: bool, policy: Policy) -> Result<(), Error> {
+        if polls {
+            self.insist_on_polling(queue, "io_poll", "on")?;
+        }
+        // The default is no wish, as at the start.
+        if policy != Policy::default() {
+            self.insist_on_polling(queue, "io_poll_delay", &policy.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Sets how a reactor sleeps for requests of a polled queue.
+    ///
+    /// # Errors
+    /// If its drive cannot be polled, and the policy is not the default.
     pub fn set_poll_policy(&self, queue: QueueId, policy: Policy) -> Result<(), Error> {
-        self.insist_on_polling(queue, "io_poll_delay", &policy.to_string())?;
+        self.check_polling(queue, false, policy)?;
         self.core(queue)?.set_poll_policy(policy);
         Ok(())
     }

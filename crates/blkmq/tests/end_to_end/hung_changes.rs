@@ -146,6 +146,131 @@ fn change_of_scheduler_beside_a_read_that_hangs_holds_others_up_for_moments() {
     daemon.stop();
 }
 
+/// A daemon with a read that hangs on the queue `q`, below this scheduler.
+fn beside_a_read_that_hangs(stage: &Stage, sched: &str) -> (Daemon, Nbd, Control) {
+    let mut words = stage.words.clone();
+    let other = format!(
+        "name=ok,file={},queue=q,sched={sched}",
+        stage.scratch.word("a.raw")
+    );
+    words.extend(["--disk".to_owned(), other]);
+    let daemon = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut hung = nbd(&stage.scratch.path("nbd.sock"), "hung");
+    stage.fall_silent();
+    hung.send(Command::Read, 0, 0, 4096, &[]).expect("it is taken");
+    let mut control = stage.control();
+    wait_until_in_flight(&mut control, "q");
+    (daemon, hung, control)
+}
+
+#[test]
+fn change_that_cannot_be_right_is_refused_before_a_queue_is_frozen() {
+    let Some(stage) = Stage::new("hung,queue=q") else {
+        return;
+    };
+    let (daemon, hung, mut control) = beside_a_read_that_hangs(&stage, "bfq");
+    let before = control.call("queue.list", &json!({})).expect("a list");
+    let kyber = json!({"sched": "kyber"});
+    let both = |more: Value| {
+        let mut keys = kyber.clone();
+        let keys_of = keys.as_object_mut().expect("an object");
+        keys_of.extend(more.as_object().expect("an object").clone());
+        keys
+    };
+    for (kind, name, keys, reason) in [
+        (
+            "queue",
+            "q",
+            json!({"tunables": {"slice_idel": 0}}),
+            "queue q: bfq has no tunable slice_idel",
+        ),
+        (
+            "queue",
+            "q",
+            json!({"tunables": {"slice_idle": 0, "low_latency": 2}}),
+            "queue q: low_latency 2 rejected: must be from 0 to 1",
+        ),
+        ("queue", "q", json!({"depth": 100_000}), "depth 100000 rejected"),
+        ("disk", "ok", json!({"sched": "cfq"}), "must be one of none"),
+        (
+            "disk",
+            "ok",
+            json!({"sched": "kyber", "block_size": 4096}),
+            "block_size",
+        ),
+        ("group", "/ok", json!({"weight": 0}), "weight=0 rejected"),
+        ("group", "/ok", json!({"iops": 0}), "iops"),
+    ] {
+        let begun = Instant::now();
+        let params = json!({"kind": kind, "name": name, "keys": keys});
+        let said = control
+            .call("config.set", &params)
+            .expect_err("it cannot be right");
+        let said = format!("{said:#}");
+        assert!(said.contains(reason), "{params}: {said}");
+        // A freeze takes 30 s beside what hangs.
+        assert!(begun.elapsed() < SOON, "{params}: {:?}", begun.elapsed());
+    }
+    for keys in [
+        both(json!({"tunables": {"read_lat_nsec": 1}})),
+        both(json!({"tunables": {"slice_idle": 0}})),
+        both(json!({"depth": 100_000})),
+        both(json!({"io_poll_delay": -2})),
+    ] {
+        // Of its disk alone the scheduler is named.
+        let toml = control.call("config.get", &json!({})).expect("the configuration");
+        let toml = toml["toml"]
+            .as_str()
+            .expect("a text")
+            .replace("sched = \"bfq\"\n", "");
+        let table = |keys: &Value| {
+            let lines = keys.as_object().expect("an object").iter().map(|(key, value)| {
+                let value = value.to_string().replace("\":", "\" = ");
+                format!("{key} = {value}\n")
+            });
+            format!("[queue.q]\n{}", lines.collect::<String>())
+        };
+        let begun = Instant::now();
+        let applied = control.call("config.apply", &json!({"toml": toml + &table(&keys)}));
+        let said = format!("{:#}", applied.expect_err("it cannot be right"));
+        assert!(
+            said.contains("rejected") || said.contains("no tunable"),
+            "{keys}: {said}"
+        );
+        assert!(begun.elapsed() < SOON, "{keys}: {:?}: {said}", begun.elapsed());
+    }
+    let after = control.call("queue.list", &json!({})).expect("a list");
+    assert_eq!(after, before, "nothing has changed");
+    stage.silent.go_on();
+    drop(hung);
+    daemon.stop();
+}
+
+#[test]
+fn tunable_goes_back_to_its_default_beside_a_read_that_hangs() {
+    let Some(stage) = Stage::new("hung,queue=q") else {
+        return;
+    };
+    let (daemon, hung, mut control) = beside_a_read_that_hangs(&stage, "bfq");
+    let mut set = |tunables: Value, expected: u64| {
+        let begun = Instant::now();
+        let params = json!({"kind": "queue", "name": "q", "keys": {"tunables": tunables}});
+        control.call("config.set", &params).expect("it can be set");
+        assert!(begun.elapsed() < SOON, "{params}: {:?}", begun.elapsed());
+        let queues = control.call("queue.list", &json!({})).expect("a list");
+        let mut queues = queues.as_array().expect("of queues").iter();
+        let queue = queues.find(|queue| queue["name"] == "q").expect("it is there");
+        assert_eq!(queue["tunables"]["slice_idle"], expected, "{params}");
+    };
+    set(json!({"slice_idle": 3, "low_latency": 1}), 3);
+    set(json!({"low_latency": 1}), 8);
+    set(json!({"slice_idle_us": 2000}), 2);
+    set(Value::Null, 8);
+    stage.silent.go_on();
+    drop(hung);
+    daemon.stop();
+}
+
 /// Waits until a request of a queue is out. What a client has sent may still be in its socket.
 fn wait_until_in_flight(control: &mut Control, queue: &str) {
     let end = Instant::now() + LIMIT;
@@ -233,5 +358,7 @@ fn start_that_hangs_at_an_open_is_ended_by_a_second_signal() {
 }
 
 const LIMIT: Duration = Duration::from_secs(15);
+/// Long before a freeze beside a request that hangs is given up.
+const SOON: Duration = Duration::from_secs(5);
 /// The last sync gets 30 s.
 const SYNC_LIMIT: Duration = Duration::from_secs(45);

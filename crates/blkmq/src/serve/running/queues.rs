@@ -37,8 +37,14 @@ impl Running {
     /// no new disk needs a queue that cannot take it.
     pub(super) fn check_queues(&self, old: &Config, new: &Config) -> Result<()> {
         self.wishes(new, new)?;
+        // Those that new disks bring, too, so that nothing is done before one of them is refused.
+        for queue in new.queues.keys() {
+            let disks = new.disks.iter().filter(|disk| disk.queue_name() == Some(queue));
+            settings::wish(new, queue, disks.map(|disk| disk.name.as_str()))?;
+        }
         let control = self.control();
-        for (id, _, is) in self.wishes(old, new)? {
+        for (id, was, is) in self.wishes(old, new)? {
+            live::check_queue(&control, id, &was, &is)?;
             let queue = control.core(id)?;
             let (name, max) = (queue.name(), queue.depth_max());
             if let Some(depth) = is.depth.filter(|depth| *depth > max) {
