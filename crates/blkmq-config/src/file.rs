@@ -49,7 +49,7 @@ struct File {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Daemon {
-    reactors: Option<u16>,
+    reactors: Option<Value>,
     shutdown_limit: Option<String>,
     wait: Option<String>,
     sched: Option<String>,
@@ -63,13 +63,13 @@ struct Daemon {
 #[serde(deny_unknown_fields)]
 struct Queue {
     sched: Option<String>,
-    depth: Option<u32>,
+    depth: Option<Value>,
     timeout: Option<String>,
     merges: Option<Value>,
     io_poll: Option<Value>,
     io_poll_delay: Option<Value>,
     #[serde(default)]
-    tunables: BTreeMap<String, u64>,
+    tunables: BTreeMap<String, Value>,
 }
 
 impl Config {
@@ -139,12 +139,13 @@ fn read(file: File, mut all: toml::Table, registries: &Registries) -> Result<Con
 
 impl Daemon {
     fn add_to(self, config: &mut Config, registries: &Registries) -> Result<()> {
-        if let Some(0) = self.reactors {
+        let reactors = self.reactors.as_ref();
+        config.reactors = reactors.map(|value| whole("reactors", value)).transpose()?;
+        if let Some(0) = config.reactors {
             bail!(
                 "reactors=0 rejected: must be from 1 to {REACTORS_MAX}, or left out for one for each processor"
             );
         }
-        config.reactors = self.reactors;
         if let Some(text) = &self.shutdown_limit {
             config.shutdown_limit = duration("shutdown_limit", text)?;
         }
@@ -170,7 +171,11 @@ impl Queue {
                 .as_deref()
                 .map(|name| elevator(name, elevators))
                 .transpose()?,
-            depth: self.depth,
+            depth: self
+                .depth
+                .as_ref()
+                .map(|value| whole("depth", value))
+                .transpose()?,
             timeout: self
                 .timeout
                 .as_deref()
@@ -189,7 +194,11 @@ impl Queue {
                     .transpose()?,
                 delay: self.io_poll_delay.as_ref().map(delay).transpose()?,
             },
-            tunables: self.tunables.into_iter().collect(),
+            tunables: self
+                .tunables
+                .into_iter()
+                .map(|(name, value)| Ok((name.clone(), whole(&name, &value)?)))
+                .collect::<Result<_>>()?,
         })
     }
 }
@@ -219,6 +228,17 @@ fn switch(key: &str, value: &Value) -> Result<bool> {
         Value::String(text) => Ok(blkmq_host::value::switch(key, text)?),
         other => bail!("{key}={other} rejected: must be true, false, \"on\" or \"off\""),
     }
+}
+
+/// Parses a whole number; what is given as a text, too, as `ctl` passes on what is no number of TOML.
+fn whole<N: TryFrom<u64>>(key: &str, value: &Value) -> Result<N> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let most = 8 * size_of::<N>() as u32;
+    let most = u64::MAX.checked_shr(64 - most).unwrap_or(u64::MAX);
+    Ok(value::whole(key, &text, 0..=most, "a whole number")?)
 }
 
 /// Parses `io_poll_delay`: a number, or `"auto"`.
@@ -400,6 +420,30 @@ mod tests {
             ("[disk.a]\nram = \"1M\"\ncolour = 3", "colour"),
             ("[disk.a]\nram = [1]", "[disk.a] ram"),
             ("[queue.q]\nsched = \"cfq\"", "[queue.q]"),
+            (
+                "[queue.q]\ndepth = 1.5",
+                "[queue.q]: depth=1.5 rejected: must be a whole number",
+            ),
+            (
+                "[queue.q]\ndepth = -1",
+                "depth=-1 rejected: must be a whole number",
+            ),
+            (
+                "[queue.q]\ntunables = { slice_idle = \"a\" }",
+                "slice_idle=a rejected: must be a whole number",
+            ),
+            (
+                "[daemon]\nreactors = 70007",
+                "reactors=70007 rejected: must be a whole number",
+            ),
+            (
+                "[group.\"/a\"]\nweight = 1.5",
+                "weight=1.5 rejected: must be a whole number from 1 to 1000",
+            ),
+            (
+                "[group.\"/a\"]\ncolour = 3",
+                "key colour rejected: a group has no such key; it has weight",
+            ),
             (
                 "[daemon]\nsched = \"cfq\"",
                 "[daemon]: sched=cfq rejected: must be one of none",

@@ -57,7 +57,7 @@ impl GroupSpec {
         let kind = CapKind::ALL.into_iter().find(|kind| kind.name() == name);
         match (key, kind) {
             ("weight", _) => {
-                let weight = value::whole(key, value, 1..=1000, "from 1 to 1000")?;
+                let weight = value::whole(key, value, 1..=1000, "a whole number from 1 to 1000")?;
                 if self.path == "/" && weight != WEIGHT_DEFAULT {
                     return value::bad(
                         key,
@@ -89,8 +89,8 @@ impl GroupSpec {
                 self.caps.set(kind, Some(cap));
             }
             _ => {
-                return Err(ConfigError::UnknownKey {
-                    driver: "group",
+                return Err(ConfigError::NoSuchKey {
+                    part: "a group",
                     key: key.to_owned(),
                     known: KEYS,
                 });

@@ -22,6 +22,7 @@ use blkmq_core::time::Nanos;
 use self::attach::Attached;
 use self::build::build;
 use self::control::Control;
+use crate::counted::counted;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::reactor::Reactor;
@@ -175,7 +176,12 @@ impl Engine {
         self.wait_for(
             limit,
             || attached() == 0,
-            || format!("{} threads are still attached", attached()),
+            || {
+                format!(
+                    "{} still attached",
+                    counted(attached(), "thread is", "threads are")
+                )
+            },
         )?;
         for (_, entry) in shared.entries() {
             let queue = &entry.queue;

@@ -7,6 +7,8 @@ use blkmq_core::group::GroupError;
 use blkmq_core::ids::ReactorId;
 use blkmq_core::queue::ConfigError;
 use blkmq_core::sched::TunableError;
+
+use crate::counted::counted;
 use blkmq_core::time::Nanos;
 
 /// Why the engine could not be set up, changed or shut down.
@@ -90,8 +92,9 @@ pub enum Error {
     },
     /// Requests under way on a queue have not ended in time.
     #[error(
-        "queue {queue}: {outstanding} requests are still under way after {waited}; is the device answering? \
-         A thread that holds unended I/O must poll meanwhile"
+        "queue {queue}: {} still under way after {waited}; is the device answering? A thread that holds unended I/O must poll \
+         meanwhile",
+        counted(*outstanding as usize, "request is", "requests are")
     )]
     NotDrained {
         /// The queue's name.

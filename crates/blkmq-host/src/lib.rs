@@ -7,11 +7,12 @@
 //! | `reactor` | one thread with one place to wait: it runs the queues, calls doors ([`service`]), and [`sleep`]s or [`mod@wait`]s |
 //! | `uring` | a thread's io_uring, shared among drivers and doors ([`ring`]) |
 //!
-//! [`device`] is the interface that a drive implements, [`block_locks`] keeps small writes apart that change whole blocks, [`found`] opens what a configuration names, [`value`] defines how the values of keys are written.
+//! [`device`] is the interface that a drive implements, [`block_locks`] keeps small writes apart that change whole blocks, [`found`] opens what a configuration names, [`value`] defines how the values of keys are written, [`mod@counted`] how many there are of something.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod block_locks;
 pub mod clock;
+pub mod counted;
 pub mod device;
 pub mod disk;
 pub mod engine;

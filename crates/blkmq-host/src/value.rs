@@ -20,6 +20,16 @@ pub enum ConfigError {
         /// The keys that the driver has, separated by commas.
         known: &'static str,
     },
+    /// There is no such key for a part of the configuration that has no driver.
+    #[error("key {key} rejected: {part} has no such key; it has {known}")]
+    NoSuchKey {
+        /// The part, as in `a group`.
+        part: &'static str,
+        /// The key that was given.
+        key: String,
+        /// The keys that it has, separated by commas.
+        known: &'static str,
+    },
     /// The value is not one of those that the key takes.
     #[error("{key}={value} rejected: must be {allowed}")]
     BadValue {

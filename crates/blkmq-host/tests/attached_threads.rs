@@ -293,7 +293,7 @@ fn shutdown_names_the_threads_that_are_still_attached() {
     let engine = engine(1, 1, NullConfig::bare(), sched::NONE);
     let attached = engine.attach().unwrap();
     let error = engine.shutdown(Nanos::from_millis(20)).unwrap_err();
-    assert_eq!(error.to_string(), "shutdown: 1 threads are still attached");
+    assert_eq!(error.to_string(), "shutdown: 1 thread is still attached");
     drop(attached);
 }
 

@@ -31,6 +31,7 @@ use blkmq_core::time::Nanos;
 use blkmq_export::common::{self, Common};
 use blkmq_export::front_door::FRONT_DOORS;
 use blkmq_export::handover::{Handover, Phase};
+use blkmq_host::counted::counted;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::{Engine, EngineConfig};
 use blkmq_host::size_news::SizeNews;
@@ -397,11 +398,12 @@ impl Daemon {
         let file = args.config.as_ref();
         let file = file.map_or_else(|| "flags alone".to_owned(), |file| file.display().to_string());
         format!(
-            "blkmq {}: {disks} disks on {} queues ({}), {} threads, by {file}",
+            "blkmq {}: {} on {} ({}), {}, by {file}",
             env!("CARGO_PKG_VERSION"),
-            queues.len(),
+            counted(disks, "disk", "disks"),
+            counted(queues.len(), "queue", "queues"),
             schedulers.join(", "),
-            self.engine.reactors(),
+            counted(self.engine.reactors(), "thread", "threads"),
         )
     }
 

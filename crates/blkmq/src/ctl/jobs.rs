@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use blkmq_host::value::{self, ConfigError};
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::json;
@@ -21,11 +22,16 @@ pub struct WorkArgs {
     #[arg(add = ArgValueCompleter::new(Disks))]
     pub disk: String,
     /// Weight of this work among the disk's neighbours, 1 to 1000
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 100, value_parser = weight)]
     pub weight: u16,
     /// Do not wait until it is done
     #[arg(long)]
     pub no_wait: bool,
+}
+
+/// Parses `--weight`.
+fn weight(text: &str) -> Result<u16, ConfigError> {
+    value::whole("weight", text, 1..=1000, "a whole number from 1 to 1000")
 }
 
 /// Begins work on a disk's image by this method, and waits for its end, unless that is not wanted.

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use anyhow::{Context, Result, bail};
 use blkmq_config::{Config, DiskSpec, plan_for_check};
 use blkmq_export::common::{Address, check_socket};
+use blkmq_host::counted::counted;
 use blkmq_host::device::FileId;
 use blkmq_host::engine::Engine;
 
@@ -35,7 +36,9 @@ pub(super) fn check(config: &Config) -> Result<()> {
     let (disks, queues) = (config.disks.len(), queues?);
     writeln!(
         io::stdout(),
-        "{disks} disks on {queues} queues: all can be served"
+        "{} on {}: all can be served",
+        counted(disks, "disk", "disks"),
+        counted(queues, "queue", "queues")
     )?;
     Ok(())
 }

@@ -212,7 +212,7 @@ fn neither_a_check_nor_a_refusal_leaves_a_file_behind() {
         Duration::from_secs(30),
     );
     assert!(checked.status.success(), "{checked:?}");
-    assert!(String::from_utf8_lossy(&checked.stdout).contains("1 disks on 1 queues: all can be served"));
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("1 disk on 1 queue: all can be served"));
     let refusal = case(
         "a size that is no multiple of a block",
         &scratch,

@@ -99,7 +99,7 @@ fn resize_says_which_clients_are_told_and_which_cannot_be() {
         not_told.contains("front end process") && not_told.contains("PATCH /drives/ID"),
         "{not_told}"
     );
-    let is_warned = |line: &str| line.contains("1 clients are not told that it has grown");
+    let is_warned = |line: &str| line.contains("1 client is not told that it has grown");
     assert!(daemon.wait_for(LONG, is_warned), "{}", daemon.said());
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     ours.set_read_timeout(Some(LONG)).expect("a time limit");

@@ -38,6 +38,10 @@ pub(in crate::control) fn values(keys: Map<String, Value>) -> Result<Vec<(String
     let value = |(key, value): (String, Value)| {
         let value = match value {
             Value::Null => None,
+            // More than TOML's numbers have room for: the key's own limits refuse it.
+            Value::Number(number) if number.is_u64() && number.as_i64().is_none() => {
+                Some(toml::Value::String(number.to_string()))
+            }
             value => {
                 let converted = toml::Value::try_from(&value);
                 // Not its value: that may be somebody's passphrase.
@@ -144,7 +148,12 @@ impl<'de> MapAccess<'de> for Fields<'de> {
             let error = error.to_string();
             // Behind the value.
             let wanted = error.rsplit_once(", expected ").map(|(_, wanted)| wanted);
-            let wanted = wanted.unwrap_or("something else");
+            let wanted = match wanted.unwrap_or("something else") {
+                "u8" => "a whole number from 0 to 255",
+                "u16" => "a whole number from 0 to 65535",
+                "u32" | "u64" | "usize" => "a whole number",
+                other => other,
+            };
             serde_json::Error::custom(format_args!("{name} rejected: must be {wanted}"))
         })
     }
@@ -179,15 +188,15 @@ mod tests {
         for (params, said) in [
             (
                 json!({"disk": "a", "weight": "swordfish"}),
-                "params: weight rejected: must be u16",
+                "params: weight rejected: must be a whole number from 0 to 65535",
             ),
             (
                 json!({"disk": "a", "weight": "sword, expected fish"}),
-                "params: weight rejected: must be u16",
+                "params: weight rejected: must be a whole number from 0 to 65535",
             ),
             (
                 json!({"disk": "a", "weight": 70_007}),
-                "params: weight rejected: must be u16",
+                "params: weight rejected: must be a whole number from 0 to 65535",
             ),
             (json!({"disk": 70_007}), "params: disk rejected: must be a string"),
             (
@@ -200,7 +209,7 @@ mod tests {
             ),
             (
                 json!({"disk": "a", "disks": {"b": ["swordfish"]}}),
-                "params: disks rejected: must be u64",
+                "params: disks rejected: must be a whole number",
             ),
             (
                 json!({"disk": "a", "disks": "swordfish"}),

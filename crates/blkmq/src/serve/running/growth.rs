@@ -5,6 +5,7 @@ use std::sync::MutexGuard;
 use anyhow::Result;
 use blkmq_config::{Config, Document, Kind};
 use blkmq_host::control::Control;
+use blkmq_host::counted::counted;
 use blkmq_host::disk::{Disk, Hearing};
 
 use super::{Running, State};
@@ -28,8 +29,8 @@ impl Running {
             let (_, not_told) = self.hearings(name);
             if let Some((who, why)) = not_told.first() {
                 tracing::warn!(
-                    "disk {name}: {} clients are not told that it has grown, such as {who}: {why}",
-                    not_told.len()
+                    "disk {name}: {} not told that it has grown, such as {who}: {why}",
+                    counted(not_told.len(), "client is", "clients are")
                 );
             }
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use blkmq_core::bio::{Bio, Op};
 use blkmq_core::ids::ReactorId;
+use blkmq_host::counted::counted;
 use blkmq_host::disk::Disk;
 use blkmq_host::engine::Engine;
 use blkmq_host::ring::Completion;
@@ -96,7 +97,10 @@ impl Flusher {
             .wait_timeout_while(state, limit, |state| state.left > 0);
         let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
-            bail!("{} disks were not flushed after {limit:?}", state.left);
+            bail!(
+                "{} not flushed after {limit:?}",
+                counted(state.left, "disk was", "disks were")
+            );
         }
         if !state.failed.is_empty() {
             bail!("{}", state.failed.join("; "));

@@ -16,6 +16,7 @@ use blkmq_export::handover::channel::{Channel, ChannelError};
 use blkmq_export::handover::codec::{self, Message, VERSION, VERSION_MIN, VERSION_OF_SOURCES};
 use blkmq_export::handover::{Handover, Phase};
 use blkmq_host::control::Control;
+use blkmq_host::counted::counted;
 
 use super::sources::{Ours, Predecessor};
 use super::{ANSWER_MAX, Earlier, START_MAX};
@@ -191,14 +192,18 @@ fn take_clients(
     tell_taken(channel)?;
     match file::end_takeover() {
         0 => {}
-        files => tracing::info!("upgrade: {files} files are not locked any more: no disk is in them here"),
+        files => tracing::info!(
+            "upgrade: {} not locked any more: no disk is there",
+            counted(files, "file is", "files are")
+        ),
     }
     handover.resume();
     for address in handover.drop_unused() {
         tracing::info!("upgrade: {address} is not served any more");
     }
     tracing::info!(
-        "upgrade: took over {count} connections, {:.1} ms after the last was handed over",
+        "upgrade: took over {}, {:.1} ms after the last was handed over",
+        counted(count as usize, "connection", "connections"),
         start.elapsed().as_secs_f64() * 1e3
     );
     // Clients do not wait for it: the other daemon's locks, which are shared, hold until then.

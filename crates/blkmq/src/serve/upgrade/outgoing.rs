@@ -19,6 +19,7 @@ use blkmq_export::handover::codec::{
     self, Message, Origin, VERSION, VERSION_MIN, VERSION_OF_KEYS, VERSION_OF_SOURCES,
 };
 use blkmq_host::control::{Control, Uncapped};
+use blkmq_host::counted::counted;
 use blkmq_host::device::FileId;
 use blkmq_host::disk::{Disk, MAPPED};
 use blkmq_host::engine::Engine;
@@ -227,7 +228,8 @@ impl Conductor {
                 // Release: pairs with the Acquire in `has_left`.
                 self.shared.has_left.store(true, Ordering::Release);
                 tracing::info!(
-                    "upgrade: {peer} has taken over {connections} connections; they were not served for {:.1} ms",
+                    "upgrade: {peer} has taken over {}, not served for {:.1} ms",
+                    counted(connections, "connection", "connections"),
                     pause.as_secs_f64() * 1e3
                 );
                 Ok(held)
