@@ -190,6 +190,7 @@ impl Wf2q {
         let entity = &mut self.entities[id.index()];
         entity.set_weight(weight);
         entity.start = time.wrapping_add(lead as u64);
+        self.limit_due(id);
         self.bring_within_bound(id);
         if was_counted {
             self.count(id);

@@ -306,6 +306,20 @@ impl Wf2q {
         tree.lead.present.push(&mut self.entities, id.0);
     }
 
+    /// Moves an entity's start forward to the earliest that a present one may have: with a smaller weight, what it was due
+    /// may be more than that, and all others would be brought behind it, and be held for it.
+    pub(super) fn limit_due(&mut self, id: EntityId) {
+        let lead_max = self.lead_max;
+        let bound = self.bound_with(id, lead_max);
+        let tree = self.tree_of(id);
+        let earliest = tree.time.wrapping_sub(DUE_PRESENT * bound);
+        let is_bounded = tree.is_bounded(lead_max);
+        let entity = &mut self.entities[id.index()];
+        if is_bounded && before(entity.start, earliest) {
+            entity.start = earliest;
+        }
+    }
+
     /// Moves an entity's start back to the bound, if it is beyond: a small weight may have moved it far, and the tree's
     /// time with it.
     pub(super) fn bring_within_bound(&mut self, id: EntityId) {

@@ -441,3 +441,47 @@ fn modest_urgent_member_does_not_wait_for_anothers_due() {
     assert_eq!(world.serve(), Some((3, 1000)));
     assert_eq!(world.serve(), Some((2, 1000)));
 }
+
+#[test]
+fn smaller_weight_leaves_nobody_due_more_than_before() {
+    let mut world = World::new(3, 3);
+    world.wf2q.set_lead_max(LEAD_MAX.into());
+    let set = |world: &mut World, weights: [u32; 2]| {
+        for (group, weight) in (1..).zip(weights) {
+            world.wf2q.set_weight(world.wf2q.group(group), weight);
+        }
+    };
+    set(&mut world, [100, 1000]);
+    for leaf in [1, 2] {
+        world
+            .wf2q
+            .begin(world.wf2q.leaf(leaf), |_, _| Return::OF_NEWCOMER);
+    }
+    world.arrive(1, 20_000, 1000);
+    world.arrive(2, 1, 1000);
+    // The second misses service, as during a probe of the first.
+    world.wf2q.set_only(Some(world.wf2q.group(1)));
+    world.wf2q.set_open(true);
+    (0..600).for_each(|_| assert_eq!(world.serve(), Some((1, 1000))));
+    world.wf2q.set_only(None);
+    world.wf2q.set_open(false);
+    // What the second is due is far more at its small weight, and the first was brought to it.
+    set(&mut world, [101, 1]);
+    set(&mut world, [100, 300]);
+    let mut served = || {
+        // The longest time for which one may be due something.
+        for _ in 0..64 * LEAD_MAX / 1000 {
+            if world.packets[2].is_empty() {
+                world.arrive(2, 1, 1000);
+            }
+            world.serve();
+        }
+        [1, 2].map(|leaf| world.served[leaf] / 1000)
+    };
+    let (before, after) = (served(), served());
+    let [first, second] = [0, 1].map(|of| after[of] - before[of]);
+    assert!(
+        second.abs_diff(3 * first) <= 6,
+        "at three times the weight: {second} beside {first}"
+    );
+}
