@@ -1,8 +1,9 @@
 //! What tests and instruments share, written once and never shipped: a [`Daemon`] under test and clients of it
-//! ([`nbd`], [`vhost_user`]), [`tools`] of other projects, seeded chance ([`Random`]), files ([`Scratch`]), and
-//! the report of a [skipped](skip()) test.
+//! ([`nbd`], [`vhost_user`]), a [`debugger`], [`tools`] of other projects, seeded chance ([`Random`]), files
+//! ([`Scratch`]), and the report of a [skipped](skip()) test.
 
 pub mod daemon;
+pub mod debugger;
 mod latency;
 pub mod nbd;
 mod random;

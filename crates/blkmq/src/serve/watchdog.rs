@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use blkmq_core::ids::ReactorId;
 
 use super::notify;
 use super::running::Running;
@@ -15,21 +16,31 @@ use super::running::Running;
 ///
 /// # Errors
 /// There can be no thread.
-pub(super) fn start(running: Weak<Running>) -> Result<()> {
+pub(super) fn start(watched: Weak<Running>) -> Result<()> {
     if !notify::is_asked_for() {
         return Ok(());
     }
     let interval = interval(std::env::var("WATCHDOG_USEC").ok().as_deref());
     let watch = move || {
-        while let Some(running) = running.upgrade() {
+        while let Some(running) = watched.upgrade() {
             let mut answers = running.control().ask_reactors();
             drop(running);
             let silent = answers.wait(interval);
-            if !silent.is_empty() {
-                tracing::error!("watchdog: these reactors do not answer: {silent:?}");
+            let is_silent = !silent.is_empty();
+            if is_silent {
+                tracing::error!("watchdog: no answer within {interval:?} from {}", listed(silent));
             }
             // They are not asked again before they answer, and nobody is told that all is well.
-            while !answers.wait(interval).is_empty() {}
+            while !answers.wait(interval).is_empty() {
+                // Reactors that have ended never answer.
+                if watched.strong_count() == 0 {
+                    return;
+                }
+                thread::sleep(PAUSE);
+            }
+            if is_silent {
+                tracing::info!("watchdog: every reactor answers again");
+            }
             notify::is_alive();
             thread::sleep(interval);
         }
@@ -39,6 +50,15 @@ pub(super) fn start(running: Weak<Running>) -> Result<()> {
         .spawn(watch)
         .context("no thread for the watchdog can be made")?;
     Ok(())
+}
+
+/// Reactors by the names of their threads.
+fn listed(reactors: &[ReactorId]) -> String {
+    let names: Vec<String> = reactors
+        .iter()
+        .map(|reactor| format!("blkmq-r{}", reactor.0))
+        .collect();
+    names.join(", ")
 }
 
 /// How often a sign is sent: a third of what the service manager waits.
@@ -51,6 +71,8 @@ fn interval(told_us: Option<&str>) -> Duration {
 
 /// The unit waits for 30 s.
 const INTERVAL_MAX: Duration = Duration::from_secs(5);
+/// Between looks at answers that cannot come, while the daemon ends.
+const PAUSE: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

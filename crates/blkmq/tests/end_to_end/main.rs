@@ -64,3 +64,4 @@ mod trace;
 mod ublk;
 mod upgrade;
 mod vhost_user;
+mod watchdog;
