@@ -188,7 +188,7 @@ pub fn remove_disk(control: &Control, name: &str, limit: Nanos) -> anyhow::Resul
     if is_last && control.device(disk.queue)?.is_removable() {
         if let Err(error) = control.remove_queue(disk.queue) {
             // The disk is removed, and its clients have left: what is left of its queue ends with the daemon.
-            tracing::error!("disk {name}: removed; its queue stays: {error}");
+            tracing::error!(disk = name, "disk {name}: removed; its queue stays: {error}");
         }
         return Ok(());
     }

@@ -157,6 +157,7 @@ fn open_all(config: &Config, purpose: Purpose) -> Result<(Plan, Vec<String>), Er
 fn keep_size(disk: &mut DiskEntry, size: u64, user: &str) {
     if size < disk.size {
         tracing::warn!(
+            disk = disk.name,
             "disk {}: only the {size} bytes of its size= are used of {}, since disk {user} lies on it",
             disk.name,
             disk.size

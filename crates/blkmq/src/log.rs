@@ -5,6 +5,8 @@
 
 pub mod filter;
 pub mod format;
+pub mod journal;
+pub(crate) mod subjects;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::VecDeque;
@@ -121,7 +123,7 @@ impl Log {
 
     /// Writes a message that no filter applies to, if there is room for it. Does not wait.
     pub fn print(&self, level: Level, text: &str) {
-        self.push(self.0.format.message(level, text).into_bytes());
+        self.push(self.0.format.message(level, text));
     }
 
     /// Writes a message for each line of a text, and waits for room for each until `limit` has passed. For threads that serve
@@ -129,7 +131,7 @@ impl Log {
     pub fn print_long(&self, level: Level, text: &str, limit: Duration) {
         let end = Instant::now() + limit;
         for line in text.lines() {
-            let message = self.0.format.message(level, line).into_bytes();
+            let message = self.0.format.message(level, line);
             self.wait(end, |queue| queue.has_room(message.len()));
             self.push(message);
         }
@@ -212,7 +214,7 @@ impl Shared {
             lost += message.lost_before;
             if lost > 0 {
                 let line = self.format.message(Level::WARN, &lost_line(lost, why.as_ref()));
-                match put(&mut sink, line.as_bytes()) {
+                match put(&mut sink, &line) {
                     Ok(()) => (lost, why) = (0, None),
                     Err(error) => {
                         lost += u64::from(!message.text.is_empty());

@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use blkmq::cli::{Cli, Command};
 use blkmq::log::Log;
 use blkmq::log::filter;
-use blkmq::log::format::{Format, WithPriority};
+use blkmq::log::format::{self, Format, WithPriority};
+use blkmq::log::journal::{Entries, Socket};
 use blkmq::serve;
 use clap::Parser;
 use tracing::Level;
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
     blkmq::complete::answer();
     let cli = Cli::parse();
     let format = Format::of_environment();
-    let log = Log::new(io::stderr(), *format.as_ref().unwrap_or(&Format::Text));
+    let (format, log) = log_of(format);
     log.take_panics();
     let code = match start_tracing(&log, format).and_then(|()| run(cli.command, &log)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -39,16 +40,31 @@ fn main() -> ExitCode {
     code
 }
 
+/// The log in a format, or in what comes nearest to it here.
+fn log_of(format: Result<Format>) -> (Result<Format>, Log) {
+    let format = match format {
+        Ok(Format::Entries) => match Socket::of_environment() {
+            Some(socket) => return (Ok(Format::Entries), Log::new(socket, Format::Entries)),
+            None => Ok(Format::Journal),
+        },
+        format => format,
+    };
+    let log = Log::new(io::stderr(), *format.as_ref().unwrap_or(&Format::Text));
+    (format, log)
+}
+
 /// Writes messages to the log, in the format of the environment, if that is one.
 fn start_tracing(log: &Log, format: Result<Format>) -> Result<()> {
     let (filter, handle) = reload::Layer::new(filter::of_environment()?);
     log.take_filter(move |filter| Ok(handle.reload(filter)?));
     let messages = fmt::layer().with_writer(log.clone()).with_target(false);
     let messages = match format? {
-        Format::Text => messages.boxed(),
+        Format::Text => messages.fmt_fields(format::fields_of_lines()).boxed(),
+        Format::Entries => Entries(log.clone()).boxed(),
         Format::Json => messages.json().flatten_event(true).boxed(),
         Format::Journal => {
             let text = fmt::format().with_target(false).with_ansi(false).without_time();
+            let messages = messages.fmt_fields(format::fields_of_lines());
             messages.event_format(WithPriority(text)).boxed()
         }
     };

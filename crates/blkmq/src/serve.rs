@@ -40,7 +40,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use crate::cli::ServeArgs;
 use crate::control;
-use crate::log::Log;
+use crate::log::{Log, subjects};
 use crate::metrics;
 use crate::sandbox::Sandbox;
 use last_sync::Files;
@@ -106,6 +106,7 @@ fn serve(
     args: &ServeArgs,
     log: &Log,
 ) -> Result<()> {
+    subjects::know(&document, &config);
     tracing::info!("sandbox {}", sandbox.summary);
     // Before anything is opened, so that no signal has the default action once `ready` is printed.
     let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP]).context("signals cannot be handled")?;
@@ -527,6 +528,7 @@ fn warn_of_members(served: &[&Disk], export: &ExportSpec) {
     for disk in served {
         if let (Some(user), Some(_)) = (&disk.used_by, &export.disks) {
             tracing::warn!(
+                disk = disk.name,
                 "disk {}: it is served although disk {user} lies on it: whoever writes to it damages that one",
                 disk.name
             );

@@ -160,10 +160,18 @@ impl Keyring {
         let unlock = format!("blkmq ctl unlock {name} opens it");
         match problem {
             None if is_open => {}
-            None => tracing::info!("disk {name}: is locked, since it has no key=; {unlock}"),
+            None => tracing::info!(
+                disk = name,
+                "disk {name}: is locked, since it has no key=; {unlock}"
+            ),
             Some(error) if was_open => return Err(error.context("it is open in the running daemon")),
-            Some(error) if is_usable => tracing::error!("disk {name}: stays locked: {error:#}; {unlock}"),
-            Some(error) => tracing::error!("disk {name}: stays locked while this daemon runs: {error:#}"),
+            Some(error) if is_usable => {
+                tracing::error!(disk = name, "disk {name}: stays locked: {error:#}; {unlock}")
+            }
+            Some(error) => tracing::error!(
+                disk = name,
+                "disk {name}: stays locked while this daemon runs: {error:#}"
+            ),
         }
         Ok(())
     }
@@ -223,7 +231,7 @@ impl Known {
     ) -> Result<(Self, Result<()>)> {
         let (header, mut place) = open_header(control, source)?;
         if let Some(warning) = &header.warning {
-            tracing::warn!("disk {}: {warning}", spec.name);
+            tracing::warn!(disk = spec.name, "disk {}: {warning}", spec.name);
         }
         let mut known = Self {
             payload: Some(header.payload),

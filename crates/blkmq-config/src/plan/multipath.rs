@@ -125,6 +125,7 @@ pub(crate) fn open(
     };
     if let Some((name, error)) = left_out {
         tracing::warn!(
+            disk = entry.name,
             "disk {}: path {name} is left out until the next start, and others may be: {error}",
             entry.name
         );

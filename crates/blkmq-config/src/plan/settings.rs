@@ -55,7 +55,10 @@ pub(crate) fn warn_of_empty_groups(config: &Config) {
     let named = scheduler::listed(&empty);
     match empty.len() {
         0 => {}
-        1 => tracing::warn!("group {named}: no disk is in it, so its settings have no effect"),
+        1 => tracing::warn!(
+            group = named,
+            "group {named}: no disk is in it, so its settings have no effect"
+        ),
         _ => tracing::warn!("groups {named}: no disk is in them, so their settings have no effect"),
     }
 }

@@ -328,6 +328,7 @@ impl FileDisk {
         if range > self.range() && range <= BLOCK_BYTES_MAX && self.size().is_multiple_of(range.into()) {
             self.set_range(range);
             tracing::info!(
+                source = %self.path.display(),
                 "file {:?}: direct I/O needs blocks of {range} bytes from now on, as after a clone; smaller requests read \
                  and write whole ones",
                 self.path

@@ -124,6 +124,7 @@ impl FileDisk {
             }
             Err(_) if config.direct == Direct::Off => {}
             Err(reason) => tracing::warn!(
+                source = %self.path.display(),
                 "file {:?}: goes through the page cache, since {reason}; direct=off says so without this warning",
                 self.path
             ),
@@ -145,7 +146,7 @@ impl FileDisk {
 fn lock_for(purpose: Purpose, file: &File, config: &FileConfig) -> Result<Lock, FileError> {
     match lock::lock(file, &config.path, config.read_only) {
         Err(FileError::Locked { path, holder, .. }) if purpose == Purpose::Check && !lock::is_ours(file) => {
-            tracing::info!("file {path:?}: in use by {holder} now, which a check ignores");
+            tracing::info!(source = %path.display(), "file {path:?}: in use by {holder} now, which a check ignores");
             Ok(Lock::None)
         }
         locked => locked,
@@ -184,6 +185,7 @@ fn open_or_create(purpose: Purpose, config: &FileConfig) -> Result<(File, bool),
             let created = options.create_new(true).mode(0o600).open(&config.path);
             let file = created.map_err(|error| system(config, "create it", error, ""))?;
             tracing::warn!(
+                source = %config.path.display(),
                 "file {:?}: was missing, and is created empty with size={}, as create=on says: if it should be there, is its \
                  filesystem mounted? Take create=on out once the file is there",
                 config.path,
@@ -271,7 +273,7 @@ fn measured_size(file: &File, config: &FileConfig) -> Result<u64, FileError> {
         _ if size == 0 => Err(FileError::Empty { path }),
         Some(wanted) if wanted > size => Err(FileError::TooSmall { path, size, wanted }),
         Some(wanted) if wanted < size => {
-            tracing::info!("file {path:?}: has grown from size={wanted} to {size} bytes");
+            tracing::info!(source = %path.display(), "file {path:?}: has grown from size={wanted} to {size} bytes");
             Ok(size)
         }
         _ => Ok(size),

@@ -67,7 +67,7 @@ impl FileDisk {
         self.lost_from.store(u64::MAX, Ordering::Relaxed);
         self.is_failing.store(false, Ordering::Relaxed);
         self.is_full.store(false, Ordering::Relaxed);
-        tracing::info!("file {:?}: opened again", self.path);
+        tracing::info!(source = %self.path.display(), "file {:?}: opened again", self.path);
         Ok(())
     }
 
@@ -116,6 +116,7 @@ impl FileDisk {
         new.size.store(old, Ordering::Relaxed);
         new.note_lost_with(self);
         tracing::info!(
+            source = %self.path.display(),
             "file {:?}: opened anew, on another mount of its filesystem",
             self.path
         );

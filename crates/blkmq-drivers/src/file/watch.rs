@@ -29,6 +29,7 @@ pub(super) fn watch(disk: &Arc<FileDisk>) {
         // The next one tries it again.
         watched.remove(&filesystem);
         tracing::warn!(
+            source = %disk.path().display(),
             "file {:?}: there is no thread that asks its filesystem where it ends: {error}",
             disk.path()
         );

@@ -68,13 +68,18 @@ impl NbdDisk {
         // Reconnections read the files as well, and do not say it again.
         let tls = config.tls().ok().flatten();
         for problem in tls.iter().flat_map(blkmq_tls::Client::left_out) {
-            tracing::warn!("nbd {}: an authority is left out: {problem}", config.text);
+            tracing::warn!(
+                source = config.text,
+                "nbd {}: an authority is left out: {problem}",
+                config.text
+            );
         }
         let mut config = config.clone();
         let wanted = config.connections.unwrap_or(2);
         if wanted > 1 && !shape.can(TransmissionFlags::CAN_MULTI_CONN) {
             if config.connections.is_some() {
                 tracing::warn!(
+                    source = config.text,
                     "nbd {}: connections={wanted} is not possible, one is used: the server does not say that a flush on one \
                      connection covers the writes on others (CAN_MULTI_CONN)",
                     config.text

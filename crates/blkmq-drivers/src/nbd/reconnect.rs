@@ -155,6 +155,7 @@ impl Reconnector {
             && !had_no_thread
         {
             tracing::error!(
+                source = self.config.text,
                 "nbd {}: no thread to connect with: {error}; trying again every second",
                 self.config.text
             );
@@ -207,7 +208,11 @@ impl Reconnector {
                 }
                 Err(problem) => {
                     if complaint.as_ref() != Some(&problem) {
-                        tracing::warn!("nbd {}: {problem}; trying again", self.config.text);
+                        tracing::warn!(
+                            source = self.config.text,
+                            "nbd {}: {problem}; trying again",
+                            self.config.text
+                        );
                         complaint = Some(problem);
                     }
                     missing_one.of.put(News::Failed);

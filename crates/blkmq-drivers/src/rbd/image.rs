@@ -334,7 +334,7 @@ impl Image {
         ] {
             new.store(old.load(Ordering::Relaxed) + more, Ordering::Relaxed);
         }
-        tracing::info!("rbd {}: opened again, over a new connection", self.name());
+        tracing::info!(source = %self.name(), "rbd {}: opened again, over a new connection", self.name());
         Ok(Some(new))
     }
 
@@ -427,6 +427,7 @@ impl Image {
             _ => io::Error::from_raw_os_error(errno),
         };
         tracing::error!(
+            source = %self.name(),
             "rbd {}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only{withheld}",
             self.name()
         );
@@ -445,7 +446,7 @@ impl Image {
         self.is_failing.store(false, Ordering::Relaxed);
         self.latest_errno.store(0, Ordering::Relaxed);
         if let Some(withheld) = self.log.take(now) {
-            tracing::info!("rbd {}: requests succeed again{withheld}", self.name());
+            tracing::info!(source = %self.name(), "rbd {}: requests succeed again{withheld}", self.name());
         }
     }
 }

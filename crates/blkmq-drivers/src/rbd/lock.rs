@@ -32,6 +32,7 @@ pub(super) fn take(raw: &RawImage, image: &str, wait: Duration) -> Result<(), Rb
         }
         if !std::mem::replace(&mut has_waited, true) {
             tracing::info!(
+                source = %image,
                 "rbd {image}: waits up to {wait:?} for the client at {owner}, which has its exclusive lock"
             );
         }

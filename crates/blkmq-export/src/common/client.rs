@@ -22,7 +22,7 @@ use blkmq_host::service::{Cx, Service};
 
 use super::admission::{self, Ticket};
 use super::life::{Event, Life, Resume};
-use super::log::Log;
+use super::log::{About, Log};
 use super::sessions::{DiskSession, DiskSessions, Refusal, SessionName};
 use crate::handover::{Phase, Registration, Saved};
 
@@ -60,6 +60,11 @@ pub(crate) trait Protocol: Sized {
 
     /// The name of the client for a message.
     fn name(client: &Client<Self>) -> String;
+
+    /// The process or the address at the other end, if messages have one.
+    fn peer(&self) -> Option<&str> {
+        None
+    }
 
     /// The client is on its reactor; one that another daemon has saved selects its disk again.
     ///
@@ -273,15 +278,34 @@ impl<P: Protocol> Client<P> {
     /// Writes a warning about the client.
     #[cold]
     pub(crate) fn warn(&self, now: Instant, what: fmt::Arguments<'_>) {
+        self.warn_about(now, None, what);
+    }
+
+    /// The same about a disk that it has not selected.
+    #[cold]
+    pub(crate) fn warn_about(&self, now: Instant, disk: Option<&str>, what: fmt::Arguments<'_>) {
+        let about = About {
+            disk: disk.or(self.about().disk),
+            ..self.about()
+        };
         let what = format_args!("{} {what}", P::name(self));
-        self.protocol.log().warn(now, what);
+        self.protocol.log().warn(now, about, what);
     }
 
     /// Writes an event of the client that is no defect.
     #[cold]
     pub(crate) fn info(&self, now: Instant, what: fmt::Arguments<'_>) {
         let what = format_args!("{} {what}", P::name(self));
-        self.protocol.log().info(now, what);
+        self.protocol.log().info(now, self.about(), what);
+    }
+
+    /// What lines about the client are about.
+    pub(crate) fn about(&self) -> About<'_> {
+        About {
+            disk: self.disk.as_ref().map(|disk| disk.name.as_str()),
+            client: self.protocol.peer(),
+            export: None,
+        }
     }
 
     /// Follows the phase of a hand-over.

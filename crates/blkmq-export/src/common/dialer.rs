@@ -17,7 +17,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::Common;
 use super::listener::{Admitted, Connect, OpenAddress, Opening};
-use super::log::Log;
+use super::log::{About, Log};
 use crate::handover::{Phase, Registration};
 
 /// Connects to one peer.
@@ -127,7 +127,11 @@ impl Dialer {
             Err(errno) => {
                 if self.failed.replace(errno) != Some(errno) {
                     let what = format_args!("{}: nobody can be reached: {errno}; trying again", self.name);
-                    self.log.info(cx.now(), what);
+                    let about = About {
+                        export: Some(&self.name),
+                        ..About::default()
+                    };
+                    self.log.info(cx.now(), about, what);
                 }
                 cx.set_timer(cx.now() + pause);
             }

@@ -23,7 +23,7 @@ use rustix::net::{SocketFlags, accept_with, listen};
 
 use super::Common;
 use super::admission::{AddressLimits, NoRoom, Ticket};
-use super::log::Log;
+use super::log::{About, Log};
 use super::pace::Pace;
 use super::socket::Socket;
 use crate::handover::{Phase, Registration, Saved};
@@ -267,7 +267,11 @@ impl Listener {
             self.common.connections.note_refused(self.address);
             let name = &self.name;
             let what = format_args!("{name}: {peer} refused: neither in allow_uid nor in allow_gid");
-            self.log.warn(cx.now(), what);
+            let about = About {
+                client: Some(&peer),
+                ..self.about()
+            };
+            self.log.warn(cx.now(), about, what);
             return true;
         }
         let admitted = self.common.connections.admit(self.address, || cx.waker());
@@ -279,7 +283,7 @@ impl Listener {
             }
             Err(NoRoom::AtAll(refusal)) => {
                 let what = format_args!("connection refused: {refusal}");
-                self.log.warn(cx.now(), what);
+                self.log.warn(cx.now(), self.about(), what);
                 return true;
             }
         };
@@ -336,13 +340,21 @@ impl Listener {
         })
     }
 
+    /// What lines about the address are about.
+    fn about(&self) -> About<'_> {
+        About {
+            export: Some(&self.name),
+            ..About::default()
+        }
+    }
+
     fn failed(&mut self, cx: &mut Cx<'_>, errno: Errno) {
         if matches!(errno, Errno::MFILE | Errno::NFILE) {
             self.common.connections.displace_some();
         }
         if !std::mem::replace(&mut self.is_failing, true) {
             let what = format_args!("no connection can be accepted: {errno}; trying again every 100 ms");
-            self.log.warn(cx.now(), what);
+            self.log.warn(cx.now(), self.about(), what);
         }
         cx.set_timer(cx.now() + RETRY);
     }

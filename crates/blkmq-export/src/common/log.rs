@@ -14,6 +14,16 @@ pub(crate) struct Log {
     budget: LogBudget,
 }
 
+/// What a line is about, for who looks for all lines about a disk or a client: in JSON and in the journal these are
+/// fields of their own. The text of the line has them, too.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct About<'a> {
+    pub(crate) disk: Option<&'a str>,
+    pub(crate) client: Option<&'a str>,
+    /// The address at which it came, where no disk is known yet.
+    pub(crate) export: Option<&'a str>,
+}
+
 impl Log {
     pub(crate) fn new(door: &'static str) -> Self {
         Self {
@@ -28,17 +38,19 @@ impl Log {
     }
 
     /// Writes a warning, unless too many lines were written lately.
-    pub(crate) fn warn(&self, now: Instant, what: fmt::Arguments<'_>) {
+    pub(crate) fn warn(&self, now: Instant, about: About<'_>, what: fmt::Arguments<'_>) {
         if let Some(withheld) = self.budget.take(now) {
-            tracing::warn!("{}: {what}{withheld}", self.door);
+            let About { disk, client, export } = about;
+            tracing::warn!(disk, client, export, "{}: {what}{withheld}", self.door);
         }
     }
 
     /// Writes an event that is no defect of this daemon or of the client, unless too many lines
     /// were written lately.
-    pub(crate) fn info(&self, now: Instant, what: fmt::Arguments<'_>) {
+    pub(crate) fn info(&self, now: Instant, about: About<'_>, what: fmt::Arguments<'_>) {
         if let Some(withheld) = self.budget.take(now) {
-            tracing::info!("{}: {what}{withheld}", self.door);
+            let About { disk, client, export } = about;
+            tracing::info!(disk, client, export, "{}: {what}{withheld}", self.door);
         }
     }
 }

@@ -317,6 +317,10 @@ impl<P: StreamProtocol> Protocol for Connection<P> {
         &self.door.log
     }
 
+    fn peer(&self) -> Option<&str> {
+        Some(&self.peer)
+    }
+
     fn name(client: &Client<Self>) -> String {
         format!("connection of {}", client.protocol.peer)
     }

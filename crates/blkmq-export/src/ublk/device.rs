@@ -16,7 +16,7 @@ use super::protocol::DeviceInfo;
 use super::saved::SavedDevice;
 use super::sys::Descriptors;
 use crate::common::Common;
-use crate::common::log::Log;
+use crate::common::log::{About, Log};
 use crate::common::losses::LossCursor;
 
 /// One device.
@@ -75,6 +75,14 @@ pub(super) enum End {
 }
 
 impl Device {
+    /// What lines about the device are about.
+    pub(super) fn about(&self) -> About<'_> {
+        About {
+            disk: Some(&self.disk.name),
+            ..About::default()
+        }
+    }
+
     pub(super) fn new(
         disk: Disk,
         info: &DeviceInfo,

@@ -98,7 +98,7 @@ impl QueueClient {
             error => {
                 let error = std::io::Error::from_raw_os_error(-error);
                 let what = format_args!("{}: a request is lost: {error}", queue.device.name);
-                queue.device.log.warn(cx.now(), what);
+                queue.device.log.warn(cx.now(), queue.device.about(), what);
                 self.note_gone();
             }
         }
@@ -133,7 +133,7 @@ impl QueueClient {
         let device = Arc::clone(device);
         if let Err(refusal) = self.count_among(&device.disk) {
             let what = format_args!("{}: not served: {refusal}", device.name);
-            device.log.warn(cx.now(), what);
+            device.log.warn(cx.now(), device.about(), what);
             device.ask_end(Reason::Removed);
         }
     }
@@ -172,7 +172,7 @@ impl Queue {
             Ok(request) => Some(self.bio(tag, &request)),
             Err(refused) => {
                 let what = format_args!("{}: a request is refused: {refused}", self.device.name);
-                self.device.log.warn(cx.now(), what);
+                self.device.log.warn(cx.now(), self.device.about(), what);
                 self.commit(tag, -refused.errno());
                 None
             }

@@ -292,7 +292,7 @@ impl FrontEnd {
                 "{}: {to_repeat} requests were in flight at a kill and are done again",
                 Connection::name(self)
             );
-            self.protocol.shared.log.info(cx.now(), what);
+            self.protocol.shared.log.info(cx.now(), self.about(), what);
         }
         for (index, start) in ready {
             let reactor = (usize::from(cx.reactor().0) + index) % cx.reactors();
@@ -341,7 +341,7 @@ impl FrontEnd {
     #[cold]
     fn report(&self, cx: &Cx<'_>, what: std::fmt::Arguments<'_>) {
         let what = format_args!("{}: {what}", Connection::name(self));
-        self.protocol.shared.log.warn(cx.now(), what);
+        self.protocol.shared.log.warn(cx.now(), self.about(), what);
     }
 
     #[cold]
@@ -357,6 +357,10 @@ impl Protocol for Connection {
 
     fn log(&self) -> &Log {
         &self.shared.log
+    }
+
+    fn peer(&self) -> Option<&str> {
+        Some(&self.peer)
     }
 
     fn name(client: &FrontEnd) -> String {

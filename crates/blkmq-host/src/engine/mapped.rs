@@ -135,6 +135,7 @@ fn disk(id: DiskId, spec: &MappedSpec, map: &Arc<MappedAllocation>, tenant: Tena
     let of_core = &map.table.disks()[id.index()];
     if of_core.unused > 0 {
         tracing::info!(
+            disk = spec.name,
             "disk {}: {} bytes of its members are not used: they are less than a block or a chunk, or more than its smallest \
              member has",
             spec.name,

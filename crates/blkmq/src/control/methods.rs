@@ -279,7 +279,7 @@ pub(super) static METHODS: &[Method] = &[
             // Before the disk is opened, which may take seconds: a core has no other copy meanwhile.
             drop(key);
             daemon.running.unlock(&disk, &secret)?;
-            tracing::info!("disk {disk}: unlocked");
+            tracing::info!(disk, "disk {disk}: unlocked");
             Ok(json!({}))
         },
     ),

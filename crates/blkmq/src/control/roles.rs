@@ -94,9 +94,7 @@ impl Roles {
             |error: std::io::Error| Failure::new(REFUSED, format!("your user is not known: {error}"));
         let peer = Credentials::of_peer(&client).map_err(failed)?;
         let Some(role) = self.role_of(peer.user, || Credentials::groups_of_peer(&client)) else {
-            self.note_refused(format_args!(
-                "{peer} refused: neither in readers nor in tenants of [control]"
-            ));
+            self.note_refused(&peer, "neither in readers nor in tenants of [control]");
             let what = format!(
                 "user {} may not use this socket: it is neither in readers nor in tenants of [control]",
                 peer.user
@@ -142,9 +140,9 @@ impl Roles {
         (role != Role::NOBODY).then_some(role)
     }
 
-    fn note_refused(&self, what: std::fmt::Arguments<'_>) {
+    fn note_refused(&self, peer: &Credentials, what: &str) {
         if let Some(withheld) = self.refusals.take(Clock::get().now()) {
-            tracing::warn!("control: {what}{withheld}");
+            tracing::warn!(client = %peer, "control: {peer} refused: {what}{withheld}");
         }
     }
 }
@@ -224,7 +222,7 @@ impl Admitted {
             Role::Owner => tracing::info!("change: {step}"),
             Role::Listed { .. } => {
                 if let Some(withheld) = self.roles.changes.take(Clock::get().now()) {
-                    tracing::info!("change by {}: {step}{withheld}", self.peer);
+                    tracing::info!(client = %self.peer, "change by {}: {step}{withheld}", self.peer);
                 }
             }
         }
@@ -238,8 +236,7 @@ impl Admitted {
     }
 
     fn refused(&self, what: &str) -> Failure {
-        self.roles
-            .note_refused(format_args!("{} refused: {what}", self.peer));
+        self.roles.note_refused(&self.peer, what);
         Failure::new(NOT_ALLOWED, format!("user {}: {what}", self.peer.user))
     }
 }

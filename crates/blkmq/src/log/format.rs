@@ -1,15 +1,17 @@
-//! The form of a message: text, JSON, or that of systemd's journal, which adds times itself
-//! and takes a message's priority from the number in front of it (`sd-daemon(3)`).
+//! The form of a message: text, JSON, entries of systemd's journal, or lines for it: the journal adds times itself and
+//! takes a line's priority from the number in front of it (`sd-daemon(3)`).
 
 use std::fmt;
 use std::os::linux::fs::MetadataExt;
 
 use serde_json::json;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+
+use super::journal::Entry;
 
 /// How messages are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +20,15 @@ pub enum Format {
     Text,
     /// An object in a line each.
     Json,
-    /// For the journal.
+    /// Lines for the journal.
     Journal,
+    /// Entries of the journal, in its own protocol.
+    Entries,
 }
 
 impl Format {
     /// The format in `BLKMQ_LOG_FORMAT`; without it text or, if standard error is the journal's
-    /// stream, the journal's format.
+    /// stream, entries. Where the journal has no socket for them, they become lines.
     ///
     /// # Errors
     /// The format is unknown.
@@ -34,7 +38,7 @@ impl Format {
             "json" => Ok(Self::Json),
             "journal" => Ok(Self::Journal),
             "text" => Ok(Self::Text),
-            "" if is_journal() => Ok(Self::Journal),
+            "" if is_journal() => Ok(Self::Entries),
             "" => Ok(Self::Text),
             _ => anyhow::bail!(
                 "environment: BLKMQ_LOG_FORMAT: {asked:?} rejected: must be text, json or journal"
@@ -43,8 +47,9 @@ impl Format {
     }
 
     /// The lines of a message that no [`Event`] belongs to.
-    pub(super) fn message(self, level: Level, text: &str) -> String {
-        match self {
+    pub(super) fn message(self, level: Level, text: &str) -> Vec<u8> {
+        let lines = match self {
+            Self::Entries => return Entry::of_message(level, text),
             Self::Text => format!("{text}\n"),
             Self::Json => {
                 let mut timestamp = String::new();
@@ -57,7 +62,8 @@ impl Format {
                 let priority = priority(level);
                 text.lines().map(|line| format!("<{priority}>{line}\n")).collect()
             }
-        }
+        };
+        lines.into_bytes()
     }
 }
 
@@ -66,6 +72,15 @@ fn is_journal() -> bool {
     let named = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     let stderr = std::fs::metadata("/proc/self/fd/2");
     stderr.is_ok_and(|stderr| named == format!("{}:{}", stderr.st_dev(), stderr.st_ino()))
+}
+
+/// The fields of a message in a line: those that say what it is about are left out, since its text says that, too.
+pub fn fields_of_lines() -> impl for<'a> FormatFields<'a> + 'static {
+    debug_fn(|writer, field, value| match field.name() {
+        "message" => write!(writer, "{value:?}"),
+        name if SUBJECTS.contains(&name) => Ok(()),
+        name => write!(writer, " {name}={value:?}"),
+    })
 }
 
 /// Puts a message's priority in front of it.
@@ -89,7 +104,7 @@ where
     }
 }
 
-fn priority(level: Level) -> u8 {
+pub(super) fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
         Level::WARN => 4,
@@ -97,3 +112,6 @@ fn priority(level: Level) -> u8 {
         _ => 7,
     }
 }
+
+/// Fields that say what a message is about.
+const SUBJECTS: [&str; 5] = ["disk", "group", "client", "export", "source"];

@@ -42,6 +42,7 @@ use self::prepared::{OpenedDisk, Planned, Prepared};
 pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::dry_run;
 use super::last_sync::Files;
+use crate::log::subjects;
 use crate::metrics;
 use crate::sandbox::Sandbox;
 
@@ -326,6 +327,7 @@ impl Running {
 
     /// Records what the daemon is after a change.
     fn describe(&self, state: &mut State, document: Document, config: Config) {
+        subjects::know(&document, &config);
         *self.shown() = Shown {
             document: document.clone(),
             config: Arc::new(config.clone()),

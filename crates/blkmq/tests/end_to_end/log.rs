@@ -1,9 +1,11 @@
 //! The log: its settings, its formats, and a daemon that serves though its log cannot be written, or is not read.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -107,6 +109,36 @@ fn fatal_error_is_in_the_format_of_the_log_whatever_its_filter_lets_through() {
 }
 
 #[test]
+fn start_is_told_in_one_line_and_no_monitors_words_are_printed() {
+    let scratch = Scratch::new();
+    let dir = scratch.word("");
+    let text = format!(
+        "[daemon]\nreactors = 1\n[control]\nsocket = \"unix:{dir}control.sock\"\n[disk.vm1]\nram = \"1M\"\nsched = \"bfq\"\n\
+         [disk.vm2]\nram = \"1M\"\n[disk.vm3]\nram = \"1M\"\n[[export]]\nvhost-user = \"unix:{dir}{{disk}}.sock\"\n"
+    );
+    std::fs::write(scratch.path("c.toml"), text).expect("it is written");
+    let config = scratch.word("c.toml");
+    let daemon = Daemon::start(&["-c", &config]);
+    let version = env!("CARGO_PKG_VERSION");
+    let told = format!("blkmq {version}: 3 disks on 3 queues (bfq, none), 1 thread, by {config}");
+    assert!(daemon.says(&told), "{}", daemon.said());
+    let said = daemon.said();
+    let is_logged = |line: &&str| {
+        [" INFO ", " WARN ", "ERROR "]
+            .iter()
+            .any(|level| line.contains(level))
+    };
+    let logged: Vec<&str> = said.lines().filter(is_logged).collect();
+    assert_eq!(logged.len(), 2, "that of the sandbox, and this:\n{said}");
+    // An address of each disk in a line, and the end.
+    assert_eq!(said.lines().count(), 2 + 3 + 1, "{said}");
+    for word in ["chardev", "reconnect", "<disk", "--disk"] {
+        assert!(!said.contains(word), "{word}: {said}");
+    }
+    daemon.stop();
+}
+
+#[test]
 fn journal_is_given_priorities_and_no_times() {
     let scratch = Scratch::new();
     let nbd = format!("unix:{}", scratch.word("nbd.sock"));
@@ -117,6 +149,8 @@ fn journal_is_given_priorities_and_no_times() {
         "JOURNAL_STREAM",
         format!("{}:{}", of_pipe.st_dev(), of_pipe.st_ino()),
     );
+    // A journal that takes lines alone.
+    command.env("BLKMQ_JOURNAL", scratch.word("nobody"));
     let daemon = Daemon::spawn_with_log(command, writer.into());
     make_it_talk(&daemon, &scratch.path("nbd.sock"));
     daemon.stop();
@@ -134,6 +168,63 @@ fn journal_is_given_priorities_and_no_times() {
         "{lines:?}"
     );
     assert!(lines.iter().any(|line| rejected(&line)), "{lines:?}");
+}
+
+#[test]
+fn journal_is_given_the_disk_the_group_and_the_client_as_fields() {
+    let scratch = Scratch::new();
+    let journal = UnixDatagram::bind(scratch.path("journal")).expect("a socket can be bound");
+    journal.set_read_timeout(Some(ANSWER_MAX)).expect("a time limit");
+    let image = scratch.image("vm1.raw", 1 << 20);
+    let disk = format!("name=vm1,file={image},group=/tenants/vm1");
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let mut command = serve_command(&["--reactors", "1", "--disk", &disk, "--nbd", &nbd]);
+    let (mut reader, writer) = std::io::pipe().expect("a pipe can be made");
+    let of_pipe = std::fs::metadata(format!("/proc/self/fd/{}", writer.as_raw_fd())).expect("it is open");
+    command
+        .env(
+            "JOURNAL_STREAM",
+            format!("{}:{}", of_pipe.st_dev(), of_pipe.st_ino()),
+        )
+        .env("BLKMQ_JOURNAL", scratch.word("journal"));
+    let daemon = Daemon::spawn_with_log(command, writer.into());
+    // A client that is refused, and a drive that fails.
+    let mut hostile = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    hostile.stream().write_all(&[0xff; 64]).expect("garbage is sent");
+    let refused = entry_with(&journal, "closed: ");
+    assert_eq!(refused["PRIORITY"], "4", "{refused:?}");
+    let own = format!("process {} of user ", std::process::id());
+    assert!(refused["BLKMQ_CLIENT"].starts_with(&own), "{refused:?}");
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    let file = File::options().write(true).open(&image).expect("our own");
+    file.set_len(0).expect("it is made shorter");
+    client.read(0, BLOCK).expect_err("nothing is there");
+    let failed = entry_with(&journal, "is truncated: ");
+    assert_eq!((&*failed["PRIORITY"], &*failed["BLKMQ_SOURCE"]), ("3", &*image));
+    for entry in [refused, failed] {
+        let named = ["BLKMQ_DISK", "BLKMQ_GROUP", "SYSLOG_IDENTIFIER"].map(|name| &*entry[name]);
+        assert_eq!(named, ["vm1", "/tenants/vm1", "blkmq"], "{entry:?}");
+    }
+    drop(daemon);
+    let mut said = String::new();
+    reader.read_to_string(&mut said).expect("text");
+    assert_eq!(said, "", "it is said twice");
+}
+
+/// The next entry whose message has this part. None of them has a line break in a value.
+fn entry_with(journal: &UnixDatagram, part: &str) -> HashMap<String, String> {
+    loop {
+        let mut entry = vec![0; 8192];
+        let bytes = journal.recv(&mut entry).expect("an entry comes");
+        let text = std::str::from_utf8(&entry[..bytes]).expect("text");
+        let fields = text.lines().map(|line| line.split_once('=').expect("a field"));
+        let fields: HashMap<_, _> = fields
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        if fields["MESSAGE"].contains(part) {
+            return fields;
+        }
+    }
 }
 
 #[test]

@@ -52,7 +52,9 @@ impl FileDisk {
         let what = match found {
             NOTHING => "nothing is at its path any more",
             ANOTHER => "another file is at its path",
-            _ => return tracing::info!("file {:?}: is at its path again", self.path),
+            _ => {
+                return tracing::info!(source = %self.path.display(), "file {:?}: is at its path again", self.path);
+            }
         };
         let is_deleted = self.file.metadata().is_ok_and(|open| open.nlink() == 0);
         let (whither, then) = match is_deleted {
@@ -66,6 +68,7 @@ impl FileDisk {
             ),
         };
         tracing::error!(
+            source = %self.path.display(),
             "file {:?}: {what}, and what is written goes to {whither}: {then}",
             self.path
         );

@@ -120,6 +120,7 @@ impl FileDisk {
             }
         };
         tracing::error!(
+            source = %path.display(),
             "file {path:?}: is truncated: it ends at {end}, and the disk at {size}; {what} until the disk is opened again (blkmq \
              ctl reopen): restore the file first"
         );

@@ -47,6 +47,7 @@ impl FileDisk {
             _ => io::Error::from_raw_os_error(errno),
         };
         tracing::error!(
+            source = %self.path.display(),
             "file {:?}: {doing} of {len} bytes at {offset} failed: {error}; further failures are counted only{withheld}",
             self.path
         );
@@ -64,7 +65,7 @@ impl FileDisk {
     fn note_recovery(&self, now: Instant) {
         self.is_failing.store(false, Ordering::Relaxed);
         if let Some(withheld) = self.log.take(now) {
-            tracing::info!("file {:?}: requests succeed again{withheld}", self.path);
+            tracing::info!(source = %self.path.display(), "file {:?}: requests succeed again{withheld}", self.path);
         }
     }
 }

@@ -62,6 +62,7 @@ impl NbdHctx {
     pub(super) fn end_fence(&mut self, session: u64, status: Status) {
         if !status.is_ok() {
             tracing::warn!(
+                source = self.shared.disk.config.text,
                 "nbd {}: the server cannot say that a lost connection has ended ({status:?}): a write of it may still land",
                 self.shared.disk.config.text
             );

@@ -39,6 +39,7 @@ impl NbdHctx {
         self.shared.health.disconnected();
         let (again, failed) = self.settle_lost(number);
         tracing::warn!(
+            source = self.shared.disk.config.text,
             "nbd {}: connection lost: {why}; {again} requests wait to be sent again, {failed} have failed",
             self.shared.disk.config.text
         );
@@ -136,11 +137,16 @@ impl NbdHctx {
         self.down_since = None;
         self.is_young = false;
         if was_lost {
-            tracing::info!("nbd {}: connected again", self.shared.disk.config.text);
+            tracing::info!(
+                source = self.shared.disk.config.text,
+                "nbd {}: connected again",
+                self.shared.disk.config.text
+            );
         }
         let instance = dialed.session.map(|session| session.instance);
         if self.ledger.session_made(self.shared.place, instance) {
             tracing::warn!(
+                source = self.shared.disk.config.text,
                 "nbd {}: what was written and not flushed may be lost with the server: each user's next flush fails",
                 self.shared.disk.config.text
             );

@@ -183,6 +183,10 @@ impl Protocol for Connection {
         &self.door.log
     }
 
+    fn peer(&self) -> Option<&str> {
+        Some(&self.peer)
+    }
+
     fn name(client: &NbdClient) -> String {
         let peer = &client.protocol.peer;
         match &client.disk {

@@ -168,7 +168,10 @@ impl Control {
         drop(drained);
         if let Err(error) = self.refresh(disk.queue) {
             // Its clients have left, and nobody finds it: it is removed all the same.
-            tracing::error!("disk {name}: removed; a driver keeps what it had of it: {error}");
+            tracing::error!(
+                disk = name,
+                "disk {name}: removed; a driver keeps what it had of it: {error}"
+            );
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ impl Running {
     pub(super) fn sync_removed(&self, removed: Vec<Removed>) {
         for Removed { disk, files, stays } in removed {
             if let Err(error) = files.sync(SYNC_MAX) {
-                tracing::error!("disk {disk}: removed; {error:#}");
+                tracing::error!(disk, "disk {disk}: removed; {error:#}");
             }
             if !stays {
                 self.files().remove(&files);

@@ -25,10 +25,11 @@ impl Running {
         if new > old {
             self.offer(&mut state, &config, &self.engine.disks())?;
             self.describe(&mut state, document, config);
-            tracing::info!("disk {name}: has grown from {old} to {new} bytes");
+            tracing::info!(disk = name, "disk {name}: has grown from {old} to {new} bytes");
             let (_, not_told) = self.hearings(name);
             if let Some((who, why)) = not_told.first() {
                 tracing::warn!(
+                    disk = name,
                     "disk {name}: {} not told that it has grown, such as {who}: {why}",
                     counted(not_told.len(), "client is", "clients are")
                 );

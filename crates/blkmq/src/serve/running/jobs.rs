@@ -49,7 +49,10 @@ impl Running {
     /// Closes the file of a disk's former image, which may be deleted: its space is free then.
     fn close_replaced(&self, disk: &str) {
         if let Err(error) = self.follow_files(disk) {
-            tracing::warn!("disk {disk}: the space of its former image stays in use: {error:#}");
+            tracing::warn!(
+                disk,
+                "disk {disk}: the space of its former image stays in use: {error:#}"
+            );
         }
     }
 
@@ -122,13 +125,21 @@ impl Running {
         }
         let name = &disk.name;
         match (&ended, job.kind) {
-            (Ok(()), Kind::Flatten) => tracing::info!("disk {name}: its image lies on nothing now"),
-            (Ok(()), Kind::Commit) => tracing::info!("disk {name}: its base has all that its image had"),
+            (Ok(()), Kind::Flatten) => {
+                tracing::info!(disk = name, "disk {name}: its image lies on nothing now")
+            }
+            (Ok(()), Kind::Commit) => {
+                tracing::info!(disk = name, "disk {name}: its base has all that its image had")
+            }
             (Err(error), Kind::Flatten) => {
-                tracing::warn!("disk {name}: its image lies on its base as before: {error:#}");
+                tracing::warn!(
+                    disk = name,
+                    "disk {name}: its image lies on its base as before: {error:#}"
+                );
             }
             (Err(error), Kind::Commit) => {
                 tracing::warn!(
+                    disk = name,
                     "disk {name}: its image is as before, and its base alone no disk until a commit has ended: {error:#}"
                 );
             }
@@ -141,7 +152,7 @@ impl Running {
         if kind == Kind::Commit
             && let Err(error) = self.replace(disk, Replacement::LeaveCommit)
         {
-            tracing::warn!("disk {}: its base: {error:#}", disk.name);
+            tracing::warn!(disk = disk.name, "disk {}: its base: {error:#}", disk.name);
         }
     }
 

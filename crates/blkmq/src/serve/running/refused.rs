@@ -22,6 +22,7 @@ impl Refused {
     pub(crate) fn new(spec: &ExportSpec, reason: String) -> Self {
         let pause = RETRY_PAUSE.as_secs();
         tracing::error!(
+            export = spec.address,
             "export {}: refused for now: {reason}; it is tried again every {pause} s, and all else is served",
             spec.address
         );
@@ -58,7 +59,11 @@ impl Running {
                 .map_err(Into::into)
                 .and_then(|()| self.open_refused(&spec));
             let Err(error) = tried else {
-                tracing::info!("export {}: served: its certificates are valid now", spec.address);
+                tracing::info!(
+                    export = spec.address,
+                    "export {}: served: its certificates are valid now",
+                    spec.address
+                );
                 done.push(format!("serves {}", spec.address));
                 continue;
             };
@@ -66,7 +71,11 @@ impl Running {
             failed.push(format!("export {}: refused for now: {now}", spec.address));
             // The time is said once.
             if !is_of_time && now != reason && self.gate.check().is_ok() {
-                tracing::error!("export {}: still refused: {now}", spec.address);
+                tracing::error!(
+                    export = spec.address,
+                    "export {}: still refused: {now}",
+                    spec.address
+                );
             }
             let mut list = self.refused_list();
             let found = list.iter_mut().find(|other| other.spec == spec);

@@ -331,7 +331,11 @@ impl Conductor {
                         disk.name
                     );
                 }
-                tracing::warn!("upgrade: disk {}: {obstacle}, and ends with it", disk.name);
+                tracing::warn!(
+                    disk = disk.name,
+                    "upgrade: disk {}: {obstacle}, and ends with it",
+                    disk.name
+                );
             }
             let losses = disk.losses();
             if losses.count != losses.seen {

@@ -142,7 +142,11 @@ impl NbdClient {
         };
         let name = disk.name.clone();
         if let Err(refusal) = self.select_disk(cx, disk) {
-            self.warn(cx.now(), format_args!("to {name} refused: {refusal}"));
+            self.warn_about(
+                cx.now(),
+                Some(&name),
+                format_args!("to {name} refused: {refusal}"),
+            );
             self.life.apply(life::Event::Lose);
         }
     }
