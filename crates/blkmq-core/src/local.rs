@@ -208,6 +208,7 @@ impl LocalQueue {
     #[inline]
     pub fn run(&mut self, now: Instant, fx: &mut Effects) {
         self.ran_at = now;
+        self.sw.begin_turn();
         let mut must_run = self.take_mail(fx);
         self.sw.advance_grace_period(&self.queue);
         if let Some(hw) = &mut self.hw {
@@ -491,6 +492,7 @@ impl LocalQueue {
                 progress |= self.sw.plug.list.len() < staged;
             }
             if !progress {
+                self.is_unfinished = self.sw.awaits_turn();
                 return;
             }
         }

@@ -41,6 +41,10 @@ pub(crate) struct SwCtx {
     /// The lines with bios, once each.
     turns: VecDeque<u32>,
     waiting_max: usize,
+    /// Data that may still be staged from the lines in this turn, in bytes.
+    turn_left: u64,
+    /// The lines have a bio that waits for the next turn alone.
+    awaits_turn: bool,
     splits: Splits,
     pub(crate) flush: Flush,
     /// The queue's disks, as of the last `refresh_disks`.
@@ -70,6 +74,8 @@ impl SwCtx {
             waiting: Lines::new(groups, 2 * max),
             turns: VecDeque::with_capacity(groups),
             waiting_max: max,
+            turn_left: TURN_BYTES,
+            awaits_turn: false,
             splits: Splits::new(requests),
             flush: Flush::new(me, queue.fitted_disks(), requests, groups),
             disks: queue.local_disks(),
@@ -158,8 +164,20 @@ impl SwCtx {
         self.submit_checked(queue, bio, fx)
     }
 
-    /// Stages as many waiting bios as requests and room in the plug allow. Says whether it did anything.
+    /// A new turn of the reactor begins.
+    #[inline]
+    pub(crate) fn begin_turn(&mut self) {
+        self.turn_left = TURN_BYTES;
+    }
+
+    /// Says whether the latest [`SwCtx::admit`] left something for the next turn.
+    pub(crate) fn awaits_turn(&self) -> bool {
+        self.awaits_turn
+    }
+
+    /// Stages as many waiting bios as requests, room in the plug and the turn allow. Says whether it did anything.
     pub(crate) fn admit(&mut self, queue: &Queue, fx: &mut Effects) -> bool {
+        self.awaits_turn = false;
         while let Some(data) = self.flush.next_data(queue.limits()) {
             self.wait(data);
         }
@@ -531,9 +549,14 @@ impl SwCtx {
             return false;
         }
         let base = self.disks[first.disk.index()].base;
+        if self.turn_left == 0 && first.op.has_data() && first.len >= LARGE_BYTES {
+            self.awaits_turn = true;
+            return false;
+        }
         if split::fits(first, base, queue.limits()) {
             let mut bio = self.waiting.pop(line).expect("looked at above");
             bio.flags = bio.flags.without(Flags::REST);
+            self.count_for_turn(&bio);
             self.stage_counted(queue, bio, base);
             return true;
         }
@@ -550,7 +573,10 @@ impl SwCtx {
         }
         let first = self.waiting.first_mut(line).expect("put there above");
         match split::cut(first, base, queue.limits()) {
-            Some(part) => self.stage_counted(queue, part, base),
+            Some(part) => {
+                self.count_for_turn(&part);
+                self.stage_counted(queue, part, base);
+            }
             None => {
                 let mut rest = self.waiting.pop(line).expect("looked at above");
                 rest.status = Status::Invalid;
@@ -558,6 +584,13 @@ impl SwCtx {
             }
         }
         true
+    }
+
+    /// A drive that completes inline copies the data in this turn, and all others of the reactor wait.
+    fn count_for_turn(&mut self, bio: &Bio) {
+        if bio.op.has_data() {
+            self.turn_left = self.turn_left.saturating_sub(bio.len);
+        }
     }
 
     /// Ends a bio, or a part of one.
@@ -586,3 +619,9 @@ impl SwCtx {
         }
     }
 }
+
+/// Data that is staged from the lines in one turn: a tenth of a millisecond of copying to memory that was touched
+/// before. What exceeds it is a whole request at most.
+const TURN_BYTES: u64 = 1 << 20;
+/// Smaller bios are bounded by their number.
+const LARGE_BYTES: u64 = 32 << 10;

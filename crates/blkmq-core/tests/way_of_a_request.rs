@@ -4,9 +4,10 @@ mod common;
 
 use blkmq_core::bio::{Bio, Flags, Op, Status};
 use blkmq_core::driver::{Done, Issued};
+use blkmq_core::group::{GroupTree, ROOT};
 use blkmq_core::ids::{DiskId, GroupId};
 use blkmq_core::limits::Limits;
-use blkmq_core::queue::{ReactorConfig, TagMode};
+use blkmq_core::queue::{QueueConfig, ReactorConfig, TagMode};
 use blkmq_core::sched::{self, ElevatorType};
 use blkmq_core::time::{Instant, Nanos};
 use common::{Bench, bio, config};
@@ -154,6 +155,44 @@ fn bio_larger_than_the_drive_takes_is_cut_and_ends_once_with_its_first_error() {
     bench.run_until_idle();
     assert_eq!(bench.ended(0), [(9, Status::Io)]);
     assert_eq!(bench.queue.event_stats().split, 1);
+}
+
+#[test]
+fn huge_bio_goes_in_parts_of_a_turn_and_others_go_between() {
+    // The depth that bfq and kyber find is another bound.
+    for kind in [sched::NONE, sched::MQ_DEADLINE] {
+        let mut groups = GroupTree::new(3);
+        let [huge, small] = [0; 2].map(|_| groups.create(ROOT, 100).expect("room was made"));
+        let of = |group: GroupId, bio: Bio| Bio { group, ..bio };
+        let mut bench = Bench::new(QueueConfig {
+            elevator: kind,
+            groups,
+            ..config(1)
+        });
+        // Blocks of 4 KiB.
+        bench.submit(0, of(huge, bio(Op::Read, 0, 32 << 8, 1)));
+        bench.unplug(0);
+        let mut turns = 1;
+        while bench.issued(0).iter().map(|rq| rq.len).sum::<u64>() < 32 << 20 {
+            let before = bench.issued(0).len();
+            assert!(
+                bench.sides[0].local.has_mail(),
+                "{kind}: the rest waits for no event"
+            );
+            let one = bio(Op::Write, (64 << 8) + 2 * turns, 1, 1 + turns);
+            bench.submit(0, of(small, one));
+            bench.unplug(0);
+            assert_eq!(bench.issued(0).len(), before + 1, "{kind}: the small one");
+            let side = &mut bench.sides[0];
+            side.local.run(bench.now, &mut side.fx);
+            turns += 1;
+            let bytes: u64 = bench.issued(0)[before + 1..].iter().map(|rq| rq.len).sum();
+            assert!(bytes <= 1 << 20, "{kind}: {bytes} bytes in one turn");
+        }
+        assert_eq!(turns, 32, "{kind}");
+        bench.run_dry();
+        assert_eq!(bench.ended(0).len(), 32, "{kind}");
+    }
 }
 
 #[test]

@@ -28,7 +28,7 @@ impl Moved {
     }
 
     /// Counts a bio and admits it, unless its group on that queue has used up its share of this turn: the first
-    /// bio of a turn is admitted, whatever its size.
+    /// bio of a turn is admitted, whatever its size; the queue stages a large one in parts, in several turns.
     pub(crate) fn admit(&mut self, of: (QueueId, GroupId), bytes: u64, now: Instant) -> bool {
         let Some(share) = self.0.iter_mut().find(|share| share.of == of) else {
             self.0.push(Share {
