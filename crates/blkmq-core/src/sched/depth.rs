@@ -63,6 +63,10 @@ pub(super) struct DepthLaw {
     /// The length of the next rest, and when the present one ends.
     rest: Nanos,
     rests_until: Instant,
+    /// The same for trials below the limit, and how many requests were in the drive before the latest.
+    rest_below: Nanos,
+    rests_below_until: Instant,
+    below_at: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +122,9 @@ impl DepthLaw {
             verdict: Verdict::Keep,
             rest: REST_MIN,
             rests_until: Instant::default(),
+            rest_below: REST_MIN,
+            rests_below_until: Instant::default(),
+            below_at: 0,
         }
     }
 
@@ -311,9 +318,19 @@ impl DepthLaw {
         }
         if self.phase != Phase::Resting {
             self.rest_for(self.rest, now);
-        } else if now >= self.rests_until {
+        } else if now >= self.rests_until && self.may_try_below(in_drive, now) {
             self.begin_trial(in_drive.div_ceil(2), false);
         }
+    }
+
+    /// Says whether a trial below the limit is due: its windows have half of the throughput where it is in vain.
+    fn may_try_below(&mut self, in_drive: u32, now: Instant) -> bool {
+        let is_like_before = in_drive <= 2 * self.below_at && self.below_at <= 2 * in_drive;
+        let may = now >= self.rests_below_until || !is_like_before;
+        if may {
+            self.below_at = in_drive;
+        }
+        may
     }
 
     /// Compares the times of a window's requests, at `depth`, with the least ones, and learns the latter. Returns the
@@ -364,6 +381,7 @@ impl DepthLaw {
         };
         if self.window.elastic * INELASTIC_TIMES < self.window.completions {
             // What most of them send does not depend on the limit, so a trial would find chance alone.
+            self.end_trial_below(raises, false, now);
             self.begin_rest(Nanos(self.rest.0 * 2).min(REST_MAX), now);
             return;
         }
@@ -393,7 +411,19 @@ impl DepthLaw {
             false => REST_MIN,
         };
         self.verdict = verdict;
+        self.end_trial_below(raises, verdict == Verdict::Lower, now);
         self.begin_rest(rest, now);
+    }
+
+    /// Notes the end of a trial, if it was one below the limit, and whether it has changed anything.
+    fn end_trial_below(&mut self, raises: bool, has_changed: bool, now: Instant) {
+        if !raises {
+            self.rest_below = match has_changed {
+                true => REST_MIN,
+                false => Nanos(self.rest_below.0 * 2).min(REST_MAX),
+            };
+            self.rests_below_until = now + self.rest_below;
+        }
     }
 
     /// Rests, unless the limit still grows.

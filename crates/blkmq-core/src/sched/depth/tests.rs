@@ -212,6 +212,25 @@ fn demand_that_the_drive_can_carry_is_let_through() {
 }
 
 #[test]
+fn trials_in_vain_below_the_limit_become_rare_though_the_limit_moves() {
+    let mut run = Loop::new(flash(16, 60), 256, 64);
+    run.run(1000);
+    let mut done = 0;
+    for round in 0..300 {
+        // For a moment the limit binds, and follows a work that is another each time; then others hold the requests back.
+        run.drive.service = if round % 2 == 0 { |_| 200_000 } else { |_| 80_000 };
+        run.demand = 64;
+        run.run(4);
+        run.drive.service = |_| 80_000;
+        run.demand = 6;
+        done += run.run(20).0;
+    }
+    let best = full(flash(16, 60), 256, 6);
+    let rate = done / 300;
+    assert!(rate * 100 >= best * 95, "{rate} of {best}");
+}
+
+#[test]
 fn group_that_is_alone_gets_all_and_a_short_calm_forgets_nothing() {
     let mut run = Loop::new(flash(16, 20), 256, 2048);
     run.run(1000);
