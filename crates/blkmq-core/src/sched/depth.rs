@@ -30,7 +30,7 @@
 //!
 //! Shares do not depend on the limit: `bfq` keeps them by a bound on the lead. A window in which the limit did
 //! not bind, since that bound or a lack of requests did, never raises it. It falls to what is in the drive if half
-//! of that does as much, by a trial.
+//! of that does as much, by a trial; these trials have a rest of their own, however the limit moves meanwhile.
 
 mod least;
 mod trial;
