@@ -1,5 +1,5 @@
 //! Images of others against the driver: an image that was sound is changed anywhere, opened, read, written, zeroed,
-//! grown, flushed and closed. Whatever it contains, it is refused, or its requests end.
+//! grown, flushed and closed, and its bitmaps come and go. Whatever it contains, it is refused, or its requests end.
 //!
 //! An input begins with the number of its template and the number of changes. A change is an offset of 3 bytes and
 //! 8 bytes to put there; what is left are operations of 6 bytes.
@@ -54,22 +54,33 @@ pub fn run(data: &[u8]) {
         };
         let offset = block * 512 % (room + 1) / 512 * 512;
         // An error is what a hostile image costs.
-        let _ = match operation[0] % 6 {
+        let _ = match operation[0] % OPERATIONS {
             0 => disk.read(offset, &mut memory[..len]),
             1 => disk.write(offset, &memory[..len]),
             2 => disk.write_zeroes(offset..offset + len as u64),
             3 => disk.flush(),
             4 => disk.grow(disk.size() + u64::from(operation[5]) * 512).map(drop),
-            _ => disk.extents(offset, 16).map(drop),
+            5 => disk.extents(offset, 16).map(drop),
+            6 => disk.add_bitmap(
+                NAMES[usize::from(operation[5]) % 2],
+                Some(512 << (operation[4] % 8)),
+            ),
+            7 => disk.remove_bitmap(NAMES[usize::from(operation[5]) % 2]),
+            8 => disk.bitmaps().map(drop),
+            _ => {
+                disk.close();
+                Ok(())
+            }
         };
     }
+    disk.close();
 }
 
-/// Sound images: with the smallest clusters, with usual ones.
+/// Sound images: with the smallest clusters, with usual ones; and both with a bitmap.
 fn templates() -> &'static [Vec<u8>] {
     static TEMPLATES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     TEMPLATES.get_or_init(|| {
-        let make = |cluster: u32| {
+        let make = |cluster: u32, has_bitmap: bool| {
             let path = Scratch::new("template");
             let new = NewImage {
                 path: path.0.clone(),
@@ -88,10 +99,20 @@ fn templates() -> &'static [Vec<u8>] {
             }
             disk.write_zeroes(65536..131_072).expect("zeroing");
             disk.flush().expect("a flush");
+            if has_bitmap {
+                disk.add_bitmap(NAMES[0], Some(512)).expect("a bitmap");
+                disk.write(4096, &[2; 6144]).expect("a write");
+                disk.close();
+            }
             drop(disk);
             std::fs::read(&path.0).expect("the image")
         };
-        vec![make(512), make(4096)]
+        vec![
+            make(512, false),
+            make(4096, false),
+            make(512, true),
+            make(4096, true),
+        ]
     })
 }
 
@@ -114,6 +135,8 @@ impl Drop for Scratch {
     }
 }
 
+const NAMES: [&str; 2] = ["monday", "x"];
 const CHANGE: usize = 11;
+const OPERATIONS: u8 = 10;
 const LEN_MAX: usize = 32 << 10;
 const OPERATIONS_MAX: usize = 16;

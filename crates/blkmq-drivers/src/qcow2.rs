@@ -9,6 +9,7 @@
 //! [`ImageDisk::open`](disk::ImageDisk) opens the files of an image by `rules`; what cannot be served is refused by
 //! `header` and `check`.
 
+mod bitmaps;
 mod chain;
 mod check;
 mod config;

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::fs::Metadata;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
@@ -169,6 +170,35 @@ pub trait Device: Allocation + Any {
             "it is no image: only those of qcow2= can be replaced",
         ))
     }
+
+    /// Adds a bitmap to a disk, in which all changes from now on are noted, in units of so many bytes; by default, of a size
+    /// that suits. It is kept with the disk. May block.
+    ///
+    /// # Errors
+    /// The disk cannot have one, and why.
+    fn add_bitmap(&self, _disk: DiskId, _name: &str, _granularity: Option<u64>) -> io::Result<()> {
+        Err(no_bitmaps())
+    }
+
+    /// Removes a bitmap of a disk. May block.
+    ///
+    /// # Errors
+    /// There is none of that name, or the system's.
+    fn remove_bitmap(&self, _disk: DiskId, _name: &str) -> io::Result<()> {
+        Err(no_bitmaps())
+    }
+
+    /// The bitmaps of a disk. May block.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn bitmaps(&self, _disk: DiskId) -> io::Result<Vec<BitmapInfo>> {
+        Ok(Vec::new())
+    }
+
+    /// Another process is about to go on with a disk that has been flushed, and no request is under way: what that process
+    /// has to find on the drive is written. If it comes to nothing, this one goes on as before. May block.
+    fn prepare_handover(&self, _disk: DiskId) {}
 
     /// Says whether the drive has left a question unanswered for too long. Does not block.
     fn is_silent(&self) -> bool {
@@ -343,6 +373,28 @@ impl Extent {
     }
 }
 
+/// A dirty bitmap of a disk, for operators: which parts have changed since it was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BitmapInfo {
+    /// Its name.
+    pub name: String,
+    /// Bytes that each of its bits stands for.
+    pub granularity: u64,
+    /// Changes of the disk are noted in it.
+    pub is_enabled: bool,
+    /// Bytes of the disk that have changed; `None` if it cannot be used, since its last writer has not stored it.
+    pub changed: Option<u64>,
+}
+
+/// A run of bytes of a disk of which all have changed, or none, as far as a bitmap says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// Bytes, at least 1.
+    pub len: u64,
+    /// They may have changed.
+    pub is_changed: bool,
+}
+
 /// How often completed writes may have been lost before a flush covered them. Each user's flush must fail once
 /// for each of these times, so a user compares this with the count that was reported to it last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -390,6 +442,28 @@ pub trait Allocation: Send + Sync {
         self.extents(disk, offset, len, max, out)
     }
 
+    /// The names of a disk's bitmaps that clients can ask for. Does not block.
+    fn bitmap_names(&self, _disk: DiskId) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Appends what has changed from `offset` on, as a bitmap says: as of [`Self::extents`], in whole blocks of the disk. May
+    /// block.
+    ///
+    /// # Errors
+    /// There is no such bitmap (any more), the operating system's error, or `InvalidInput` for a disk or a range that does
+    /// not exist.
+    fn changed(
+        &self,
+        _disk: DiskId,
+        _bitmap: &str,
+        _range: Range<u64>,
+        _max: usize,
+        _out: &mut Vec<Changed>,
+    ) -> io::Result<()> {
+        Err(no_bitmaps())
+    }
+
     /// The limits that clients of a disk are told, of a queue with these: the disk may have narrower ones of its own.
     fn limits_of(&self, _disk: DiskId, queue: &Limits) -> Limits {
         queue.clone()
@@ -411,4 +485,11 @@ pub trait Allocation: Send + Sync {
     fn state(&self, _disk: DiskId) -> State {
         State::Ok
     }
+}
+
+fn no_bitmaps() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::Unsupported,
+        "it has no bitmaps: only images of qcow2= can have them",
+    )
 }

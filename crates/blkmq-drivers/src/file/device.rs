@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -13,7 +14,9 @@ use blkmq_core::limits::Limits;
 use blkmq_host::block_locks::Announcements;
 #[cfg(feature = "qcow2")]
 use blkmq_host::device::Replacement;
-use blkmq_host::device::{Allocation, Device, Extent, FileId, HandoverState, Losses, Polling, State};
+use blkmq_host::device::{
+    Allocation, BitmapInfo, Changed, Device, Extent, FileId, HandoverState, Losses, Polling, State,
+};
 use blkmq_host::ring::RingHandle;
 #[cfg(feature = "qcow2")]
 use blkmq_host::runner::Runner;
@@ -153,6 +156,13 @@ impl FileDevice {
     #[cfg(all(test, feature = "qcow2"))]
     pub(crate) fn image(&self, disk: DiskId) -> Option<Arc<qcow2::Image>> {
         self.shared.disks().image(disk).cloned()
+    }
+
+    /// The image of a disk.
+    #[cfg(feature = "qcow2")]
+    fn image_of(&self, disk: DiskId) -> io::Result<Arc<qcow2::Image>> {
+        let image = self.shared.disks().image(disk).cloned();
+        image.ok_or_else(|| io::Error::other("it has no bitmaps: only images of qcow2= can have them"))
     }
 
     /// Returns how many requests ended that were found by polling their device (IOPOLL).
@@ -393,6 +403,29 @@ impl Device for FileDevice {
             .map_or_else(Vec::new, |image| image.files_of_base())
     }
 
+    #[cfg(feature = "qcow2")]
+    fn add_bitmap(&self, disk: DiskId, name: &str, granularity: Option<u64>) -> io::Result<()> {
+        self.image_of(disk)?.add_bitmap(name, granularity)
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn remove_bitmap(&self, disk: DiskId, name: &str) -> io::Result<()> {
+        self.image_of(disk)?.remove_bitmap(name)
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn bitmaps(&self, disk: DiskId) -> io::Result<Vec<BitmapInfo>> {
+        let image = self.shared.disks().image(disk).cloned();
+        image.map_or_else(|| Ok(Vec::new()), |image| image.bitmaps())
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn prepare_handover(&self, disk: DiskId) {
+        if let Ok(image) = self.image_of(disk) {
+            image.rest();
+        }
+    }
+
     fn drives(&self) -> Vec<String> {
         let mut drives: Vec<String> = Vec::new();
         for disk in self.shared.disks().iter() {
@@ -454,6 +487,24 @@ impl Allocation for FileDevice {
         image
             .ok_or(io::ErrorKind::InvalidInput)?
             .left(offset, len, max, out)
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn bitmap_names(&self, disk: DiskId) -> Vec<String> {
+        let image = self.shared.disks().image(disk).cloned();
+        image.map_or_else(Vec::new, |image| image.bitmap_names())
+    }
+
+    #[cfg(feature = "qcow2")]
+    fn changed(
+        &self,
+        disk: DiskId,
+        bitmap: &str,
+        range: Range<u64>,
+        max: usize,
+        out: &mut Vec<Changed>,
+    ) -> io::Result<()> {
+        self.image_of(disk)?.changed(bitmap, range, max, out)
     }
 
     #[cfg(feature = "qcow2")]

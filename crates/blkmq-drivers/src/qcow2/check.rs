@@ -42,6 +42,18 @@ pub(super) fn read(disk: &FileDisk, into: &mut [u8], offset: u64) -> io::Result<
 /// # Errors
 /// They contradict each other or the size of the file.
 pub(super) fn tables(disk: &FileDisk, header: &Header) -> Result<(), ImageError> {
+    tables_beside(disk, header, &[])
+}
+
+/// The same, and that whole clusters of `others` lie in the file, apart from tables and from each other, and are counted.
+///
+/// # Errors
+/// As of [`tables`], or they do not.
+pub(super) fn tables_beside(
+    disk: &FileDisk,
+    header: &Header,
+    others: &[Range<u64>],
+) -> Result<(), ImageError> {
     let tables = Tables {
         disk,
         header,
@@ -49,7 +61,7 @@ pub(super) fn tables(disk: &FileDisk, header: &Header) -> Result<(), ImageError>
             .end()
             .map_err(|source| system(disk.path(), "measure it", source))?,
     };
-    tables.check()
+    tables.check(others)
 }
 
 struct Tables<'a> {
@@ -59,8 +71,12 @@ struct Tables<'a> {
 }
 
 impl Tables<'_> {
-    fn check(&self) -> Result<(), ImageError> {
+    fn check(&self, others: &[Range<u64>]) -> Result<(), ImageError> {
         let header = self.header;
+        let end = self.end.next_multiple_of(header.cluster());
+        if let Some(outside) = others.iter().find(|range| range.end > end) {
+            return Err(self.problem(format!("byte {} is not inside the file", outside.start)));
+        }
         let l1 = self.table("L1 table", header.l1_offset, u64::from(header.l1_entries) * 8)?;
         let refcounts = u64::from(header.refcounts_clusters) * header.cluster();
         let counts = self.table("refcount table", header.refcounts_offset, refcounts)?;
@@ -76,6 +92,7 @@ impl Tables<'_> {
         let mut used: Vec<Range<u64>> = named.filter(|range| !range.is_empty()).collect();
         used.extend(clusters(&blocks));
         used.extend(clusters(&l2));
+        used.extend_from_slice(others);
         used.sort_unstable_by_key(|range| range.start);
         if let Some(both) = used.windows(2).find(|two| two[0].end > two[1].start) {
             return Err(self.problem(format!("two of its tables overlap at byte {}", both[1].start)));

@@ -7,11 +7,12 @@ use blkmq_core::queue::TagMode;
 use blkmq_host::Error;
 use blkmq_host::device::Device;
 
+use super::bitmaps;
 use super::chain::{self, Access, Base, system};
 use super::check;
 use super::config::{BaseCache, Qcow2Config};
 use super::error::ImageError;
-use super::header::Header;
+use super::header::{AUTOCLEAR_BITMAPS, Header};
 use super::image::{Image, Parts};
 use super::rules::Rules;
 use crate::driver::{OpenDisk, Purpose, Shape};
@@ -65,12 +66,13 @@ impl ImageDisk {
         beside: Option<Arc<FileDisk>>,
         base: Option<Arc<Base>>,
     ) -> Self {
-        if header.autoclear != 0 && !config.read_only {
+        if header.autoclear & !AUTOCLEAR_BITMAPS != 0 && !config.read_only {
             tracing::warn!(
-                "image {:?}: its bitmaps, or its promise that the data file is a raw image, end with the first request",
+                "image {:?}: its promise that the data file is a raw image ends with the first request",
                 config.path
             );
         }
+        let found_bitmaps = bitmaps::names(&top, &header, top.has_inherited_lock());
         let image = Image::new(Parts {
             header,
             block_size: config.block_size.unwrap_or(top.block_size()),
@@ -78,6 +80,7 @@ impl ImageDisk {
             beside,
             base,
             config: config.clone(),
+            found_bitmaps,
         });
         Self {
             image: Arc::new(image),

@@ -5,6 +5,7 @@
 mod allocate;
 mod view;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq_core::bio::{Flags, Op, Status};
@@ -123,6 +124,13 @@ impl ImageHctx {
         self.views.get(disk.index())?.as_ref()
     }
 
+    #[inline]
+    fn track(&mut self, disk: DiskId, range: &Range<u64>) {
+        if let Some(Some(view)) = self.views.get_mut(disk.index()) {
+            view.track(range);
+        }
+    }
+
     #[inline(never)]
     fn issue_to_image(&mut self, rq: &Request, cookie: Cookie, last: bool, now: Instant) -> Issued {
         let number = cookie.tag().0;
@@ -213,6 +221,9 @@ impl ImageHctx {
             Found::All if rq.flags.has(Flags::FUA) && !view.image.is_clean() => Tried::Work,
             Found::All if self.extents.len() > 1 && self.extents.len() > self.free.len() => Tried::Work,
             Found::All => {
+                if rq.op == Op::Write {
+                    self.track(rq.disk, &range);
+                }
                 self.zero(rq);
                 return self.issue_parts(number, cookie, rq, last, now);
             }

@@ -47,6 +47,23 @@ pub struct Header {
     pub data_file: Option<String>,
     /// Where the extensions and names end: what follows in the first cluster is not used. In bytes.
     pub names_end: u64,
+    /// Where the mark is that ends the extensions, in bytes; 0 if there is none.
+    pub extensions_end: u64,
+    /// What its extension says of bitmaps: to be believed if bit 0 of `autoclear` is set.
+    pub bitmaps: Option<BitmapsExtension>,
+}
+
+/// What the extension of bitmaps says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BitmapsExtension {
+    /// Where the extension begins, in bytes.
+    pub place: u64,
+    /// How many bitmaps there are.
+    pub count: u32,
+    /// Bytes of their directory.
+    pub directory_len: u64,
+    /// Where that is, in bytes.
+    pub directory_offset: u64,
 }
 
 /// How the clusters of an image are compressed.
@@ -158,6 +175,8 @@ impl Header {
             has_data_file: incompatible & DATA_FILE != 0,
             data_file: None,
             names_end: end.into(),
+            extensions_end: 0,
+            bitmaps: None,
         };
         header.check_sizes()?;
         header.read_extensions(&bytes, end as usize)?;
@@ -190,6 +209,8 @@ impl Header {
             has_data_file: false,
             data_file: None,
             names_end: 0,
+            extensions_end: 0,
+            bitmaps: None,
         };
         let entries = header.l1_needed(size).min(cluster / 8);
         header.l1_entries = entries as u32;
@@ -306,9 +327,13 @@ impl Header {
             };
             self.names_end = (at + 8 + data.len()) as u64;
             match kind {
-                0 => return Ok(()),
+                0 => {
+                    self.extensions_end = at as u64;
+                    return Ok(());
+                }
                 BACKING_FORMAT => self.backing_format = Some(text(data, "backing format")?),
                 DATA_FILE_NAME => self.data_file = Some(text(data, "data file")?),
+                BITMAPS => self.bitmaps = BitmapsExtension::parse(at as u64, &Bytes(data)),
                 _ => {}
             }
             at += 8 + (len as usize).next_multiple_of(8);
@@ -347,6 +372,26 @@ impl Header {
         self.backing = Some(text(name, "backing file")?);
         self.names_end = self.names_end.max(offset + u64::from(len));
         Ok(())
+    }
+}
+
+impl BitmapsExtension {
+    fn parse(place: u64, data: &Bytes<'_>) -> Option<Self> {
+        Some(Self {
+            place,
+            count: data.u32(0)?,
+            directory_len: data.u64(8)?,
+            directory_offset: data.u64(16)?,
+        })
+    }
+
+    /// Its data, as the header has it behind the type and the length.
+    pub(super) fn data(&self) -> [u8; BITMAPS_BYTES] {
+        let mut data = [0; BITMAPS_BYTES];
+        data[..4].copy_from_slice(&self.count.to_be_bytes());
+        data[8..16].copy_from_slice(&self.directory_len.to_be_bytes());
+        data[16..].copy_from_slice(&self.directory_offset.to_be_bytes());
+        data
     }
 }
 
@@ -444,6 +489,11 @@ const COMPRESSION: u64 = 8;
 const SUBCLUSTERS: u64 = 16;
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
+/// The type of the extension of bitmaps, and the bytes of its data.
+pub(super) const BITMAPS: u32 = 0x2385_2875;
+pub(super) const BITMAPS_BYTES: usize = 24;
+/// The bit of the features of `AUTOCLEAR_FIELD` that says that the bitmaps are right.
+pub(super) const AUTOCLEAR_BITMAPS: u64 = 1;
 /// 64 PiB, what the tables can address.
 const SIZE_MAX: u64 = 1 << 56;
 const OFFSET_MAX: u64 = 1 << 56;

@@ -15,6 +15,7 @@ pub(crate) mod commit;
 mod files;
 pub(crate) mod flatten;
 mod lookup;
+mod tracked;
 mod write;
 
 use std::io;
@@ -30,7 +31,7 @@ use blkmq_core::time::Instant;
 use super::chain::{self, Base};
 use super::config::Qcow2Config;
 use super::guests::Guests;
-use super::header::{AUTOCLEAR_FIELD, Header, SIZE_FIELD};
+use super::header::{Header, SIZE_FIELD};
 use super::layers;
 use super::map::{Entry, Map};
 use super::pool::{Job, Lane, Outcome};
@@ -57,6 +58,10 @@ pub(crate) struct Image {
     tables: OnceLock<Arc<Tables>>,
     opening: Mutex<()>,
     gate: RwLock<()>,
+    /// The names of its bitmaps, as they were when it was opened.
+    found_bitmaps: Vec<String>,
+    /// Those that it has are not kept, if it is written.
+    gives_bitmaps_up: AtomicBool,
     /// It is about to be replaced.
     is_closing: AtomicBool,
     /// Nothing is read from below, and that is durable.
@@ -82,6 +87,8 @@ pub(super) struct Parts {
     pub(super) base: Option<Arc<Base>>,
     pub(super) config: Qcow2Config,
     pub(super) block_size: u32,
+    /// The names of its bitmaps, for those who ask before its tables are read.
+    pub(super) found_bitmaps: Vec<String>,
 }
 
 impl Image {
@@ -93,6 +100,7 @@ impl Image {
             base,
             config,
             block_size,
+            found_bitmaps,
         } = parts;
         let bases = || base.iter().flat_map(Base::all);
         let below = bases()
@@ -111,6 +119,8 @@ impl Image {
             tables: OnceLock::new(),
             opening: Mutex::default(),
             gate: RwLock::default(),
+            found_bitmaps,
+            gives_bitmaps_up: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             is_flat: AtomicBool::new(false),
             unsettled: Mutex::default(),
@@ -323,16 +333,14 @@ impl Image {
     fn open_tables(&self) -> io::Result<Tables> {
         let (tables, header) = self.read_tables()?;
         if self.read_only {
+            self.load_bitmaps(&tables, &header)?;
             return Ok(tables);
         }
         let top = &self.files[0];
         tables
             .space
             .reach(top.end()?.next_multiple_of(header.cluster()))?;
-        if header.autoclear != 0 {
-            // What this writer does not keep.
-            tables.write_header(AUTOCLEAR_FIELD, &[0; 8])?;
-        }
+        self.load_bitmaps(&tables, &header)?;
         self.lengthen_beside(self.size())?;
         Ok(tables)
     }
@@ -464,6 +472,7 @@ impl Image {
                 self.config.path
             );
         }
+        self.rest();
     }
 
     /// Returns its size, after it has grown to `wanted` bytes if that is more. Blocks.
@@ -487,13 +496,20 @@ impl Image {
             return Err(io::Error::other(what));
         }
         let tables = self.tables()?;
-        self.alone(self.whole_clusters(&(size..wanted)), || {
+        let range = match tables.bitmaps.list().is_empty() {
+            true => self.whole_clusters(&(size..wanted)),
+            // They get longer while nobody sets bits.
+            false => 0..u64::MAX,
+        };
+        self.alone(range, || {
+            self.track(&tables, &(size..size))?;
             tables.grow(wanted)?;
             self.lengthen_beside(wanted)?;
             // Before the disk has it: what is below may be longer than the disk was.
             zero::hide(self, &tables, size..wanted)?;
             self.flush()?;
             tables.write_header(SIZE_FIELD, &wanted.to_be_bytes())?;
+            tables.bitmaps.grow(wanted);
             self.size.store(wanted, Ordering::Relaxed);
             Ok(wanted)
         })

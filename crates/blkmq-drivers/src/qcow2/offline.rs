@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 
 use blkmq_core::bio::{Flags, Op};
-use blkmq_host::device::Extent;
+use blkmq_host::device::{BitmapInfo, Extent};
 
 use super::disk::ImageDisk;
 use super::zero;
@@ -70,6 +70,35 @@ impl ImageDisk {
         let mut extents = Vec::new();
         self.image.extents(offset, u64::MAX, max, &mut extents)?;
         Ok(extents)
+    }
+
+    /// Writes what is only in this process, and has bitmaps say that they are right. Blocks.
+    pub fn close(&self) {
+        self.image.close();
+    }
+
+    /// Adds a bitmap, in which all changes from now on are noted, in units of so many bytes. Blocks.
+    ///
+    /// # Errors
+    /// The image cannot have it, there is one of that name, there is no room, or the system's.
+    pub fn add_bitmap(&self, name: &str, granularity: Option<u64>) -> io::Result<()> {
+        self.image.add_bitmap(name, granularity)
+    }
+
+    /// Removes a bitmap. Blocks.
+    ///
+    /// # Errors
+    /// There is none of that name, or the system's.
+    pub fn remove_bitmap(&self, name: &str) -> io::Result<()> {
+        self.image.remove_bitmap(name)
+    }
+
+    /// The bitmaps. Blocks.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn bitmaps(&self) -> io::Result<Vec<BitmapInfo>> {
+        self.image.bitmaps()
     }
 
     fn check(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -156,6 +156,12 @@ impl<'a> Begun<'a> {
             base,
         };
         new.create().map_err(io::Error::other)?;
+        if let Err(error) = self.begin_bitmaps() {
+            tracing::warn!(
+                "image {:?}: its bitmaps end with its snapshot, since the new image can have none: {error}",
+                self.place
+            );
+        }
         let meta = std::fs::metadata(&self.place)?;
         std::fs::set_permissions(&self.made, meta.permissions())?;
         let (user, group) = (
@@ -164,6 +170,25 @@ impl<'a> Begun<'a> {
         );
         // Without the right to, it is this process's, which can use it.
         let _ = std::os::unix::fs::chown(&self.made, Some(user), Some(group));
+        Ok(())
+    }
+
+    /// Has the image above a snapshot begin the bitmaps anew that are complete in the snapshot: at the moment when it takes the
+    /// place, nothing has changed.
+    fn begin_bitmaps(&self) -> io::Result<()> {
+        let bitmaps = self.image.enabled_bitmaps();
+        if !self.is_snapshot || bitmaps.is_empty() {
+            return Ok(());
+        }
+        let config = Qcow2Config {
+            path: self.made.clone(),
+            ..self.image.config.clone()
+        };
+        let made = ImageDisk::open_on(&config, None).map_err(io::Error::other)?;
+        for (name, granularity) in bitmaps {
+            made.add_bitmap(&name, Some(granularity))?;
+        }
+        made.close();
         Ok(())
     }
 

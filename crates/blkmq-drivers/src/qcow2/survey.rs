@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::bitmaps;
 use super::chain::{self, system};
 use super::check::{self, L1_OFFSET, REFCOUNT_OFFSET};
 use super::error::ImageError;
@@ -82,8 +83,6 @@ pub struct Survey {
 
 /// Counts the uses of all clusters of an image and compares that with its refcounts. Takes a reader's lock.
 ///
-/// Clusters of bitmaps are not looked at, and count as leaks.
-///
 /// # Errors
 /// The image cannot be used, or its tables overlap.
 pub fn check_refcounts(path: &Path) -> Result<Survey, ImageError> {
@@ -151,6 +150,7 @@ impl Count<'_> {
         }
         self.tree(header.l1_offset, header.l1_entries, true)?;
         self.snapshots()?;
+        self.bitmaps();
         self.compare(&blocks)
     }
 
@@ -242,6 +242,19 @@ impl Count<'_> {
             self.count_use(start, at - start);
         }
         Ok(())
+    }
+
+    /// Counts the tables and the bits of bitmaps, if those that it names are right.
+    fn bitmaps(&mut self) {
+        if !bitmaps::are_named(self.header) {
+            return;
+        }
+        match bitmaps::clusters(self.disk, self.header) {
+            Ok(all) => all
+                .iter()
+                .for_each(|range| self.count_use(range.start, range.end - range.start)),
+            Err(_) => self.survey.errors += 1,
+        }
     }
 
     fn compare(&mut self, blocks: &[u64]) -> Result<(), ImageError> {

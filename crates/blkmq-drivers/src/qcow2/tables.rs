@@ -9,6 +9,7 @@
 //! A cluster that was given up is counted as used until no table on the drive points to it. So a crash at any moment
 //! leaves clusters that are counted and not used, and nothing worse.
 
+mod apart;
 mod claims;
 mod flush;
 mod format;
@@ -28,6 +29,7 @@ use self::claims::Landed;
 use self::format::{COPIED, Entry, L2_OFFSET, corrupt};
 use self::refcounts::Refcounts;
 use self::table::{Cache, Table};
+use super::bitmaps::Bitmaps;
 use super::check::L1_OFFSET;
 use super::header::{Header, L1_ENTRIES_MAX};
 use super::space::Space;
@@ -46,6 +48,8 @@ pub(super) struct Tables {
     /// The files that have data: the image's, and the one beside it.
     data: Vec<Arc<FileDisk>>,
     pub(super) space: Space,
+    /// The bitmaps of the disk, if they are read.
+    pub(super) bitmaps: Bitmaps,
     state: Mutex<State>,
     /// Claims that are to be entered.
     landed: Mutex<Vec<Landed>>,
@@ -112,6 +116,7 @@ impl Tables {
             disk: Arc::clone(disk),
             space: Space::new(disk, header.cluster_bits)?,
             data: std::iter::once(disk).chain(beside).cloned().collect(),
+            bitmaps: Bitmaps::default(),
             state: Mutex::new(State::load(disk, header)?),
             landed: Mutex::default(),
             ended: Condvar::new(),

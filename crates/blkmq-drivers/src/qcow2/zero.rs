@@ -22,6 +22,9 @@ pub(super) fn run(image: &Image, tables: &Tables, op: Op, flags: Flags, range: R
         return Err(io::ErrorKind::Unsupported.into());
     }
     image.alone(image.whole_clusters(&range), || {
+        if can_mark || !is_discard {
+            image.track(tables, &range)?;
+        }
         if !can_mark || whole.is_empty() {
             return match is_discard {
                 true => Ok(()),

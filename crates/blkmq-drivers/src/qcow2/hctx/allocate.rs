@@ -105,9 +105,13 @@ impl ImageHctx {
         let data = view.files[usize::from(image.data_file())].0;
         let is_odd = image.files()[usize::from(image.data_file())].is_odd(rq.offset, rq.len);
         let _gate = image.try_enter()?;
+        if image.is_idle() {
+            return None;
+        }
         let claim = tables.claim(image.clusters(&range))?;
         // All of them are in the image from now on. Those of zeroes were before.
         image.note_change(&whole);
+        self.track(rq.disk, &range);
         let host = claim.host..claim.host + (whole.end - whole.start);
         let is_fresh = !image.has_beside() && tables.space.is_fresh(host.clone());
         let around = match around {

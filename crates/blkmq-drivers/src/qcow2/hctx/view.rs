@@ -1,10 +1,12 @@
 //! An image as a hardware context sees it: its files by their ids, and where the bytes of a request lie in them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq_core::bio::Op;
 use blkmq_core::ids::DiskId;
 
+use super::super::bitmaps;
 use super::super::image::Image;
 use super::super::map::Entry;
 use crate::file::disks::Disks;
@@ -15,6 +17,9 @@ pub(super) struct View {
     pub(super) image: Arc<Image>,
     /// Its files as the context for files knows them, and where the part of each ends that may be read there.
     pub(super) files: Box<[(DiskId, u64)]>,
+    /// Its bitmaps, and which version of them that is.
+    bitmaps: bitmaps::List,
+    version: u64,
 }
 
 /// A run of bytes of a request in one file, or of zeroes.
@@ -51,7 +56,23 @@ impl View {
         Self {
             image: Arc::clone(image),
             files: files.collect(),
+            bitmaps: bitmaps::List::default(),
+            version: 0,
         }
+    }
+
+    /// Notes in the bitmaps that a range is about to change, which is announced: others come when nothing is.
+    #[inline]
+    pub(super) fn track(&mut self, range: &Range<u64>) {
+        let Some(tables) = self.image.writable_tables() else {
+            return;
+        };
+        let version = tables.bitmaps.version();
+        if version != self.version {
+            self.bitmaps = tables.bitmaps.list();
+            self.version = version;
+        }
+        bitmaps::set(&self.bitmaps, range);
     }
 
     /// Finds where the bytes of a read or write are.

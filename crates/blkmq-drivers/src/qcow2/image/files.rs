@@ -151,6 +151,7 @@ impl Image {
             base,
             config: self.config.clone(),
             block_size: self.block_size,
+            found_bitmaps: Vec::new(),
         });
         let is_first = next.tables.set(Arc::clone(tables));
         debug_assert!(is_first.is_ok(), "it was just made");
@@ -174,7 +175,10 @@ impl Image {
         }
         let mut unsettled = lock(&self.unsettled);
         if let Some(what) = &*unsettled {
-            what.below.as_ref().map_or(Ok(()), |below| below.flush())?;
+            if let Some(below) = &what.below {
+                below.flush()?;
+                below.store_bitmaps();
+            }
             for directory in &what.directories {
                 directory.sync_all()?;
             }

@@ -102,7 +102,7 @@ impl Image {
             Some(number) if host.is_multiple_of(512) => Entry::Data {
                 file: number as u8,
                 host,
-                is_writable: is_own && !self.read_only,
+                is_writable: is_own && !self.read_only && !self.is_idle(),
             },
             _ => Entry::Special,
         }

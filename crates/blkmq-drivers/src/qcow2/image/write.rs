@@ -25,7 +25,9 @@ impl Image {
 
     /// Writes, and allocates what is not there: first the data, then the entry of the table.
     pub(in crate::qcow2) fn write_data(&self, tables: &Tables, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.note_change(&(offset..offset + data.len() as u64));
+        let range = offset..offset + data.len() as u64;
+        self.track(tables, &range)?;
+        self.note_change(&range);
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;

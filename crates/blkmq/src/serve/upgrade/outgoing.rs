@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -371,6 +371,7 @@ impl Conductor {
         // Clients may have selected a disk since.
         self.check(theirs)?;
         self.flusher.flush(must_flush, STOP_MAX)?;
+        self.prepare_drives()?;
         let saved = handover.take_saved();
         let count = saved.len();
         for one in saved {
@@ -397,6 +398,30 @@ impl Conductor {
 }
 
 impl Conductor {
+    /// Has drives write what another daemon has to find there. One that does not answer is not waited for: this daemon goes on.
+    fn prepare_drives(&self) -> Result<()> {
+        let mut drives = Vec::new();
+        for disk in self.leaves() {
+            drives.push((self.control.device(disk.queue)?, disk.id));
+        }
+        let (end, ended) = mpsc::sync_channel(1);
+        let prepare = move || {
+            drives
+                .iter()
+                .for_each(|(device, disk)| device.prepare_handover(*disk));
+            // Nobody may wait any more.
+            let _ = end.send(());
+        };
+        let thread = thread::Builder::new().name("handover".to_owned());
+        thread
+            .spawn(prepare)
+            .context("no thread for drives can be made")?;
+        let prepared = ended.recv_timeout(STOP_MAX);
+        prepared.with_context(|| {
+            format!("a drive has not written what only this process knows within {STOP_MAX:?}")
+        })
+    }
+
     /// Sends the statistics of each group, including those from before this daemon took over; its
     /// debts to its caps, and what the scheduler has learnt of it.
     fn send_statistics(&self, channel: &mut Channel) -> Result<()> {

@@ -269,6 +269,8 @@ fn open_unlocked(of: &Image, base: &Base) -> io::Result<Kind> {
             ..Qcow2Config::default()
         };
         let opened = ImageDisk::open(&image).map_err(io::Error::other)?;
+        // It changes without being used as a disk: a backup of it is of another one.
+        opened.image.give_bitmaps_up();
         opened.image.tables()?;
         Kind::Image(opened.image)
     };
