@@ -269,7 +269,7 @@ impl Server {
                     bytes: request.cookie % (1 << 33),
                     state: ExtentState::HOLE,
                 };
-                replies.block_status(&request, &[run; 5], &mut self.out);
+                replies.block_status(&request, Some(&[run; 5]), &[], &mut self.out);
             }
             Op::Trim => replies.error(&request, ErrorCode::NotSupported, "no", &mut self.out),
             _ => replies.ok(&request, &mut self.out),

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use blkmq_core::ids::DiskId;
-use blkmq_host::device::{Allocation, Extent};
+use blkmq_host::device::{Allocation, Changed, Extent};
 use blkmq_host::disk::{Disk, Tenant};
 use blkmq_host::service::Waker;
 
@@ -71,8 +71,12 @@ pub(crate) struct ExtentQuery {
     pub(crate) slot: u32,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// Most extents that the answer may have.
+    /// Most extents that the answer may have, of each kind.
     pub(crate) max: usize,
+    /// It asks what is allocated.
+    pub(crate) has_allocation: bool,
+    /// It asks what has changed as these bitmaps say.
+    pub(crate) bitmaps: Vec<String>,
     disk: DiskId,
     /// The unit of the answer, in bytes.
     block: u32,
@@ -95,6 +99,8 @@ pub(crate) struct ExtentReplies {
 pub(crate) struct ExtentReply {
     pub(crate) slot: u32,
     pub(crate) extents: io::Result<Vec<Extent>>,
+    /// What has changed, for each bitmap.
+    pub(crate) changed: Vec<Vec<Changed>>,
 }
 
 impl Lookups {
@@ -147,7 +153,8 @@ impl Shared {
             Err(error) => {
                 while let Some((drive, query)) = state.queries.next() {
                     state.queries.answered(drive);
-                    query.answer(Err(io::Error::new(error.kind(), "there can be no thread for it")));
+                    let error = io::Error::new(error.kind(), "there can be no thread for it");
+                    query.answer(Err(error), Vec::new());
                 }
             }
         }
@@ -159,16 +166,16 @@ impl Shared {
         let mut asked = None;
         while let Some((drive, query)) = self.wait_for_query(asked) {
             asked = Some(drive);
-            let mut extents = Vec::new();
+            let (mut extents, mut changed) = (Vec::new(), Vec::new());
             let found = if query.replies.is_gone.load(Ordering::Relaxed) {
                 Ok(())
             } else {
                 // A panic would leave the drive asked, and its connections waiting, for ever.
                 // Nothing of ours is half-changed then: the extents are dropped.
-                catch_unwind(AssertUnwindSafe(|| query.look_up(&mut extents)))
+                catch_unwind(AssertUnwindSafe(|| query.look_up(&mut extents, &mut changed)))
                     .unwrap_or_else(|_| Err(io::Error::other("the look-up panicked")))
             };
-            query.answer(found.map(|()| extents));
+            query.answer(found.map(|()| extents), changed);
             // Niceness is not enough: a running thread keeps the processor for a slice of some
             // milliseconds, even if another one wakes.
             thread::yield_now();
@@ -300,6 +307,8 @@ impl ExtentQuery {
             offset: range.0,
             len: range.1,
             max,
+            has_allocation: true,
+            bitmaps: Vec::new(),
             disk: disk.id,
             block: disk.block_size,
             group: disk.tenant,
@@ -314,17 +323,29 @@ impl ExtentQuery {
         Arc::as_ptr(&self.allocation).addr()
     }
 
-    fn look_up(&self, extents: &mut Vec<Extent>) -> io::Result<()> {
+    fn look_up(&self, extents: &mut Vec<Extent>, changed: &mut Vec<Vec<Changed>>) -> io::Result<()> {
         let Self { offset, len, max, .. } = *self;
-        self.allocation.extents(self.disk, offset, len, max, extents)?;
-        *extents = in_blocks(extents, offset, offset.saturating_add(len), self.block);
+        let end = offset.saturating_add(len);
+        if self.has_allocation {
+            self.allocation.extents(self.disk, offset, len, max, extents)?;
+            *extents = in_blocks(extents, offset, end, self.block);
+        }
+        for name in &self.bitmaps {
+            let mut runs = Vec::new();
+            let found = self
+                .allocation
+                .changed(self.disk, name, offset..end, max, &mut runs);
+            found.map_err(|error| io::Error::new(error.kind(), format!("bitmap {name}: {error}")))?;
+            changed.push(runs);
+        }
         Ok(())
     }
 
-    fn answer(self, extents: io::Result<Vec<Extent>>) {
+    fn answer(self, extents: io::Result<Vec<Extent>>, changed: Vec<Vec<Changed>>) {
         let answer = ExtentReply {
             slot: self.slot,
             extents,
+            changed,
         };
         let is_first = {
             let mut answers = self.replies.lock();
@@ -415,6 +436,8 @@ mod tests {
                 offset,
                 len: 512,
                 max: 1,
+                has_allocation: true,
+                bitmaps: Vec::new(),
                 disk: DiskId(0),
                 block: 512,
                 group: Tenant(0),

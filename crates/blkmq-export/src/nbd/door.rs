@@ -26,7 +26,7 @@ use blkmq_nbd::identity;
 use blkmq_tls::{FileError, Server, Settings};
 
 use self::handshakes::Handshakes;
-use super::export::{Export, ExportId, ExportTable, Features};
+use super::export::{Bitmaps, Export, ExportId, ExportTable, Features};
 use super::front_door::ConfiguredAddress;
 use super::limits::Limits;
 use super::session::Session;
@@ -382,5 +382,7 @@ fn export(disk: &Disk) -> Export {
         any_alignment: disk.limits.any_alignment,
         ..Features::default()
     };
+    let (allocation, id) = (Arc::clone(&disk.allocation), disk.id);
+    export.bitmaps = Bitmaps::of(move || allocation.bitmap_names(id));
     export
 }

@@ -73,7 +73,50 @@ pub struct Export {
     pub block_preferred_bytes: u32,
     /// What it can do.
     pub features: Features,
+    /// The bitmaps of its disk.
+    pub bitmaps: Bitmaps,
 }
+
+/// The bitmaps of a disk, which come and go: whoever offers it is asked when a client asks. Clones ask the same.
+#[derive(Clone, Default)]
+pub struct Bitmaps(Option<Arc<Names>>);
+
+type Names = dyn Fn() -> Vec<String> + Send + Sync;
+
+impl Bitmaps {
+    /// Those of which this returns the names, and does not block.
+    pub fn of(names: impl Fn() -> Vec<String> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(names)))
+    }
+
+    /// The names that there are now, as far as the protocol can have them.
+    pub(super) fn names(&self) -> Vec<String> {
+        let names = self.0.as_ref().map_or_else(Vec::new, |names| names());
+        let fits = |name: &String| name.len() <= BITMAP_NAME_MAX && !name.contains('\0');
+        names.into_iter().filter(fits).collect()
+    }
+}
+
+impl PartialEq for Bitmaps {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for Bitmaps {}
+
+impl std::fmt::Debug for Bitmaps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}
+
+/// Longest name of a bitmap, in bytes, as of the format of images.
+const BITMAP_NAME_MAX: usize = 1023;
 
 impl Export {
     /// An export of `size_bytes` with blocks of 1 (minimum) and 4096 (preferred) bytes and the default features.
@@ -88,6 +131,7 @@ impl Export {
             block_min_bytes: 1,
             block_preferred_bytes: 4096,
             features: Features::default(),
+            bitmaps: Bitmaps::default(),
         }
     }
 

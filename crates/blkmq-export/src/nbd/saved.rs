@@ -7,7 +7,7 @@ use blkmq_nbd::codec::option_reply::ReplyKind;
 use blkmq_nbd::codec::request::{Command, RequestHeader};
 use blkmq_nbd::codec::{CommandFlags, HeaderStyle, STRING_BYTES_MAX, TransmissionFlags};
 
-use super::session::{SavedPhase, SavedSession, SavedState};
+use super::session::{Contexts, SavedPhase, SavedSession, SavedState};
 use crate::handover::codec::{BODY_BYTES_MAX, DecodeError, Reader, Writer};
 
 /// A connection at rest.
@@ -31,9 +31,14 @@ impl SavedConnection {
     /// # Errors
     /// The fault in the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        Reader::versioned(bytes, ("a connection's version", VERSION), |reader| {
+        // Without bitmaps, daemons that know of none can read it.
+        let version = match bytes.first() {
+            Some(&VERSION_OF_ALLOCATION) => VERSION_OF_ALLOCATION,
+            _ => VERSION,
+        };
+        Reader::versioned(bytes, ("a connection's version", version), |reader| {
             Ok(Self {
-                session: session(reader)?,
+                session: session(reader, version)?,
                 is_closing: reader.flag("whether a connection ends")?,
                 has_losses: reader.flag("whether writes are lost")?,
                 input: reader.bytes("what a client sent", BODY_BYTES_MAX)?.to_vec(),
@@ -48,8 +53,12 @@ impl SavedConnection {
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.input.len() + self.unsent.len() + STRING_BYTES_MAX);
         let mut writer = Writer(&mut bytes);
-        writer.u8(VERSION);
-        write_session(&mut writer, &self.session);
+        let version = match self.session.has_bitmaps() {
+            true => VERSION,
+            false => VERSION_OF_ALLOCATION,
+        };
+        writer.u8(version);
+        write_session(&mut writer, &self.session, version);
         writer.u8(self.is_closing.into());
         writer.u8(self.has_losses.into());
         writer.bytes(&self.input);
@@ -58,7 +67,7 @@ impl SavedConnection {
     }
 }
 
-fn session(reader: &mut Reader<'_>) -> Result<SavedSession, DecodeError> {
+fn session(reader: &mut Reader<'_>, version: u8) -> Result<SavedSession, DecodeError> {
     let style = match reader.u8("a header style")? {
         0 => HeaderStyle::Simple,
         1 => HeaderStyle::Structured,
@@ -77,14 +86,24 @@ fn session(reader: &mut Reader<'_>) -> Result<SavedSession, DecodeError> {
             state: state(reader)?,
             is_padded: reader.flag("whether zeroes are expected")?,
             options: reader.u32("a number of options")?,
-            context: reader.optional("a context", |reader| reader.text("a context"))?,
+            context: reader.optional("a context", |reader| {
+                let export = reader.text("a context")?;
+                let contexts = match version {
+                    VERSION => contexts(reader, version)?,
+                    _ => Contexts {
+                        allocation: true,
+                        bitmaps: Vec::new(),
+                    },
+                };
+                Ok((export, contexts))
+            })?,
         },
         1 => SavedPhase::Transmission {
             export: reader.text("an export")?,
             size_bytes: reader.u64("an export's size")?,
             block_min_bytes: reader.u32("an export's block size")?,
             flags: TransmissionFlags(reader.u16("transmission flags")?),
-            block_status: reader.flag("whether block status is agreed on")?,
+            contexts: contexts(reader, version)?,
             drain: reader.optional("a refused request", |reader| {
                 Ok((reader.u64("bytes to throw away")?, header(reader)?))
             })?,
@@ -92,6 +111,19 @@ fn session(reader: &mut Reader<'_>) -> Result<SavedSession, DecodeError> {
         other => return Err(DecodeError::Value("a phase", other.into())),
     };
     Ok(SavedSession { style, name, phase })
+}
+
+fn contexts(reader: &mut Reader<'_>, version: u8) -> Result<Contexts, DecodeError> {
+    let allocation = reader.flag("whether block status is agreed on")?;
+    let count = match version {
+        VERSION => reader.u32("a number of bitmaps")?,
+        _ => 0,
+    };
+    let bitmaps = (0..count).map(|_| reader.text("a bitmap"));
+    Ok(Contexts {
+        allocation,
+        bitmaps: bitmaps.collect::<Result<_, _>>()?,
+    })
 }
 
 fn state(reader: &mut Reader<'_>) -> Result<SavedState, DecodeError> {
@@ -127,7 +159,7 @@ fn header(reader: &mut Reader<'_>) -> Result<RequestHeader, DecodeError> {
     })
 }
 
-fn write_session(writer: &mut Writer<'_>, session: &SavedSession) {
+fn write_session(writer: &mut Writer<'_>, session: &SavedSession, version: u8) {
     writer.u8(match session.style {
         HeaderStyle::Simple => 0,
         HeaderStyle::Structured => 1,
@@ -149,14 +181,19 @@ fn write_session(writer: &mut Writer<'_>, session: &SavedSession) {
             write_state(writer, *state);
             writer.u8((*is_padded).into());
             writer.u32(*options);
-            writer.optional(context.as_deref(), |writer, context| writer.text(context));
+            writer.optional(context.as_ref(), |writer, (export, contexts)| {
+                writer.text(export);
+                if version == VERSION {
+                    write_contexts(writer, contexts, version);
+                }
+            });
         }
         SavedPhase::Transmission {
             export,
             size_bytes,
             block_min_bytes,
             flags,
-            block_status,
+            contexts,
             drain,
         } => {
             writer.u8(1);
@@ -164,12 +201,20 @@ fn write_session(writer: &mut Writer<'_>, session: &SavedSession) {
             writer.u64(*size_bytes);
             writer.u32(*block_min_bytes);
             writer.u16(flags.0);
-            writer.u8((*block_status).into());
+            write_contexts(writer, contexts, version);
             writer.optional(drain.as_ref(), |writer, (left, header)| {
                 writer.u64(*left);
                 write_header(writer, header);
             });
         }
+    }
+}
+
+fn write_contexts(writer: &mut Writer<'_>, contexts: &Contexts, version: u8) {
+    writer.u8(contexts.allocation.into());
+    if version == VERSION {
+        writer.u32(contexts.bitmaps.len() as u32);
+        contexts.bitmaps.iter().for_each(|name| writer.text(name));
     }
 }
 
@@ -194,19 +239,27 @@ fn write_header(writer: &mut Writer<'_>, header: &RequestHeader) {
     writer.u16(header.flags.0);
 }
 
-/// The version of these bytes.
-const VERSION: u8 = 1;
+/// The version of these bytes, and that of those before bitmaps.
+const VERSION: u8 = 2;
+const VERSION_OF_ALLOCATION: u8 = 1;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn allocation(bitmaps: &[&str]) -> Contexts {
+        Contexts {
+            allocation: true,
+            bitmaps: bitmaps.iter().map(|name| (*name).to_owned()).collect(),
+        }
+    }
 
     fn examples() -> Vec<SavedConnection> {
         let negotiation = |state| SavedPhase::Negotiation {
             state,
             is_padded: true,
             options: 7,
-            context: Some("vm1".to_owned()),
+            context: Some(("vm1".to_owned(), allocation(&[]))),
         };
         let skipping = SavedState::Skipping {
             left: 9,
@@ -220,19 +273,26 @@ mod tests {
             command: Command::WRITE,
             flags: CommandFlags(1),
         };
-        let transmission = SavedPhase::Transmission {
+        let transmission = |bitmaps| SavedPhase::Transmission {
             export: "vm1".to_owned(),
             size_bytes: 1 << 40,
             block_min_bytes: 512,
             flags: TransmissionFlags(0x55),
-            block_status: true,
+            contexts: allocation(bitmaps),
             drain: Some((1, header)),
         };
         let phases = [
             negotiation(SavedState::Flags),
             negotiation(SavedState::Options),
             negotiation(skipping),
-            transmission,
+            transmission(&[]),
+            transmission(&["monday", "x"]),
+            SavedPhase::Negotiation {
+                state: SavedState::Options,
+                is_padded: true,
+                options: 7,
+                context: Some(("vm1".to_owned(), allocation(&["monday"]))),
+            },
         ];
         let styles = [
             HeaderStyle::Simple,
@@ -289,8 +349,8 @@ mod tests {
             assert_eq!(SavedConnection::parse(&long), Err(DecodeError::Trailing(1)));
         }
         assert_eq!(
-            SavedConnection::parse(&[2]),
-            Err(DecodeError::Value("a connection's version", 2))
+            SavedConnection::parse(&[3]),
+            Err(DecodeError::Value("a connection's version", 3))
         );
     }
 }

@@ -27,6 +27,8 @@ mod transmission;
 use std::fmt;
 use std::sync::Arc;
 
+pub(super) use contexts::CHANGED;
+pub use contexts::Contexts;
 pub use reply::Replies;
 pub use rules::Fault;
 pub use saved::{RestoreError, SavedPhase, SavedSession, SavedState};
@@ -311,6 +313,14 @@ impl Session {
         match &self.phase {
             Phase::Negotiation(_) => None,
             Phase::Transmission(transmission) => Some(transmission.export()),
+        }
+    }
+
+    /// What replies to block status requests have, once an export is selected.
+    pub fn contexts(&self) -> Option<&Contexts> {
+        match &self.phase {
+            Phase::Negotiation(_) => None,
+            Phase::Transmission(transmission) => Some(transmission.contexts()),
         }
     }
 

@@ -240,16 +240,17 @@ pub struct Extent {
     pub state: ExtentState,
 }
 
-/// Appends a chunk that ends the reply with the extents of one context, which begin at the request's offset.
+/// Appends a chunk with the extents of one context, which begin at the request's offset; `flags` say whether it ends the
+/// reply.
 ///
 /// # Panics
 /// As [`write_chunk_head`]; `extents` is empty or, for structured chunks, has a run of 4 GiB or more.
 pub fn write_status_chunk(
     style: HeaderStyle,
-    cookie: u64,
-    request_offset: u64,
+    (cookie, request_offset): (u64, u64),
     context: u32,
     extents: impl Iterator<Item = Extent> + Clone,
+    flags: ChunkFlags,
     out: &mut Vec<u8>,
 ) {
     let extended = style == HeaderStyle::Extended;
@@ -264,7 +265,7 @@ pub fn write_status_chunk(
         } else {
             ChunkKind::BLOCK_STATUS
         },
-        flags: ChunkFlags::DONE,
+        flags,
     };
     write_chunk_head(style, &head, out);
     out.extend_from_slice(&context.to_be_bytes());

@@ -126,7 +126,7 @@ proptest! {
             .collect();
         for style in CHUNKED {
             let mut out = Vec::new();
-            write_status_chunk(style, cookie, 5, context, extents.iter().copied(), &mut out);
+            write_status_chunk(style, (cookie, 5), context, extents.iter().copied(), ChunkFlags::DONE, &mut out);
             let (head, payload) = split(style, &out);
             let Some(ChunkPayload::Status(status)) = ChunkPayload::parse(head.kind, payload) else {
                 panic!("no status in {head:?}")

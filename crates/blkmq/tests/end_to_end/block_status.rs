@@ -99,6 +99,11 @@ fn fragmented(scratch: &Scratch, name: &str) -> String {
 
 /// Connects for structured replies with block status.
 pub(crate) fn asks(socket: &Path, export: &str) -> UnixStream {
+    asks_for(socket, export, "base:allocation")
+}
+
+/// The same with another context.
+pub(crate) fn asks_for(socket: &Path, export: &str, query: &str) -> UnixStream {
     let mut stream = greeted(socket).expect("anyone is greeted");
     stream
         .write_all(&option(OPT_STRUCTURED_REPLY, &[]))
@@ -106,8 +111,8 @@ pub(crate) fn asks(socket: &Path, export: &str) -> UnixStream {
     let mut context = (export.len() as u32).to_be_bytes().to_vec();
     context.extend(export.as_bytes());
     context.extend(1_u32.to_be_bytes());
-    context.extend(15_u32.to_be_bytes());
-    context.extend(b"base:allocation");
+    context.extend((query.len() as u32).to_be_bytes());
+    context.extend(query.as_bytes());
     stream
         .write_all(&option(OPT_SET_META_CONTEXT, &context))
         .expect("sent");

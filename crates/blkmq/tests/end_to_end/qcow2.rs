@@ -1,6 +1,7 @@
 //! Disks in qcow2 images keep what they are given: what QEMU's tools say of the images after kills and
 //! power cuts in the middle of allocations, and what clients of many clones of one base see.
 
+mod bitmaps;
 mod commit;
 mod conversions;
 mod flatten;

@@ -31,8 +31,8 @@ use crate::common::tools::{installed, try_run};
 use crate::common::{Daemon, Scratch};
 
 /// A daemon that can be upgraded, with one disk in a file, and the arguments of its successors.
-struct Stage {
-    scratch: Scratch,
+pub(crate) struct Stage {
+    pub(crate) scratch: Scratch,
     words: Vec<String>,
 }
 
@@ -44,7 +44,7 @@ impl Stage {
         Stage::of(scratch, &[&disk])
     }
 
-    fn of(scratch: Scratch, disks: &[&str]) -> Stage {
+    pub(crate) fn of(scratch: Scratch, disks: &[&str]) -> Stage {
         let mut words: Vec<String> = Vec::new();
         for disk in disks {
             words.extend(["--disk".to_owned(), (*disk).to_owned()]);
@@ -53,7 +53,7 @@ impl Stage {
         Stage { scratch, words }
     }
 
-    fn socket(&self) -> std::path::PathBuf {
+    pub(crate) fn socket(&self) -> std::path::PathBuf {
         self.scratch.path("nbd.sock")
     }
 
@@ -69,13 +69,13 @@ impl Stage {
     }
 
     /// Starts the first daemon.
-    fn start(&self) -> Daemon {
+    pub(crate) fn start(&self) -> Daemon {
         let words = self.words("--upgrade-socket");
         Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// Has another daemon take over; the previous one has ended with success when this returns.
-    fn upgrade(&self, mut old: Daemon) -> Daemon {
+    pub(crate) fn upgrade(&self, mut old: Daemon) -> Daemon {
         let words = self.words("--take-over");
         let new = Daemon::start(&words.iter().map(String::as_str).collect::<Vec<_>>());
         let status = old.ended_within(END_TIME);

@@ -6,7 +6,7 @@ use blkmq_host::disk::Disk;
 use blkmq_nbd::codec::reply::Extent;
 use blkmq_nbd::codec::{CommandFlags, ErrorCode, ExtentState};
 
-use crate::nbd::session::{Op, Request};
+use crate::nbd::session::{CHANGED, Op, Request};
 
 /// Bytes of the buffer that a request needs. A request for block status reads a block.
 pub(super) fn buffer_bytes(request: &Request, disk: &Disk) -> usize {
@@ -67,6 +67,18 @@ pub(super) fn extent(extent: &blkmq_host::device::Extent) -> Extent {
     Extent {
         bytes: extent.len,
         state,
+    }
+}
+
+/// What has changed, as clients of QEMU's bitmaps read it.
+pub(super) fn changed_extent(run: &blkmq_host::device::Changed) -> Extent {
+    Extent {
+        bytes: run.len,
+        state: if run.is_changed {
+            CHANGED
+        } else {
+            ExtentState::NONE
+        },
     }
 }
 

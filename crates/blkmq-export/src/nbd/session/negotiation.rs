@@ -18,14 +18,13 @@ use blkmq_nbd::codec::option_reply::{
 use blkmq_nbd::codec::{ClientFlags, HeaderStyle, STRING_BYTES_MAX};
 use blkmq_tls::Mode;
 
+use super::contexts::Contexts;
 use super::saved::{REFUSED_BEFORE, SavedPhase, SavedSession, SavedState};
 use super::tls::Tls;
 use super::{CloseReason, Event};
 use crate::nbd::export::{Export, ExportId, ExportTable};
 use crate::nbd::limits::Limits;
 
-/// Its id on the wire.
-pub(super) const ALLOCATION_CONTEXT_ID: u32 = 1;
 /// Bytes of a client's string that an error message quotes.
 const QUOTED_BYTES_MAX: usize = 256;
 
@@ -51,8 +50,8 @@ pub(super) enum Next {
 pub(super) struct Selection {
     pub(super) export: Arc<Export>,
     pub(super) style: HeaderStyle,
-    /// Block status requests are permitted.
-    pub(super) block_status: bool,
+    /// What replies to block status requests have; without any, they are not permitted.
+    pub(super) contexts: Contexts,
     /// The client's name for the session, so that it can be fenced.
     pub(super) session: Option<SessionName>,
 }
@@ -64,8 +63,8 @@ pub(super) struct Negotiation {
     pub(super) style: HeaderStyle,
     padded: bool,
     options: u32,
-    /// The export whose allocation context the client selected last.
-    pub(super) context: Option<ExportId>,
+    /// The export whose contexts the client selected last.
+    pub(super) context: Option<(ExportId, Contexts)>,
     session: Option<SessionName>,
     tls: Tls,
     /// An option was refused for lack of TLS.
@@ -127,8 +126,10 @@ impl Negotiation {
             };
             negotiation.padded = *is_padded;
             negotiation.options = *options;
-            let context = context.as_deref().and_then(|name| negotiation.exports.find(name));
-            negotiation.context = context.map(|export| export.id);
+            negotiation.context = context.as_ref().and_then(|(name, contexts)| {
+                let export = negotiation.exports.find(name)?;
+                Some((export.id, contexts.clone()))
+            });
         }
         negotiation
     }
@@ -153,7 +154,10 @@ impl Negotiation {
                 state,
                 is_padded: self.padded,
                 options: self.options,
-                context: self.context.and_then(name_of).map(|export| export.name.clone()),
+                context: self.context.as_ref().and_then(|(export, contexts)| {
+                    let export = name_of(*export)?;
+                    Some((export.name.clone(), contexts.clone()))
+                }),
             },
         }
     }
@@ -383,11 +387,12 @@ impl Negotiation {
     }
 
     fn select(&self, export: Arc<Export>) -> Selection {
-        let block_status = self.context == Some(export.id);
+        let selected = self.context.as_ref().filter(|(of, _)| *of == export.id);
+        let contexts = selected.map(|(_, contexts)| contexts.clone());
         Selection {
             export,
             style: self.style,
-            block_status,
+            contexts: contexts.unwrap_or_default(),
             session: self.session,
         }
     }

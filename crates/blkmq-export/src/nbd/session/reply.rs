@@ -9,7 +9,8 @@ use blkmq_nbd::codec::reply::{
 use blkmq_nbd::codec::request::RequestHeader;
 use blkmq_nbd::codec::{ChunkFlags, CommandFlags, ErrorCode, ExtentState, HeaderStyle};
 
-use super::negotiation::{ALLOCATION_CONTEXT_ID, Selection};
+use super::contexts::{ALLOCATION_CONTEXT_ID, CHANGED, FIRST_BITMAP_ID};
+use super::negotiation::Selection;
 use super::{Op, Request};
 use crate::nbd::limits::Limits;
 
@@ -155,34 +156,47 @@ impl Replies {
         self.write_error(request.cookie, request.offset, error, message, out);
     }
 
-    /// Replies to a block status request with the extents known from its offset on. Extents that
-    /// the client must not see (beyond the first if it asked for one, beyond the range except in
-    /// the last, beyond the export) are cut off. No extents mean that nothing is known: then the
-    /// range is reported as allocated.
+    /// Replies to a block status request with the extents known from its offset on, in each context that was selected: of
+    /// the allocation if it was, and then of the bitmaps in their order. Extents that the client must not see (beyond the
+    /// first if it asked for one, beyond the range except in the last, beyond the export) are cut off. No extents mean that
+    /// nothing is known: then the range is reported as allocated, and as changed.
     ///
     /// # Panics
-    /// The request is no block status, or none was begun.
-    pub fn block_status(&mut self, request: &Request, extents: &[Extent], out: &mut Vec<u8>) {
+    /// The request is no block status, none was begun, or there is no context.
+    pub fn block_status(
+        &mut self,
+        request: &Request,
+        allocation: Option<&[Extent]>,
+        bitmaps: &[Vec<Extent>],
+        out: &mut Vec<u8>,
+    ) {
         assert_eq!(
             request.op,
             Op::BlockStatus,
             "extents replied to another operation"
         );
         self.finish(0);
-        let unknown = [Extent {
-            bytes: request.length,
-            state: ExtentState::NONE,
-        }];
-        let known = extents.iter().any(|extent| extent.bytes > 0);
-        let visible = self.visible(request, if known { extents } else { &unknown });
-        write_status_chunk(
-            self.style,
-            request.cookie,
-            request.offset,
-            ALLOCATION_CONTEXT_ID,
-            visible,
-            out,
-        );
+        let unknown = |context| {
+            [Extent {
+                bytes: request.length,
+                state: match context {
+                    ALLOCATION_CONTEXT_ID => ExtentState::NONE,
+                    _ => CHANGED,
+                },
+            }]
+        };
+        let allocation = allocation.map(|extents| (ALLOCATION_CONTEXT_ID, extents));
+        let bitmaps = (FIRST_BITMAP_ID..).zip(bitmaps.iter().map(|extents| &extents[..]));
+        let mut contexts = allocation.into_iter().chain(bitmaps).peekable();
+        assert!(contexts.peek().is_some(), "a block status without a context");
+        while let Some((context, extents)) = contexts.next() {
+            let known = extents.iter().any(|extent| extent.bytes > 0);
+            let unknown = unknown(context);
+            let visible = self.visible(request, if known { extents } else { &unknown });
+            let flags = ChunkFlags::NONE.with_if(contexts.peek().is_none(), ChunkFlags::DONE);
+            let reply = (request.cookie, request.offset);
+            write_status_chunk(self.style, reply, context, visible, flags, out);
+        }
     }
 
     #[inline]

@@ -101,7 +101,7 @@ impl Rules {
             payload_bytes_max: u64::from(limits.payload_bytes_max),
             offered: export.transmission_flags(selection.style),
             style: selection.style,
-            block_status: selection.block_status,
+            block_status: !selection.contexts.is_empty(),
             session: selection.session,
             shutting_down: false,
         };

@@ -6,6 +6,8 @@ use blkmq_nbd::codec::option_reply::ReplyKind;
 use blkmq_nbd::codec::request::RequestHeader;
 use blkmq_nbd::codec::{HeaderStyle, TransmissionFlags};
 
+use super::contexts::Contexts;
+
 /// A session, between two messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedSession {
@@ -15,6 +17,17 @@ pub struct SavedSession {
     pub name: Option<SessionName>,
     /// How far it is.
     pub phase: SavedPhase,
+}
+
+impl SavedSession {
+    /// Returns whether its client has selected a bitmap.
+    pub(in crate::nbd) fn has_bitmaps(&self) -> bool {
+        let contexts = match &self.phase {
+            SavedPhase::Negotiation { context, .. } => context.as_ref().map(|(_, contexts)| contexts),
+            SavedPhase::Transmission { contexts, .. } => Some(contexts),
+        };
+        contexts.is_some_and(|contexts| !contexts.bitmaps.is_empty())
+    }
 }
 
 /// How far a session is.
@@ -28,8 +41,8 @@ pub enum SavedPhase {
         is_padded: bool,
         /// Options it has sent.
         options: u32,
-        /// The export whose allocation context it has selected.
-        context: Option<String>,
+        /// The export whose contexts it has selected, and which.
+        context: Option<(String, Contexts)>,
     },
     /// An export is selected.
     Transmission {
@@ -41,8 +54,8 @@ pub enum SavedPhase {
         block_min_bytes: u32,
         /// What it can do, as the client was told.
         flags: TransmissionFlags,
-        /// Block status requests are permitted.
-        block_status: bool,
+        /// What replies to block status requests have.
+        contexts: Contexts,
         /// A refused request of whose payload this number of bytes is still to be discarded.
         drain: Option<(u64, RequestHeader)>,
     },

@@ -1,5 +1,6 @@
 //! A client for the session's tests, which plays one with bytes.
 
+mod bitmaps;
 mod client;
 mod fence;
 mod hostile;

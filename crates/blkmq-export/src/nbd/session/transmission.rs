@@ -7,6 +7,7 @@ use blkmq_nbd::codec::{HeaderStyle, TransmissionFlags};
 
 use std::sync::Arc;
 
+use super::contexts::Contexts;
 use super::negotiation::Selection;
 use super::reply::Replies;
 use super::rules::{Fault, Rules, request};
@@ -18,7 +19,7 @@ use crate::nbd::limits::Limits;
 #[derive(Debug)]
 pub(super) struct Transmission {
     export: Arc<Export>,
-    block_status: bool,
+    contexts: Contexts,
     style: HeaderStyle,
     rules: Rules,
     replies: Replies,
@@ -41,7 +42,7 @@ impl Transmission {
     pub(super) fn new(selection: &Selection, limits: &Limits) -> Transmission {
         Transmission {
             export: Arc::clone(&selection.export),
-            block_status: selection.block_status,
+            contexts: selection.contexts.clone(),
             style: selection.style,
             rules: Rules::new(selection, limits),
             replies: Replies::new(selection, limits),
@@ -64,7 +65,7 @@ impl Transmission {
             size_bytes,
             block_min_bytes,
             flags,
-            block_status,
+            contexts,
             drain,
         } = &saved.phase
         else {
@@ -105,7 +106,7 @@ impl Transmission {
                 Arc::clone(export)
             },
             style: saved.style,
-            block_status: *block_status,
+            contexts: contexts.clone(),
             session: saved.name,
         };
         let mut transmission = Transmission::new(&selection, limits);
@@ -130,10 +131,14 @@ impl Transmission {
                 size_bytes: self.export.size_bytes,
                 block_min_bytes: self.export.block_min_bytes,
                 flags: self.export.transmission_flags(self.style),
-                block_status: self.block_status,
+                contexts: self.contexts.clone(),
                 drain: self.drain.as_ref().map(|drain| (drain.left, drain.header)),
             },
         }
+    }
+
+    pub(super) fn contexts(&self) -> &Contexts {
+        &self.contexts
     }
 
     pub(super) fn export(&self) -> &Arc<Export> {

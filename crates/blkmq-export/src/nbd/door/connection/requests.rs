@@ -6,7 +6,7 @@ use blkmq_host::service::Cx;
 use blkmq_nbd::codec::ErrorCode;
 use blkmq_nbd::codec::reply::Extent;
 
-use super::super::request::{bio, buffer_bytes, error_of, extent};
+use super::super::request::{bio, buffer_bytes, changed_extent, error_of, extent};
 use super::intake::{Intake, Needs};
 use super::{Connection, NbdClient, SELECTED};
 use crate::common::buffers::NoMemory;
@@ -95,7 +95,10 @@ impl NbdClient {
             .extents_max(request)
             .min(EXTENTS_MAX);
         let range = (request.offset, request.length);
-        let query = ExtentQuery::new(disk, slot, range, max, extent_replies);
+        let contexts = self.protocol.session.contexts().expect(SELECTED);
+        let mut query = ExtentQuery::new(disk, slot, range, max, extent_replies);
+        query.has_allocation = contexts.allocation;
+        query.bitmaps.clone_from(&contexts.bitmaps);
         self.protocol.door.common.lookups.ask(query);
     }
 
@@ -176,16 +179,27 @@ impl Connection {
             .as_ref()
             .map(|extent_replies| extent_replies.take())
             .unwrap_or_default();
-        for ExtentReply { slot, extents } in answers {
+        for ExtentReply {
+            slot,
+            extents,
+            changed,
+        } in answers
+        {
             let request = self.slots.end(slot);
+            let has_allocation = self.session.contexts().expect(SELECTED).allocation;
             let (replies, heads) = (self.session.replies(), &mut self.transmit.heads);
             match extents {
                 Ok(extents) => {
                     let extents: Vec<Extent> = extents.iter().map(extent).collect();
-                    replies.block_status(&request, &extents, heads);
+                    let changed: Vec<Vec<Extent>> = changed
+                        .iter()
+                        .map(|runs| runs.iter().map(changed_extent).collect())
+                        .collect();
+                    let allocation = has_allocation.then_some(&extents[..]);
+                    replies.block_status(&request, allocation, &changed, heads);
                 }
                 Err(error) => {
-                    let message = format!("the disk cannot say what is allocated: {error}");
+                    let message = format!("the disk cannot say what is there: {error}");
                     replies.error(&request, ErrorCode::Io, &message, heads);
                 }
             }

@@ -87,10 +87,11 @@ fn reply(session: &mut Session, request: &Request, out: &mut Vec<u8>) {
         }
         Op::BlockStatus => replies.block_status(
             request,
-            &[Extent {
+            Some(&[Extent {
                 bytes: 512,
                 state: ExtentState::HOLE,
-            }],
+            }]),
+            &[],
             out,
         ),
         _ => replies.ok(request, out),

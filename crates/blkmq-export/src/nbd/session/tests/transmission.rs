@@ -143,7 +143,9 @@ fn status(style: HeaderStyle, flags: CommandFlags, known: &[(u64, ExtentState)])
         .iter()
         .map(|&(bytes, state)| Extent { bytes, state })
         .collect();
-    wire.session.replies().block_status(&begun, &known, &mut wire.out);
+    wire.session
+        .replies()
+        .block_status(&begun, Some(&known), &[], &mut wire.out);
     let (head, payload) = chunk(&wire);
     let Some(ChunkPayload::Status(status)) = ChunkPayload::parse(head.kind, payload) else {
         panic!("no status: {head:?}")
@@ -209,7 +211,7 @@ fn block_status_never_reaches_beyond_the_export() {
     };
     wire.session
         .replies()
-        .block_status(&begun, &[run, run], &mut wire.out);
+        .block_status(&begun, Some(&[run, run]), &[], &mut wire.out);
     let (head, payload) = chunk(&wire);
     let Some(ChunkPayload::Status(status)) = ChunkPayload::parse(head.kind, payload) else {
         panic!("{head:?}")
