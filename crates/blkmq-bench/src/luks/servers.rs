@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -22,11 +23,12 @@ pub(super) enum Side {
     Qemu,
 }
 
-/// An image in LUKS1 full of noise, a plain one, the header once more in a file, and the key.
+/// An image in LUKS1 full of noise, its header once more in a file, and the key. All sides have this one file, since
+/// a drive is not equally fast everywhere.
 pub(super) struct Image {
     path: PathBuf,
-    /// Writes to the other one would destroy its header.
-    plain: PathBuf,
+    /// The image up to its payload: writes to the plain disk destroy it.
+    header: Vec<u8>,
     files: Scratch,
 }
 
@@ -62,22 +64,29 @@ impl Image {
     /// # Errors
     /// There is no `cryptsetup`, it fails, or the file cannot be written.
     pub(super) fn make(dir: &Path) -> Result<Self> {
-        let path = |kind: &str| dir.join(format!("blkmq-bench-{kind}-{}", std::process::id()));
-        let image = Self {
-            path: path("luks"),
-            plain: path("plain"),
+        let mut image = Self {
+            path: dir.join(format!("blkmq-bench-luks-{}", std::process::id())),
+            header: vec![0; HEADER_BYTES],
             files: Scratch::new(),
         };
-        for path in [&image.path, &image.plain] {
-            let shown = || format!("image {}", path.display());
-            let mut noise = File::open("/dev/urandom")?.take(IMAGE_BYTES);
-            let mut file = File::create(path).with_context(shown)?;
-            std::io::copy(&mut noise, &mut file).with_context(shown)?;
-        }
+        let shown = format!("image {}", image.path.display());
+        let mut noise = File::open("/dev/urandom")?.take(IMAGE_BYTES);
+        let mut file = File::create(&image.path).context(shown.clone())?;
+        std::io::copy(&mut noise, &mut file).context(shown.clone())?;
         fs::write(image.files.path("key"), "a key of the bench")?;
         image.format(&["--header", &image.word("header")])?;
         image.format(&[])?;
+        File::open(&image.path)
+            .and_then(|mut file| file.read_exact(&mut image.header))
+            .context(shown)?;
         Ok(image)
+    }
+
+    /// Makes it one in LUKS1 again, on the drive.
+    fn restore_header(&self) -> Result<()> {
+        let file = File::options().write(true).open(&self.path);
+        file.and_then(|file| file.write_all_at(&self.header, 0).and_then(|()| file.sync_all()))
+            .with_context(|| format!("image {}", self.path.display()))
     }
 
     fn format(&self, words: &[&str]) -> Result<()> {
@@ -107,7 +116,6 @@ impl Image {
 impl Drop for Image {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
-        let _ = fs::remove_file(&self.plain);
     }
 }
 
@@ -134,14 +142,13 @@ impl Drive<'_> {
     }
 
     /// Our disk below, and what an encrypted one needs beside its key.
-    fn disk(&self, side: Side) -> (String, String) {
+    fn disk(&self) -> (String, String) {
         let image = self.image();
-        match (self, side) {
-            (Self::Null(_), _) => (
+        match self {
+            Self::Null(_) => (
                 format!("null={IMAGE_BYTES}"),
                 format!(",header={}", image.word("header")),
             ),
-            (_, Side::Plain) => (format!("file={}", image.plain.display()), String::new()),
             _ => (format!("file={}", image.path.display()), String::new()),
         }
     }
@@ -155,6 +162,9 @@ impl Server {
     pub(super) fn start(side: Side, drive: &Drive<'_>) -> Result<Self> {
         let dir = Scratch::new();
         let socket = dir.path("s");
+        if side != Side::Plain {
+            drive.image().restore_header()?;
+        }
         let command = match side {
             Side::Qemu => qemu(drive, &socket),
             _ => ours(side, drive, &socket)?,
@@ -170,7 +180,7 @@ impl Server {
 }
 
 fn ours(side: Side, drive: &Drive<'_>, socket: &Path) -> Result<Command> {
-    let (disk, header) = drive.disk(side);
+    let (disk, header) = drive.disk();
     let mut command = Command::new(daemon()?);
     command.args([
         "serve",
@@ -226,3 +236,5 @@ fn qemu(drive: &Drive<'_>, socket: &Path) -> Command {
 
 /// Bytes of an image.
 const IMAGE_BYTES: u64 = 256 << 20;
+/// Bytes before the payload, as `cryptsetup` places it.
+const HEADER_BYTES: usize = 2 << 20;
