@@ -25,10 +25,10 @@ use self::control::Control;
 use crate::counted::counted;
 use crate::disk::Disk;
 use crate::error::Error;
-use crate::reactor::Reactor;
 use crate::reactor::core::ReactorCore;
 use crate::reactor::service::ServiceFactory;
 use crate::reactor::shared::{Order, ReactorQueues, Shared};
+use crate::reactor::{Reactor, time_slice};
 use crate::uring::ring::RingHandle;
 
 pub use config::{DiskEntry, EngineConfig, OnReactor, QueueSpec};
@@ -298,6 +298,7 @@ fn serve(
 ) {
     let _guard = AbortOnPanic;
     control::mark_reactor();
+    time_slice::shorten();
     let core = match ReactorCore::open(shared, reactor_queues) {
         Ok(core) => core,
         Err((error, _queues)) => {

@@ -15,6 +15,8 @@ pub(crate) mod queues;
 pub mod service;
 pub(crate) mod shared;
 pub mod sleep;
+mod sys;
+pub(crate) mod time_slice;
 pub mod wait;
 pub(crate) mod wakeup;
 
