@@ -9,12 +9,14 @@
 //! | `roles` | who may do what |
 //! | `methods` | what can be queried and changed |
 //! | `images` | what becomes of disks in images |
+//! | `bitmaps` | which parts of a disk have changed |
 //! | `readings` | what queues have counted, for all who ask |
 //! | `report` | what a daemon reports of itself |
 //! | `subscription` | what a subscriber is told, and when |
 //! | `statistics` | the form of its counts on the wire |
 //! | `client` | the other side, for `ctl` and for tests |
 
+mod bitmaps;
 pub mod client;
 mod images;
 mod jobs;
@@ -39,7 +41,7 @@ pub(crate) use server::{Daemon, LINE_MAX, Server};
 
 /// The version of the methods and of their results; a larger version has more, and everything of
 /// this one, except for the methods of traces, which are for programs of the daemon's own version.
-pub const API: u32 = 15;
+pub const API: u32 = 16;
 
 /// Parses the address of a control socket; `None` for `none`.
 ///

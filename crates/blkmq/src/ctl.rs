@@ -1,6 +1,7 @@
 //! `blkmq ctl`: what it asks of a running daemon, and the form of the responses, tables for people, JSON for
 //! programs.
 
+mod bitmaps;
 mod jobs;
 mod listed;
 mod printed;
@@ -22,6 +23,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use serde_json::{Map, Value, json};
 
+pub use self::bitmaps::BitmapCommand;
 use self::jobs::WorkArgs;
 pub use self::listed::Listed;
 use self::printed::{print_json, print_record, print_resized, print_settings, print_steps};
@@ -134,6 +136,9 @@ pub enum CtlCommand {
     Flatten(WorkArgs),
     /// Write what the image of a disk has into its base, while it is used: the image is empty then
     Commit(WorkArgs),
+    /// Note which parts of a disk change, for backups of these alone
+    #[command(subcommand)]
+    Bitmap(BitmapCommand),
     /// List what the daemon does in the background, and how it ended
     Jobs,
     /// Give up what is done to a disk in the background
@@ -339,6 +344,7 @@ fn run(args: &CtlArgs, client: &mut Client) -> Result<()> {
         }
         CtlCommand::Flatten(work) => jobs::begin(client, "disk.flatten", work),
         CtlCommand::Commit(work) => jobs::begin(client, "disk.commit", work),
+        CtlCommand::Bitmap(command) => bitmaps::run(args.json, client, command),
         CtlCommand::Jobs => jobs::list(client, args.json),
         CtlCommand::Cancel { disk } => client.call("job.cancel", &json!({"disk": disk})).map(drop),
         CtlCommand::Unlock { disk, key_file } => {

@@ -20,6 +20,7 @@ use zeroize::Zeroizing;
 
 use self::params::{Edit, Message, OneDisk, none, of, values, yes};
 use super::API;
+use super::bitmaps;
 use super::images;
 use super::jobs;
 use super::names;
@@ -255,6 +256,9 @@ pub(super) static METHODS: &[Method] = &[
     change("disk.clone", images::CLONE_HELP, images::clone),
     change("disk.flatten", jobs::FLATTEN_HELP, jobs::flatten),
     change("disk.commit", jobs::COMMIT_HELP, jobs::commit),
+    change("bitmap.add", bitmaps::ADD_HELP, bitmaps::add),
+    change("bitmap.remove", bitmaps::REMOVE_HELP, bitmaps::remove),
+    ask_all("bitmap.list", bitmaps::LIST_HELP, bitmaps::list),
     ask("job.list", jobs::LIST_HELP, jobs::list),
     change("job.cancel", jobs::CANCEL_HELP, jobs::cancel),
     change(

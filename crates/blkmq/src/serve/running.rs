@@ -3,6 +3,7 @@
 //! change waits on a reactor. What may block for as long as a drive does not answer is done with no lock
 //! held, as far as possible: see `prepared`.
 
+mod bitmaps;
 mod durable;
 mod encrypted;
 mod exports;

@@ -422,7 +422,7 @@ fn command_lists_sets_and_says_what_is_wrong() {
         (&["message", "vm1", "fail_path", "a"], 1, "has no paths"),
         (&["log", "debug"], 0, ""),
         (&["log", "blkmq=what"], 1, "rejected"),
-        (&["call", "daemon.version"], 0, "\"api\": 15"),
+        (&["call", "daemon.version"], 0, "\"api\": 16"),
         (&["stats", "--json"], 0, "uptime_ns"),
         (&["stats"], 0, "device_p99"),
         (&["list", "what"], 2, "possible values"),

@@ -2,15 +2,254 @@
 //! afterwards. A bitmap that may lack a change is never one that can be used.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 
+use super::snapshots::ctl;
 use crate::block_status::{asks_for, question};
-use crate::common::Scratch;
+use crate::common::daemon::program;
 use crate::common::nbd::Client;
-use crate::common::tools::{installed, run};
+use crate::common::tools::{installed, output_within, run};
+use crate::common::{Daemon, Scratch};
 use crate::upgrade::Stage;
+
+#[test]
+fn bitmap_shows_clients_what_was_written_and_nothing_else() {
+    if !installed(&["qemu-img", "qemu-io", "nbdinfo"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    image(&scratch);
+    let daemon = serve(&scratch);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    client.write(0, &[1; 200 << 10]).expect("a write");
+    assert_eq!(ctl(&scratch, &["bitmap", "add", "vm1", "monday"]), "");
+    assert_eq!(
+        ctl(&scratch, &["bitmap", "add", "vm1", "fine", "--granularity", "4K"]),
+        ""
+    );
+    assert!(changed(&daemon, "monday").is_empty());
+    client.write(64 << 10, &[2; 4096]).expect("a write in place");
+    client
+        .write(5 << 20, &[2; 512])
+        .expect("a write of a new cluster");
+    run(
+        "qemu-io",
+        &[
+            "-f",
+            "raw",
+            "-c",
+            "write -z 8M 100k",
+            "-c",
+            "discard 10M 64k",
+            &daemon.uri("vm1"),
+        ],
+    );
+    const K: u64 = 1024;
+    let coarse = [
+        (64 * K, 64 * K),
+        (5 << 20, 64 * K),
+        (8 << 20, 128 * K),
+        (10 << 20, 64 * K),
+    ];
+    assert_eq!(changed(&daemon, "monday"), coarse);
+    let fine = [
+        (64 * K, 4 * K),
+        (5 << 20, 4 * K),
+        (8 << 20, 100 * K),
+        (10 << 20, 64 * K),
+    ];
+    assert_eq!(changed(&daemon, "fine"), fine);
+    // QEMU's client, which has another name for it: what has changed is "no data" there.
+    let target = format!(
+        "driver=nbd,server.type=unix,server.path={},export=vm1,x-dirty-bitmap=qemu:dirty-bitmap:monday",
+        scratch.word("nbd.sock")
+    );
+    let map = run("qemu-img", &["map", "--output=json", "--image-opts", &target]).stdout;
+    assert_eq!(runs(&map, "start", |run| run["data"] == false), coarse);
+    let listed = run("nbdinfo", &["--list", &uri(&scratch, "")]).stdout;
+    for context in [
+        "base:allocation",
+        "qemu:dirty-bitmap:monday",
+        "qemu:dirty-bitmap:fine",
+    ] {
+        assert!(listed.contains(context), "{listed}");
+    }
+    let listed = ctl(&scratch, &["bitmap", "list", "vm1"]);
+    assert!(listed.contains("monday") && listed.contains("320K"), "{listed}");
+    drop(client);
+    daemon.stop();
+    // What QEMU finds in the image is the same.
+    run("qemu-img", &["check", "-f", "qcow2", &scratch.word("vm1.qcow2")]);
+    assert_eq!(flags(&scratch, "monday"), ["auto"]);
+    assert_eq!(found_by_qemu(&scratch, "fine"), fine);
+    // And the next daemon goes on where this one has ended.
+    let daemon = serve(&scratch);
+    assert_eq!(changed(&daemon, "monday"), coarse);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    client.write(0, &[3; 512]).expect("a write");
+    assert_eq!(changed(&daemon, "monday")[0], (0, 128 * K));
+    drop(client);
+    daemon.stop();
+}
+
+#[test]
+fn bitmap_of_a_daemon_that_was_killed_is_in_use_and_no_client_finds_it() {
+    if !installed(&["qemu-img", "nbdinfo"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    run("qemu-img", &["bitmap", "--add", "-f", "qcow2", &image, "monday"]);
+    let daemon = serve(&scratch);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    client.read(0, 4096).expect("a read");
+    assert!(changed(&daemon, "monday").is_empty(), "it is QEMU's");
+    client.write(0, &[1; 4096]).expect("a write");
+    client.flush().expect("a flush");
+    daemon.kill();
+    drop(daemon);
+    assert_eq!(flags(&scratch, "monday"), ["in-use", "auto"]);
+    super::is_not_corrupt(&image, 0);
+    let daemon = serve(&scratch);
+    let contexts = run("nbdinfo", &["--json", &daemon.uri("vm1")]).stdout;
+    assert!(!contexts.contains("monday"), "{contexts}");
+    let listed = ctl(&scratch, &["bitmap", "list", "vm1"]);
+    assert!(listed.contains("yes            -\n"), "{listed:?}");
+    let listed = ctl(&scratch, &["--json", "bitmap", "list", "vm1"]);
+    let listed: Value = serde_json::from_str(&listed).expect("it is JSON");
+    assert_eq!(
+        (&listed[0]["name"], &listed[0]["changed"]),
+        (&Value::from("monday"), &Value::Null)
+    );
+    let refused = ctl(&scratch, &["bitmap", "add", "vm1", "monday"]);
+    assert!(refused.contains("remove it first"), "{refused}");
+    assert_eq!(ctl(&scratch, &["bitmap", "remove", "vm1", "monday"]), "");
+    assert_eq!(ctl(&scratch, &["bitmap", "add", "vm1", "monday"]), "");
+    assert!(changed(&daemon, "monday").is_empty());
+    daemon.stop();
+    assert_eq!(flags(&scratch, "monday"), ["auto"]);
+    run("qemu-img", &["check", "-f", "qcow2", &image]);
+}
+
+#[test]
+fn bitmap_that_is_removed_while_a_client_has_it_costs_an_error_that_says_so() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    image(&scratch);
+    let daemon = serve(&scratch);
+    assert_eq!(ctl(&scratch, &["bitmap", "add", "vm1", "monday"]), "");
+    let mut asking = asks_for(&scratch.path("nbd.sock"), "vm1", "qemu:dirty-bitmap:monday");
+    assert_eq!(status(&mut asking, 1), Ok(vec![(1 << 20, 0)]));
+    assert_eq!(ctl(&scratch, &["bitmap", "remove", "vm1", "monday"]), "");
+    let error = status(&mut asking, 2).expect_err("it is gone");
+    assert!(
+        error.contains("bitmap monday: there is no bitmap of that name"),
+        "{error}"
+    );
+    let refused = ctl(&scratch, &["bitmap", "remove", "vm1", "monday"]);
+    assert!(refused.contains("no bitmap of that name"), "{refused}");
+    let refused = ctl(&scratch, &["bitmap", "add", "vm1", "x", "--granularity", "100"]);
+    assert!(refused.contains("power of two"), "{refused}");
+    daemon.stop();
+}
+
+/// The commands of `docs/operate/images.md`.
+#[test]
+fn images_page_brings_a_backup_to_the_state_of_a_snapshot() {
+    if !installed(&["qemu-img", "nbdinfo", "bash"]) {
+        return;
+    }
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operate/images.md");
+    let page = std::fs::read_to_string(page).expect("the page is there");
+    let (_, section) = page
+        .split_once("## Incremental backups")
+        .expect("it has the section");
+    let (section, _) = section.split_once("\n## ").expect("another one follows");
+    let blocks: Vec<&str> = section
+        .split("```sh\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    let [full, incremental] = blocks[..] else {
+        panic!("{blocks:?}")
+    };
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let daemon = serve(&scratch);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    for at in 0..8 {
+        client
+            .write(at << 20, &[at as u8 + 1; 300 << 10])
+            .expect("a write");
+    }
+    commands(&scratch, full);
+    client.write(3 << 20, &[99; 4096]).expect("a write");
+    client
+        .write(40 << 20, &[98; 200 << 10])
+        .expect("a write of new clusters");
+    // What is between is not copied: so it is seen that the rest is not, either.
+    let backup = std::fs::OpenOptions::new()
+        .write(true)
+        .open(scratch.path("backup.raw"))
+        .expect("there is a backup");
+    backup.write_all_at(&[77; 4096], 6 << 20).expect("a mark");
+    commands(&scratch, incremental);
+    client.write(0, &[97; 4096]).expect("not in the backup");
+    let tuesday = scratch.word("tuesday.raw");
+    run(
+        "qemu-img",
+        &[
+            "convert",
+            "-U",
+            "-f",
+            "qcow2",
+            &scratch.word("tuesday.qcow2"),
+            &tuesday,
+        ],
+    );
+    let mut wanted = std::fs::read(&tuesday).expect("a copy");
+    assert_eq!((wanted[3 << 20], wanted[40 << 20], wanted[0]), (99, 98, 1));
+    wanted[6 << 20..][..4096].fill(77);
+    assert!(std::fs::read(scratch.path("backup.raw")).expect("the backup") == wanted);
+    // A flat disk needs no snapshot, and what has changed of it stays what it was.
+    assert_eq!(changed_as(&daemon, "vm1", "changes"), [(0, 64 << 10)]);
+    let said = ctl(&scratch, &["flatten", "vm1"]);
+    let info = run("qemu-img", &["info", "-U", "-f", "qcow2", &image]).stdout;
+    assert!(!info.contains("backing file"), "{said}\n{info}");
+    assert_eq!(changed_as(&daemon, "vm1", "changes"), [(0, 64 << 10)]);
+    drop(client);
+    daemon.stop();
+    assert_eq!(flags(&scratch, "changes"), ["auto"]);
+    run("qemu-img", &["check", "-f", "qcow2", &image]);
+}
+
+/// Runs commands beside the daemon.
+fn commands(scratch: &Scratch, commands: &str) {
+    let bin = scratch.path("bin");
+    if !bin.exists() {
+        std::fs::create_dir(&bin).expect("a directory can be made");
+        std::os::unix::fs::symlink(program(), bin.join("blkmq")).expect("a link can be made");
+        std::fs::create_dir(scratch.path("blkmq")).expect("a directory can be made");
+        let control = scratch.path("control.sock");
+        std::os::unix::fs::symlink(control, scratch.path("blkmq/control.sock")).expect("a link can be made");
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut bash = std::process::Command::new("timeout");
+    bash.args(["60", "bash", "-e", "-o", "pipefail", "-c", commands])
+        .current_dir(scratch.path("."))
+        .env("XDG_RUNTIME_DIR", scratch.path("."))
+        .env("PATH", format!("{}:{path}", bin.display()));
+    let output = output_within(&mut bash, Duration::from_secs(90));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{commands}\n{errors}");
+}
 
 #[test]
 fn bitmap_goes_over_to_a_daemon_that_takes_over_with_its_clients() {
@@ -47,6 +286,28 @@ fn image(scratch: &Scratch) -> String {
     let image = scratch.word("vm1.qcow2");
     run("qemu-img", &["create", "-q", "-f", "qcow2", &image, "64M"]);
     image
+}
+
+fn serve(scratch: &Scratch) -> Daemon {
+    let disk = format!("name=vm1,qcow2={}", scratch.word("vm1.qcow2"));
+    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
+    let control = format!("unix:{}", scratch.word("control.sock"));
+    Daemon::start(&["--disk", &disk, "--nbd", &nbd, "--control", &control])
+}
+
+fn uri(scratch: &Scratch, disk: &str) -> String {
+    format!("nbd+unix:///{disk}?socket={}", scratch.word("nbd.sock"))
+}
+
+/// What a client of libnbd finds changed: first byte and length of each run.
+fn changed(daemon: &Daemon, bitmap: &str) -> Vec<(u64, u64)> {
+    changed_as(daemon, "vm1", bitmap)
+}
+
+fn changed_as(daemon: &Daemon, disk: &str, bitmap: &str) -> Vec<(u64, u64)> {
+    let map = format!("--map=qemu:dirty-bitmap:{bitmap}");
+    let said = run("nbdinfo", &[&map, "--json", &daemon.uri(disk)]).stdout;
+    runs(&said, "offset", |run| run["type"] == 1)
 }
 
 /// What QEMU's own server finds changed in the image, which nobody serves.

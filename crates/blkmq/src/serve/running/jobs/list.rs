@@ -93,7 +93,7 @@ impl Jobs {
     ///
     /// # Errors
     /// It has one.
-    pub(super) fn check_free(&self, disk: &str) -> Result<()> {
+    pub(in crate::serve::running) fn check_free(&self, disk: &str) -> Result<()> {
         match self.lock().get(disk).filter(|job| !job.has_ended()) {
             None => Ok(()),
             Some(job) => bail!(
