@@ -31,6 +31,8 @@ pub(crate) enum Change {
     Snapshot(PathBuf),
     /// Its content is thrown away, so that what is below it shows again.
     Reset,
+    /// Its content is below it already: the disk stays what it is.
+    Empty,
 }
 
 /// Replaces images at one moment: `put` gives the successors their places, and tells all reactors. Blocks.
@@ -108,6 +110,7 @@ pub(super) struct Begun<'a> {
     /// What is to be in its place.
     made: PathBuf,
     is_snapshot: bool,
+    keeps_bitmaps: bool,
     has_moved: bool,
     is_kept: bool,
 }
@@ -118,7 +121,7 @@ impl<'a> Begun<'a> {
         let place = image.config.path.canonicalize()?;
         let (aside, is_snapshot) = match change {
             Change::Snapshot(path) => (path.clone(), true),
-            Change::Reset => (beside(&place, OLD), false),
+            Change::Reset | Change::Empty => (beside(&place, OLD), false),
         };
         if is_snapshot && directory_of(&aside).canonicalize()? != directory_of(&place) {
             image.anchor()?;
@@ -135,6 +138,7 @@ impl<'a> Begun<'a> {
             place,
             aside,
             is_snapshot,
+            keeps_bitmaps: matches!(change, Change::Empty),
             has_moved: false,
             is_kept: false,
         };
@@ -158,7 +162,7 @@ impl<'a> Begun<'a> {
         new.create().map_err(io::Error::other)?;
         if let Err(error) = self.begin_bitmaps() {
             tracing::warn!(
-                "image {:?}: its bitmaps end with its snapshot, since the new image can have none: {error}",
+                "image {:?}: its bitmaps end here, since the new image can have none: {error}",
                 self.place
             );
         }
@@ -174,10 +178,14 @@ impl<'a> Begun<'a> {
     }
 
     /// Has the image above a snapshot begin the bitmaps anew that are complete in the snapshot: at the moment when it takes the
-    /// place, nothing has changed.
+    /// place, nothing has changed. One of a disk that stays what it is has them in use, until it is given their bits.
     fn begin_bitmaps(&self) -> io::Result<()> {
-        let bitmaps = self.image.enabled_bitmaps();
-        if !self.is_snapshot || bitmaps.is_empty() {
+        let bitmaps = match self.is_snapshot {
+            true => self.image.enabled_bitmaps(),
+            false if self.keeps_bitmaps => self.image.known_bitmaps(),
+            false => return Ok(()),
+        };
+        if bitmaps.is_empty() {
             return Ok(());
         }
         let config = Qcow2Config {
@@ -188,7 +196,9 @@ impl<'a> Begun<'a> {
         for (name, granularity) in bitmaps {
             made.add_bitmap(&name, Some(granularity))?;
         }
-        made.close();
+        if self.is_snapshot {
+            made.close();
+        }
         Ok(())
     }
 
@@ -206,6 +216,9 @@ impl<'a> Begun<'a> {
         let opened = ImageDisk::open_on(&image.config, below).map_err(io::Error::other)?;
         if opened.image.size() != image.size() {
             return Err(io::Error::other("it was resized meanwhile: try again"));
+        }
+        if self.keeps_bitmaps {
+            opened.image.adopt_bitmaps(image)?;
         }
         let snapshot = self.is_snapshot.then(|| Arc::clone(image));
         opened.image.set_unsettled(snapshot, directories);
@@ -278,8 +291,10 @@ impl Image {
             return refuse("it lies on a block device, which nothing can take the place of".to_owned());
         }
         match change {
-            Change::Reset if self.has_beside() => refuse("its data is in a file of its own".to_owned()),
-            Change::Reset => Ok(()),
+            Change::Reset | Change::Empty if self.has_beside() => {
+                refuse("its data is in a file of its own".to_owned())
+            }
+            Change::Reset | Change::Empty => Ok(()),
             Change::Snapshot(path) => {
                 let Qcow2Config {
                     path: own,

@@ -110,6 +110,20 @@ impl Bitmaps {
         Ok(())
     }
 
+    /// Takes the bits of bitmaps of the same disk in another image, for those that the file has, in use, by the same names.
+    pub(in super::super) fn adopt(&self, others: &[Arc<Bitmap>]) {
+        let mut stored = self.stored();
+        let mut list = Vec::new();
+        for kept in &mut stored.kept {
+            let is_it = |bitmap: &&Arc<Bitmap>| bitmap.name.as_bytes() == kept.entry.name;
+            if let Some(bitmap) = others.iter().find(is_it).filter(|_| kept.entry.is_in_use()) {
+                kept.is_known = true;
+                list.push(Arc::clone(bitmap));
+            }
+        }
+        self.change(|own| *own = list);
+    }
+
     /// Has the file say that its bitmaps are in use, if it does not. Blocks.
     ///
     /// # Errors

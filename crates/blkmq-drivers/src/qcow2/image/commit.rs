@@ -46,7 +46,7 @@ pub(super) struct Commit {
 /// As for flat images, or another image cannot take its place.
 fn check(image: &Image) -> io::Result<()> {
     flatten::check(image)?;
-    image.check_change(&Change::Reset)
+    image.check_change(&Change::Empty)
 }
 
 /// Opens what is below an image for writing, and has requests go on above that. Blocks.
@@ -218,7 +218,7 @@ pub(crate) fn finish(
 ) -> io::Result<()> {
     let commit = under_way(image)?;
     let path = image.base().map(|base| base.path.clone()).unwrap_or_default();
-    let mut begun = Begun::new(image, &Change::Reset)?;
+    let mut begun = Begun::new(image, &Change::Empty)?;
     image.set_closing(true);
     image.wait_for_flushes();
     // While requests go on, so that little is left.

@@ -123,15 +123,36 @@ impl Image {
 
     /// The names of those that changes are noted in, and the bytes that a bit of each stands for.
     pub(in crate::qcow2) fn enabled_bitmaps(&self) -> Vec<(String, u64)> {
-        let list = self
-            .tables
-            .get()
-            .map(|tables| tables.bitmaps.list())
-            .unwrap_or_default();
-        let enabled = list.iter().filter(|bitmap| bitmap.is_enabled);
-        enabled
+        self.bitmaps_that(|bitmap| bitmap.is_enabled)
+    }
+
+    /// The same of all whose bits are known.
+    pub(in crate::qcow2) fn known_bitmaps(&self) -> Vec<(String, u64)> {
+        self.bitmaps_that(|_| true)
+    }
+
+    fn bitmaps_that(&self, is_wanted: impl Fn(&Bitmap) -> bool) -> Vec<(String, u64)> {
+        let tables = self.tables.get();
+        let list = tables.map(|tables| tables.bitmaps.list()).unwrap_or_default();
+        let wanted = list.iter().filter(|bitmap| is_wanted(bitmap));
+        wanted
             .map(|bitmap| (bitmap.name.clone(), 1 << bitmap.granularity_bits))
             .collect()
+    }
+
+    /// Takes the bits of an image of the same disk, in whose place this one is. Nobody uses either. Blocks.
+    ///
+    /// # Errors
+    /// Its tables cannot be read.
+    pub(in crate::qcow2) fn adopt_bitmaps(&self, former: &Self) -> io::Result<()> {
+        let Some(tables) = former.tables.get() else {
+            return Ok(());
+        };
+        let list = tables.bitmaps.list();
+        if !list.is_empty() {
+            self.tables()?.bitmaps.adopt(&list);
+        }
+        Ok(())
     }
 
     /// The names of those that clients can ask for. Does not block.

@@ -253,6 +253,48 @@ fn bitmap_of_an_image_that_is_only_read_is_kept() {
     );
 }
 
+/// The disk stays what it is, so what has changed of it does, too.
+#[test]
+fn bitmap_goes_on_in_the_empty_image_of_a_commit() {
+    let scratch = Scratch::new("bitmap-committed");
+    if !created(&scratch, "base 4M") {
+        return;
+    }
+    let words = "create -q -f qcow2 -b base -F qcow2 image 4M";
+    qemu(&scratch, "qemu-img", words).unwrap();
+    qemu(
+        &scratch,
+        "qemu-img",
+        "bitmap --add --disable -f qcow2 image other",
+    )
+    .unwrap();
+    qemu(&scratch, "qemu-img", "bitmap --add -f qcow2 image changed").unwrap();
+    let mut rig = Rig::at(&scratch.path("image"));
+    assert_eq!(rig.write(Flags::NONE, 0, &[7; 4096]), Status::Ok);
+    replace(&mut rig, Replacement::BeginCommit).unwrap();
+    assert_eq!(rig.run(flagged(Op::Read, Flags::TASK, 0, 4 << 20)), Status::Ok);
+    assert_eq!(rig.write(Flags::NONE, 1 << 20, &[8; 4096]), Status::Ok);
+    replace(&mut rig, Replacement::SettleCommit(GivenUp::default())).unwrap();
+    replace(&mut rig, Replacement::Commit).unwrap();
+    assert_eq!(changed(&rig, "changed"), [(0, 65536), (1 << 20, 65536)]);
+    assert_eq!(found(&scratch, "image"), "in-use auto", "what a kill leaves");
+    // The map of the new image is empty, and its clusters are.
+    assert_eq!(rig.write(Flags::NONE, 2 << 20, &[9; 4096]), Status::Ok);
+    assert_eq!(rig.write(Flags::NONE, 2 << 20, &[9; 4096]), Status::Ok);
+    let all = [(0, 65536), (1 << 20, 65536), (2 << 20, 65536)];
+    assert_eq!(changed(&rig, "changed"), all);
+    assert_eq!(changed(&rig, "other"), []);
+    Device::close(&rig.device);
+    drop(rig);
+    assert_eq!(found(&scratch, "image"), "auto");
+    check(&scratch, &scratch.path("image"));
+    let again = Rig::open(&Qcow2Config {
+        read_only: true,
+        ..config(&scratch.path("image"))
+    });
+    assert_eq!(changed(&again, "changed"), all);
+}
+
 #[test]
 fn bitmap_stays_right_over_a_handover_that_comes_to_nothing() {
     let scratch = Scratch::new("bitmap-handover");
