@@ -48,7 +48,7 @@ pub struct QueueConfig {
     pub groups: GroupTree,
     /// Where the statistics of groups are kept. Default: by each reactor, outside the gate; the others are for measurement.
     pub stats: StatsMode,
-    /// Reads the clock; only [`StatsMode::UnderGateTimed`] uses it. Default: always zero.
+    /// Reads the clock; only `StatsMode::UnderGateTimed`, of the feature `baselines`, uses it. Default: always zero.
     pub clock: fn() -> Instant,
     /// Whether completions are polled for instead of announced (`io_poll`), if the driver can be polled. Default false.
     pub io_poll: bool,
