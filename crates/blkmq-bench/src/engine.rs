@@ -6,7 +6,7 @@ pub mod many;
 
 pub(crate) mod before;
 mod copies;
-mod device;
+pub(crate) mod device;
 mod load;
 mod nbdcopy;
 
@@ -83,14 +83,14 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    const fn op(self) -> Op {
+    pub(crate) const fn op(self) -> Op {
         match self {
             Self::Randread | Self::Read => Op::Read,
             Self::Randwrite | Self::Write => Op::Write,
         }
     }
 
-    const fn is_random(self) -> bool {
+    pub(crate) const fn is_random(self) -> bool {
         matches!(self, Self::Randread | Self::Randwrite)
     }
 

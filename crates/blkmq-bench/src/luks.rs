@@ -1,6 +1,7 @@
-//! What encryption costs: the cipher beside OpenSSL's, in one process; an encrypted disk beside a plain one; and
-//! both beside qemu-storage-daemon's `luks` on the same image. The client is ours, in a process of its own.
+//! What encryption costs: the cipher beside OpenSSL's; an encrypted disk beside a plain one, on a null drive in
+//! this process; and both beside qemu-storage-daemon's `luks` on one image, by a client of ours in a process of its own.
 
+mod in_process;
 mod servers;
 
 use std::path::PathBuf;
@@ -39,7 +40,7 @@ pub struct LuksArgs {
 pub fn main(args: &LuksArgs) -> Result<()> {
     let in_memory = Image::make(&PathBuf::from("/dev/shm"))?;
     let on_drive = args.drive.as_deref().map(Image::make).transpose()?;
-    let mut drives = vec![Drive::Null(&in_memory), Drive::Memory(&in_memory)];
+    let mut drives = vec![Drive::Memory(&in_memory)];
     drives.extend(on_drive.iter().map(Drive::File));
     let mut points = Vec::new();
     let measures: [(&str, Measure); 3] = [
@@ -56,9 +57,18 @@ pub fn main(args: &LuksArgs) -> Result<()> {
             });
         }
     }
+    for &rw in &args.rw {
+        for side in [Side::Plain, Side::Luks] {
+            points.push(Point {
+                case: format!("null/{}/bs={BLOCK}/depth={DEPTH}", rw.name()),
+                side: side.name().to_owned(),
+                measure: Box::new(move |plan| in_process::measure(side == Side::Luks, rw, plan)),
+            });
+        }
+    }
     for drive in &drives {
         for &rw in &args.rw {
-            for &side in drive.sides() {
+            for side in Side::ALL {
                 points.push(Point {
                     case: format!("{}/{}/bs={BLOCK}/depth={DEPTH}", drive.name(), rw.name()),
                     side: side.name().to_owned(),
@@ -76,10 +86,14 @@ pub fn main(args: &LuksArgs) -> Result<()> {
     Ok(())
 }
 
+/// A key of 512 bits.
+fn key() -> Vec<u8> {
+    (0..64).map(|at| at * 3 + 1).collect()
+}
+
 /// Encrypts a buffer again and again, on this thread.
 fn cipher(bytes: usize, sector: u32, plan: &Plan) -> Result<Sample> {
-    let key: Vec<u8> = (0..64).map(|at| at * 3 + 1).collect();
-    let xts = Xts::new(&key, sector)?;
+    let xts = Xts::new(&key(), sector)?;
     let mut buffer = vec![7; bytes];
     let before = Usage::of_this_thread()?;
     let (start, mut ios) = (Instant::now(), 0);
@@ -164,7 +178,8 @@ fn about() -> About {
         question: "what does encryption cost?".into(),
         setting: vec![
             "aes-xts-plain64 with keys of 512 bits; the cipher has sectors of 4096 bytes, and those of the disks in `ours-512`; OpenSSL has one as long as the buffer".into(),
-            "disks: LUKS1, whose sectors have 512 bytes, as QEMU has them; NBD over a unix socket, one connection".into(),
+            "null: one thread that takes part in the engine, sectors of 512 bytes; CPU is the process's".into(),
+            "files: LUKS1, whose sectors have 512 bytes, as QEMU has them; NBD over a unix socket, one connection".into(),
             "the client is `blkmq-lab bench engine` in a process of its own; CPU is the server's, for as much of its run as the client measures".into(),
         ],
     }

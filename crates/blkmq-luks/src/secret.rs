@@ -98,21 +98,14 @@ impl fmt::Debug for Secret {
 /// Overwrites what computations with keys have left on this thread's stack and in its registers. Call it when they
 /// have returned. It does not reach the caller's own frame: compute in a function that is not inlined
 /// (`#[inline(never)]`).
-#[inline(never)]
 pub fn wipe_stack() {
-    let mut below = [0_u64; STACK_BYTES / size_of::<u64>()];
-    // Volatile writes, and the array is handed out, so the compiler keeps both.
-    below.zeroize();
-    std::hint::black_box(&mut below);
+    sys::wipe_below::<STACK_BYTES>();
     sys::clear_registers();
 }
 
-/// The same for what [`crate::Xts`] has left: fewer bytes, in about a microsecond.
-#[inline(never)]
+/// The same for what [`crate::Xts`] has left: fewer bytes, in less than a microsecond.
 pub fn wipe_stack_of_sectors() {
-    let mut below = [0_u64; SECTORS_STACK_BYTES / size_of::<u64>()];
-    below.zeroize();
-    std::hint::black_box(&mut below);
+    sys::wipe_below::<SECTORS_STACK_BYTES>();
     sys::clear_registers();
 }
 

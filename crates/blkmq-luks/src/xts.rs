@@ -6,6 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 mod sys;
 
+use std::cell::Cell;
+
 use aes::cipher::consts::U16;
 use aes::cipher::inout::InOut;
 use aes::cipher::{
@@ -91,7 +93,7 @@ impl Xts {
     /// There is no locked memory, or a key of this length cannot be used.
     pub fn new(key: &[u8], sector: u32) -> Result<Self, LuksError> {
         debug_assert!(
-            sector.is_power_of_two() && (512..=4096).contains(&sector),
+            sector.is_power_of_two() && (512..=SECTOR_MAX as u32).contains(&sector),
             "{sector}"
         );
         let keys = Keys::locked(key);
@@ -120,9 +122,15 @@ impl Xts {
                 self.for_each_batch(tweak, number, bytes, |batch| data.encrypt_with_backend(batch));
             }
             #[cfg(target_arch = "x86_64")]
-            Keys::Wide128(wide) => wide.encrypt(self.sector, number, bytes),
+            Keys::Wide128(wide) => {
+                let bytes = cells(bytes);
+                wide.encrypt(self.sector, number, bytes, bytes);
+            }
             #[cfg(target_arch = "x86_64")]
-            Keys::Wide256(wide) => wide.encrypt(self.sector, number, bytes),
+            Keys::Wide256(wide) => {
+                let bytes = cells(bytes);
+                wide.encrypt(self.sector, number, bytes, bytes);
+            }
         }
     }
 
@@ -139,9 +147,54 @@ impl Xts {
                 self.for_each_batch(tweak, number, bytes, |batch| data.decrypt_with_backend(batch));
             }
             #[cfg(target_arch = "x86_64")]
+            Keys::Wide128(wide) => wide.decrypt(self.sector, number, cells(bytes)),
+            #[cfg(target_arch = "x86_64")]
+            Keys::Wide256(wide) => wide.decrypt(self.sector, number, cells(bytes)),
+        }
+    }
+
+    /// Encrypts whole sectors from memory that others may change meanwhile, each byte of which is read once.
+    ///
+    /// # Panics
+    /// `from` and `into` are not equally long, or not whole sectors.
+    pub fn encrypt_from(&self, number: u64, from: &[Cell<u8>], into: &mut [u8]) {
+        match &*self.keys {
+            #[cfg(target_arch = "x86_64")]
+            Keys::Wide128(wide) => wide.encrypt(self.sector, number, from, cells(into)),
+            #[cfg(target_arch = "x86_64")]
+            Keys::Wide256(wide) => wide.encrypt(self.sector, number, from, cells(into)),
+            _ => {
+                assert_eq!(from.len(), into.len(), "bytes to encrypt, and their place");
+                into.iter_mut()
+                    .zip(from)
+                    .for_each(|(into, from)| *into = from.get());
+                self.encrypt(number, into);
+            }
+        }
+    }
+
+    /// Decrypts whole sectors in memory that others may change meanwhile: what they change becomes noise, in units of 16
+    /// bytes. On some processors a part of the plain text stays on the stack: [`secret::wipe_stack_of_sectors`].
+    ///
+    /// # Panics
+    /// `bytes` are not whole sectors.
+    pub fn decrypt_shared(&self, number: u64, bytes: &[Cell<u8>]) {
+        match &*self.keys {
+            #[cfg(target_arch = "x86_64")]
             Keys::Wide128(wide) => wide.decrypt(self.sector, number, bytes),
             #[cfg(target_arch = "x86_64")]
             Keys::Wide256(wide) => wide.decrypt(self.sector, number, bytes),
+            _ => {
+                let mut own = [0; SECTOR_MAX];
+                for (at, sector) in bytes.chunks(self.sector).enumerate() {
+                    let own = &mut own[..sector.len()];
+                    own.iter_mut()
+                        .zip(sector)
+                        .for_each(|(own, from)| *own = from.get());
+                    self.decrypt(number.wrapping_add((at * self.sector / UNIT) as u64), own);
+                    own.iter().zip(sector).for_each(|(own, into)| into.set(*own));
+                }
+            }
         }
     }
 
@@ -178,6 +231,10 @@ impl Xts {
             });
         }
     }
+}
+
+fn cells(bytes: &mut [u8]) -> &[Cell<u8>] {
+    Cell::from_mut(bytes).as_slice_of_cells()
 }
 
 /// Sectors that are encrypted or decrypted together, with the tweak of each one's first block.
@@ -268,6 +325,8 @@ const BATCH_BYTES: usize = 4096;
 const BATCH_SECTORS: usize = BATCH_BYTES / UNIT;
 /// Blocks between the computation of a tweak and its use.
 const AHEAD: usize = 8;
+/// Bytes of the largest sector.
+const SECTOR_MAX: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -344,6 +403,18 @@ mod tests {
                 for_all.decrypt(number, &mut one);
                 fastest.decrypt(number, &mut other);
                 assert_eq!((&one, &other), (&plain, &plain));
+                for xts in [&fastest, &for_all] {
+                    let (mut shared, mut in_place) = (plain.clone(), plain.clone());
+                    fastest.encrypt(number, &mut in_place);
+                    xts.encrypt_from(number, cells(&mut shared), &mut one);
+                    assert_eq!(
+                        (&one, &shared),
+                        (&in_place, &plain),
+                        "{count} sectors of {sector}"
+                    );
+                    xts.decrypt_shared(number, cells(&mut one));
+                    assert_eq!(one, plain, "{count} sectors of {sector}");
+                }
             }
         }
     }

@@ -305,8 +305,8 @@ pub(crate) fn check_file(path: &Path, block_bytes: u32) -> Result<()> {
     Ok(())
 }
 
-const DISK: &str = "bench";
-const MAPPED: &str = "mapped";
+pub(crate) const DISK: &str = "bench";
+pub(crate) const MAPPED: &str = "mapped";
 pub(crate) const NULL_BYTES: u64 = 1 << 40;
 const RAM_BYTES: u64 = 256 << 20;
 const FILL_BYTES: u32 = 1 << 20;

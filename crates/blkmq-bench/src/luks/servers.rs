@@ -23,7 +23,7 @@ pub(super) enum Side {
     Qemu,
 }
 
-/// An image in LUKS1 full of noise, its header once more in a file, and the key. All sides have this one file, since
+/// An image in LUKS1 full of noise, and its key. All sides have this one file, since
 /// a drive is not equally fast everywhere.
 pub(super) struct Image {
     path: PathBuf,
@@ -34,8 +34,6 @@ pub(super) struct Image {
 
 /// What the disks lie on.
 pub(super) enum Drive<'a> {
-    /// Nothing: the header is elsewhere.
-    Null(&'a Image),
     /// A file in memory.
     Memory(&'a Image),
     /// A file on a drive.
@@ -49,6 +47,8 @@ pub(super) struct Server {
 }
 
 impl Side {
+    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Luks, Self::Qemu];
+
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -74,8 +74,7 @@ impl Image {
         let mut file = File::create(&image.path).context(shown.clone())?;
         std::io::copy(&mut noise, &mut file).context(shown.clone())?;
         fs::write(image.files.path("key"), "a key of the bench")?;
-        image.format(&["--header", &image.word("header")])?;
-        image.format(&[])?;
+        image.format()?;
         File::open(&image.path)
             .and_then(|mut file| file.read_exact(&mut image.header))
             .context(shown)?;
@@ -89,7 +88,7 @@ impl Image {
             .with_context(|| format!("image {}", self.path.display()))
     }
 
-    fn format(&self, words: &[&str]) -> Result<()> {
+    fn format(&self) -> Result<()> {
         let options = "luksFormat --batch-mode --type luks1 --cipher aes-xts-plain64 --key-size 512";
         let mut command = Command::new("cryptsetup");
         command.args(options.split(' '));
@@ -99,7 +98,7 @@ impl Image {
             "--key-file",
             &self.word("key"),
         ]);
-        command.args(words).arg(&self.path).stdin(Stdio::null());
+        command.arg(&self.path).stdin(Stdio::null());
         let output = command
             .output()
             .context("cryptsetup cannot be started: apt-get install cryptsetup-bin")?;
@@ -122,35 +121,14 @@ impl Drop for Image {
 impl Drive<'_> {
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Null(_) => "null",
             Self::Memory(_) => "tmpfs",
             Self::File(_) => "drive",
         }
     }
 
-    /// What can be measured there.
-    pub(super) fn sides(&self) -> &'static [Side] {
-        match self {
-            Self::Null(_) => &[Side::Plain, Side::Luks],
-            _ => &[Side::Plain, Side::Luks, Side::Qemu],
-        }
-    }
-
     fn image(&self) -> &Image {
-        let (Self::Null(image) | Self::Memory(image) | Self::File(image)) = self;
+        let (Self::Memory(image) | Self::File(image)) = self;
         image
-    }
-
-    /// Our disk below, and what an encrypted one needs beside its key.
-    fn disk(&self) -> (String, String) {
-        let image = self.image();
-        match self {
-            Self::Null(_) => (
-                format!("null={IMAGE_BYTES}"),
-                format!(",header={}", image.word("header")),
-            ),
-            _ => (format!("file={}", image.path.display()), String::new()),
-        }
     }
 }
 
@@ -180,7 +158,7 @@ impl Server {
 }
 
 fn ours(side: Side, drive: &Drive<'_>, socket: &Path) -> Result<Command> {
-    let (disk, header) = drive.disk();
+    let file = format!("file={}", drive.image().path.display());
     let mut command = Command::new(daemon()?);
     command.args([
         "serve",
@@ -190,11 +168,11 @@ fn ours(side: Side, drive: &Drive<'_>, socket: &Path) -> Result<Command> {
         &format!("unix:{}", socket.display()),
     ]);
     match side {
-        Side::Plain => command.args(["--disk", &format!("name=bench,{disk}")]),
+        Side::Plain => command.args(["--disk", &format!("name=bench,{file}")]),
         _ => {
             let key = drive.image().word("key");
-            command.args(["--disk", &format!("name=bench,luks=below,key={key}{header}")]);
-            command.args(["--disk", &format!("name=below,{disk}")])
+            command.args(["--disk", &format!("name=bench,luks=below,key={key}")]);
+            command.args(["--disk", &format!("name=below,{file}")])
         }
     };
     Ok(command)

@@ -1,6 +1,7 @@
 //! The encrypted disks of an engine, with their keys: their opening when it starts, and by a passphrase later. The
 //! parent module has what their configuration says.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -424,15 +425,28 @@ struct LuksCipher {
     first_sector: u64,
 }
 
+impl LuksCipher {
+    /// The number of the sector at an offset of the disk.
+    fn number(&self, offset: u64) -> u64 {
+        self.first_sector.wrapping_add(offset / SECTOR)
+    }
+}
+
 impl SectorCipher for LuksCipher {
     fn encrypt(&self, offset: u64, bytes: &mut [u8]) {
-        self.xts
-            .encrypt(self.first_sector.wrapping_add(offset / SECTOR), bytes);
+        self.xts.encrypt(self.number(offset), bytes);
     }
 
     fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
-        self.xts
-            .decrypt(self.first_sector.wrapping_add(offset / SECTOR), bytes);
+        self.xts.decrypt(self.number(offset), bytes);
+    }
+
+    fn encrypt_from(&self, offset: u64, from: &[Cell<u8>], into: &mut [u8]) {
+        self.xts.encrypt_from(self.number(offset), from, into);
+    }
+
+    fn decrypt_shared(&self, offset: u64, bytes: &[Cell<u8>]) {
+        self.xts.decrypt_shared(self.number(offset), bytes);
     }
 
     fn wipe_stack(&self) {

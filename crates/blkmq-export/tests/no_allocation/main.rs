@@ -9,6 +9,7 @@ mod sys;
 #[cfg(feature = "fuse")]
 mod fuse;
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -204,6 +205,16 @@ impl SectorCipher for Inverse {
 
     fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
         self.encrypt(offset, bytes);
+    }
+
+    fn encrypt_from(&self, _: u64, from: &[Cell<u8>], into: &mut [u8]) {
+        into.iter_mut()
+            .zip(from)
+            .for_each(|(into, from)| *into = !from.get());
+    }
+
+    fn decrypt_shared(&self, _: u64, bytes: &[Cell<u8>]) {
+        bytes.iter().for_each(|byte| byte.set(!byte.get()));
     }
 }
 

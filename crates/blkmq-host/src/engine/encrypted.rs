@@ -5,6 +5,7 @@
 //! They are numbered behind the mapped disks of [`MAPPED`], from `FIRST` on: to everybody else they are
 //! mapped disks.
 
+use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -25,6 +26,12 @@ pub trait SectorCipher: Send + Sync {
 
     /// Decrypts whole sectors in place.
     fn decrypt(&self, offset: u64, bytes: &mut [u8]);
+
+    /// Encrypts whole sectors from memory that others may change meanwhile. `into` is as long.
+    fn encrypt_from(&self, offset: u64, from: &[Cell<u8>], into: &mut [u8]);
+
+    /// Decrypts whole sectors in memory that others may change meanwhile.
+    fn decrypt_shared(&self, offset: u64, bytes: &[Cell<u8>]);
 
     /// Wipes what this thread's calls have left on its stack, since they may have put parts of a key there. Called
     /// before the thread sleeps.

@@ -14,8 +14,9 @@
 //! processor by their weights, and one group's large bios delay no other's small ones; a large bio is done slice by slice. A write without
 //! an area, or without a slot, is returned to its submitter, as by a queue that has no room.
 //!
-//! Memory of a submitter is never borrowed: it may be a guest's, which changes it at any time. Slices are
-//! copied through memory of this thread, and a guest that changes a buffer under way spoils its own data.
+//! Memory of a submitter may be a guest's, which changes it at any time: the cipher gets it as cells, each of which it
+//! reads once, so a guest that changes a buffer under way spoils its own data. Sectors that lie on several pieces are
+//! copied through memory of this thread.
 
 mod areas;
 mod odd;
@@ -65,6 +66,8 @@ pub(crate) struct Encrypter {
     left: u64,
     /// A slice of data while it is decrypted.
     scratch: Vec<u8>,
+    /// How many of its bytes may have data.
+    used: usize,
     /// Bios that have ended; kept for its memory.
     ended: Vec<Bio>,
     /// The disk whose cipher was used since the stack was wiped.
@@ -195,7 +198,7 @@ impl Encrypter {
         if let Some(disk) = self.dirty.take()
             && let Some(cipher) = self.disks[disk as usize].cipher()
         {
-            self.scratch.fill(0);
+            self.scratch[..std::mem::take(&mut self.used)].fill(0);
             cipher.wipe_stack();
         }
     }
@@ -388,16 +391,30 @@ impl Encrypter {
         let in_bio = own.start - slot.bio.offset;
         let in_area = slot.converted..slot.converted + len;
         let areas = self.areas.as_mut().expect("made with the first disk");
+        let is_whole = inner.len() as u64 == len;
         if slot.stage == Stage::Encrypt {
             let bytes = areas.bytes_mut(slot.area.expect("a write has one"), in_area);
-            match slot.bio.op {
-                Op::Write => sys::gather(&slot.bio, in_bio, &mut bytes[inner]),
-                _ => bytes[inner].fill(0),
+            let is_write = slot.bio.op == Op::Write;
+            let from_there = |bytes: &mut [u8]| {
+                sys::with_flat(&slot.bio, in_bio, len as usize, |from| {
+                    cipher.encrypt_from(at, from, bytes)
+                })
+            };
+            if !(is_write && is_whole && from_there(bytes)) {
+                match is_write {
+                    true => sys::gather(&slot.bio, in_bio, &mut bytes[inner]),
+                    false => bytes[inner].fill(0),
+                }
+                cipher.encrypt(at, bytes);
             }
-            cipher.encrypt(at, bytes);
-        } else {
+        } else if slot.area.is_some()
+            || !sys::with_flat(&slot.bio, in_bio, len as usize, |bytes| {
+                cipher.decrypt_shared(at, bytes)
+            })
+        {
             // Not in the area: what is decrypted stays nowhere.
             let slice = &mut self.scratch[..len as usize];
+            self.used = self.used.max(slice.len());
             match slot.area {
                 None => sys::gather(&slot.bio, in_bio, slice),
                 Some(area) => slice.copy_from_slice(areas.bytes_mut(area, in_area)),

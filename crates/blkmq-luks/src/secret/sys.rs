@@ -1,7 +1,7 @@
 //! Maps the memory for keys. The parent and `xts` use it through safe types.
 
 use std::io;
-use std::mem::{align_of, size_of};
+use std::mem::{MaybeUninit, align_of, size_of};
 use std::ops::Deref;
 use std::ptr::NonNull;
 
@@ -59,6 +59,16 @@ impl Drop for Pages {
 unsafe impl Send for Pages {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Pages {}
+
+/// Overwrites the `BYTES` bytes of this thread's stack below the caller's frame.
+#[inline(never)]
+pub(super) fn wipe_below<const BYTES: usize>() {
+    let mut below = MaybeUninit::<[u8; BYTES]>::uninit();
+    // SAFETY: it writes the bytes of the array.
+    unsafe { below.as_mut_ptr().write_bytes(0, 1) };
+    // The array is handed out, so the compiler keeps the writes.
+    std::hint::black_box(&mut below);
+}
 
 /// Clears the vector registers of this thread, in which AES leaves parts of keys: a core has them, too.
 pub(crate) fn clear_registers() {

@@ -10,6 +10,8 @@ use std::arch::x86_64::{
     _mm512_srlv_epi64, _mm512_storeu_si512, _mm512_sub_epi64, _mm512_xor_si512,
 };
 
+use std::cell::Cell;
+
 use crate::secret::clear_registers;
 
 use super::{BATCH_BYTES, BATCH_SECTORS, UNIT};
@@ -35,16 +37,16 @@ impl<const KEYS: usize> Wide<KEYS> {
         has_all.then(|| unsafe { Self::expand(data, tweak) })
     }
 
-    /// Encrypts whole sectors of `sector` bytes in place; `number` is that of the first.
-    pub(super) fn encrypt(&self, sector: usize, number: u64, bytes: &mut [u8]) {
+    /// Encrypts whole sectors of `sector` bytes from one memory into another, or in place; `number` is that of the first.
+    pub(super) fn encrypt(&self, sector: usize, number: u64, from: &[Cell<u8>], into: &[Cell<u8>]) {
         // SAFETY: `new` has found that the processor has the instructions.
-        unsafe { self.run::<true>(sector, number, bytes) }
+        unsafe { self.run::<true>(sector, number, from, into) }
     }
 
-    /// Decrypts them.
-    pub(super) fn decrypt(&self, sector: usize, number: u64, bytes: &mut [u8]) {
+    /// Decrypts them in place.
+    pub(super) fn decrypt(&self, sector: usize, number: u64, bytes: &[Cell<u8>]) {
         // SAFETY: `new` has found that the processor has the instructions.
-        unsafe { self.run::<false>(sector, number, bytes) }
+        unsafe { self.run::<false>(sector, number, bytes, bytes) }
     }
 
     #[target_feature(enable = "aes,avx512f,avx512bw,vaes,vpclmulqdq")]
@@ -62,13 +64,15 @@ impl<const KEYS: usize> Wide<KEYS> {
         }
     }
 
+    /// Encrypts or decrypts. Each byte is read once, and then written.
     #[target_feature(enable = "aes,avx512f,avx512bw,vaes,vpclmulqdq")]
-    fn run<const ENCRYPT: bool>(&self, sector: usize, number: u64, bytes: &mut [u8]) {
+    fn run<const ENCRYPT: bool>(&self, sector: usize, number: u64, from: &[Cell<u8>], into: &[Cell<u8>]) {
         assert!(
-            bytes.len().is_multiple_of(sector) && sector.is_multiple_of(WIDE_BYTES),
+            from.len().is_multiple_of(sector) && sector.is_multiple_of(WIDE_BYTES),
             "{} bytes are no sectors of {sector}",
-            bytes.len()
+            from.len()
         );
+        assert_eq!(from.len(), into.len(), "bytes to encrypt, and their place");
         // By loops: the closure of an array's `map` is not compiled for these instructions, and is called.
         let mut keys = [_mm512_setzero_si512(); KEYS];
         for (wide, key) in keys
@@ -78,19 +82,21 @@ impl<const KEYS: usize> Wide<KEYS> {
             *wide = _mm512_broadcast_i32x4(*key);
         }
         let mut number = number;
-        for batch in bytes.chunks_mut(BATCH_BYTES) {
-            let firsts = self.first_tweaks(&mut number, sector, batch.len() / sector);
-            for (sector, first) in batch.chunks_exact_mut(sector).zip(firsts) {
+        for (from, into) in from.chunks(BATCH_BYTES).zip(into.chunks(BATCH_BYTES)) {
+            let firsts = self.first_tweaks(&mut number, sector, from.len() / sector);
+            let sectors = from.chunks_exact(sector).zip(into.chunks_exact(sector));
+            for ((from, into), first) in sectors.zip(firsts) {
                 let mut tweaks = spread(first);
-                let (pieces, _) = sector.as_chunks_mut::<WIDE_BYTES>();
-                for (at, piece) in pieces.iter_mut().enumerate() {
+                let (from, _) = from.as_chunks::<WIDE_BYTES>();
+                let (into, _) = into.as_chunks::<WIDE_BYTES>();
+                for (at, (from, into)) in from.iter().zip(into).enumerate() {
                     if at > 0 {
                         // 32 blocks on.
                         for tweak in &mut tweaks {
                             *tweak = times_bytes::<4, 12>(*tweak);
                         }
                     }
-                    convert::<KEYS, ENCRYPT>(&keys, piece, &tweaks);
+                    convert::<KEYS, ENCRYPT>(&keys, from, into, &tweaks);
                 }
             }
         }
@@ -125,14 +131,16 @@ impl<const KEYS: usize> Wide<KEYS> {
 #[inline]
 fn convert<const KEYS: usize, const ENCRYPT: bool>(
     keys: &[__m512i; KEYS],
-    piece: &mut [u8; WIDE_BYTES],
+    from: &[Cell<u8>; WIDE_BYTES],
+    into: &[Cell<u8>; WIDE_BYTES],
     tweaks: &[__m512i; WIDTH],
 ) {
-    let (fours, _) = piece.as_chunks_mut::<{ size_of::<__m512i>() }>();
+    let (from, _) = from.as_chunks::<{ size_of::<__m512i>() }>();
+    let (into, _) = into.as_chunks::<{ size_of::<__m512i>() }>();
     let mut blocks = [_mm512_setzero_si512(); WIDTH];
     for at in 0..WIDTH {
-        // SAFETY: it reads the 64 bytes of the array, wherever they begin.
-        let block = unsafe { _mm512_loadu_si512(fours[at].as_ptr().cast()) };
+        // SAFETY: it reads the 64 cells of the array, wherever they begin.
+        let block = unsafe { _mm512_loadu_si512(from[at].as_ptr().cast()) };
         blocks[at] = _mm512_xor_si512(_mm512_xor_si512(block, tweaks[at]), keys[0]);
     }
     for key in &keys[1..KEYS - 1] {
@@ -150,8 +158,8 @@ fn convert<const KEYS: usize, const ENCRYPT: bool>(
             true => _mm512_aesenclast_epi128(blocks[at], last),
             false => _mm512_aesdeclast_epi128(blocks[at], last),
         };
-        // SAFETY: it writes the 64 bytes of the array, wherever they begin.
-        unsafe { _mm512_storeu_si512(fours[at].as_mut_ptr().cast(), block) };
+        // SAFETY: it writes the 64 cells of the array, which may be written through a shared reference.
+        unsafe { _mm512_storeu_si512(into[at].as_ptr().cast_mut().cast(), block) };
     }
 }
 

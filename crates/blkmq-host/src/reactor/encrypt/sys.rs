@@ -1,6 +1,7 @@
 //! Copies between submitters' memory and this thread's, and the memory of areas. Submitters' memory is
 //! touched through addresses alone, since it may be a guest's.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -82,6 +83,26 @@ pub(super) fn scatter(bio: &Bio, at: u64, from: &[u8]) {
     });
 }
 
+/// Lends `len` bytes of a bio's memory from `at` on to a function, if they lie together there. Says whether they do.
+pub(super) fn with_flat(bio: &Bio, at: u64, len: usize, call: impl FnOnce(&[Cell<u8>])) -> bool {
+    let mut skip = at;
+    for piece in bio.pieces() {
+        if skip >= u64::from(piece.len()) {
+            skip -= u64::from(piece.len());
+            continue;
+        }
+        if u64::from(piece.len()) - skip < len as u64 {
+            return false;
+        }
+        let part = piece.part(skip as u32, len as u32);
+        // SAFETY: the lender of the piece promised that it can be read, and of a read's written, until its bio ends, which it
+        // has not; cells are no promise that nobody else writes.
+        call(unsafe { std::slice::from_raw_parts(part.start().as_ptr().cast::<Cell<u8>>(), len) });
+        return true;
+    }
+    false
+}
+
 /// Visits the pieces of memory of `len` bytes from `at` on, each with its place among these.
 fn for_each_part(bio: &Bio, at: u64, len: usize, mut visit: impl FnMut(Lent, Range<usize>)) {
     let (mut skip, mut done) = (at, 0);
@@ -128,6 +149,16 @@ mod tests {
         let mut slice = [0; 10];
         gather(&bio, 8, &mut slice);
         assert_eq!(slice, [108, 109, 0, 1, 2, 3, 4, 200, 201, 202]);
+        let first = |at, len| {
+            let mut first = None;
+            let is_flat = with_flat(&bio, at, len, |cells| first = Some((cells[0].get(), cells.len())));
+            assert_eq!(is_flat, first.is_some());
+            first
+        };
+        assert_eq!(first(0, 10), Some((100, 10)));
+        assert_eq!(first(12, 3), Some((2, 3)));
+        assert_eq!(first(15, 60), Some((200, 60)));
+        assert_eq!((first(8, 3), first(0, 11), first(14, 2)), (None, None, None));
         scatter(&bio, 8, &[9; 10]);
         assert_eq!(memory.bytes_mut(0..6), [9, 9, 9, 9, 9, 5]);
         assert_eq!(memory.bytes_mut(107..111), [107, 9, 9, 110]);
