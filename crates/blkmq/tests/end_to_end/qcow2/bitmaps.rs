@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -266,7 +267,20 @@ fn bitmap_goes_over_to_a_daemon_that_takes_over_with_its_clients() {
     client.write(128 << 10, &[1; 4096]).expect("a write");
     let before = vec![(128 << 10, 0), (64 << 10, 1), (832 << 10, 0)];
     assert_eq!(status(&mut asking, 1), Ok(before.clone()));
-    let daemon = stage.upgrade(daemon);
+    // The other daemon uses the image at once, and finds it as it stays.
+    let (is_over, start) = (AtomicBool::new(false), Instant::now());
+    let daemon = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) && start.elapsed() < Duration::from_secs(20) {
+                client
+                    .write(128 << 10, &[2; 4096])
+                    .expect("a write over the upgrade");
+            }
+        });
+        let daemon = stage.upgrade(daemon);
+        is_over.store(true, Ordering::Relaxed);
+        daemon
+    });
     assert_eq!(status(&mut asking, 2), Ok(before));
     client.write(0, &[1; 4096]).expect("a write");
     let after = vec![(64 << 10, 1), (64 << 10, 0), (64 << 10, 1), (832 << 10, 0)];
