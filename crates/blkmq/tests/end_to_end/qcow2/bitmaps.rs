@@ -1,6 +1,7 @@
 //! What has changed of a disk since a moment, as clients for backups ask for it over NBD, and as QEMU finds it in the image
 //! afterwards. A bitmap that may lack a change is never one that can be used.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -8,6 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::snapshots::ctl;
@@ -135,6 +137,58 @@ fn bitmap_of_a_daemon_that_was_killed_is_in_use_and_no_client_finds_it() {
     daemon.stop();
     assert_eq!(flags(&scratch, "monday"), ["auto"]);
     run("qemu-img", &["check", "-f", "qcow2", &image]);
+}
+
+/// Kills at moments of the end, when bitmaps are stored, and before: one that can be used afterwards has every change.
+#[test]
+fn bitmap_of_a_daemon_that_is_killed_while_it_ends_has_every_change_or_is_in_use() {
+    if !installed(&["qemu-img", "nbdinfo"]) {
+        return;
+    }
+    const ROUNDS: u64 = 18;
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mut written = BTreeSet::new();
+    let (mut outcomes, mut end_takes) = (BTreeMap::new(), Duration::ZERO);
+    for round in 0..ROUNDS {
+        let mut daemon = serve(&scratch);
+        let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+        let listed = ctl(&scratch, &["--json", "bitmap", "list", "vm1"]);
+        let listed: Value = serde_json::from_str(&listed).expect("it is JSON");
+        if listed[0]["changed"].is_null() {
+            ctl(&scratch, &["bitmap", "remove", "vm1", "monday"]);
+            assert_eq!(ctl(&scratch, &["bitmap", "add", "vm1", "monday"]), "");
+            written.clear();
+        }
+        let found: BTreeSet<u64> = changed(&daemon, "monday")
+            .into_iter()
+            .flat_map(|(at, len)| at >> 16..(at + len) >> 16)
+            .collect();
+        assert_eq!(found, written, "round {round}");
+        for step in 0..20 {
+            let granule = (round * 20 + step) * 7919 % 1024;
+            client.write(granule << 16, &[7; 4096]).expect("a write");
+            written.insert(granule);
+        }
+        drop(client);
+        let start = Instant::now();
+        daemon.signal(Signal::TERM);
+        match round % 3 {
+            0 => {
+                daemon.ended_within(Duration::from_secs(20));
+                end_takes = start.elapsed();
+            }
+            _ => {
+                std::thread::sleep(end_takes * round as u32 / ROUNDS as u32);
+                daemon.kill();
+            }
+        }
+        drop(daemon);
+        super::is_not_corrupt(&image, round);
+        *outcomes.entry(flags(&scratch, "monday")).or_insert(0) += 1;
+    }
+    assert!(outcomes[&vec!["auto".to_owned()]] >= ROUNDS / 3, "{outcomes:?}");
+    println!("flags after a kill, or the end in a third, of {end_takes:?}: {outcomes:?}");
 }
 
 #[test]
