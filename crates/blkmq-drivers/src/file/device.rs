@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::fs::File;
 use std::io;
+#[cfg(feature = "qcow2")]
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,11 +13,9 @@ use blkmq_core::driver::HctxDriver;
 use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_host::block_locks::Announcements;
+use blkmq_host::device::{Allocation, Device, Extent, FileId, HandoverState, Losses, Polling, State};
 #[cfg(feature = "qcow2")]
-use blkmq_host::device::Replacement;
-use blkmq_host::device::{
-    Allocation, BitmapInfo, Changed, Device, Extent, FileId, HandoverState, Losses, Polling, State,
-};
+use blkmq_host::device::{BitmapInfo, Changed, Replacement};
 use blkmq_host::ring::RingHandle;
 #[cfg(feature = "qcow2")]
 use blkmq_host::runner::Runner;
