@@ -9,7 +9,7 @@ use std::io::{self, Read};
 pub use sys::Locked;
 use sys::Pages;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use sys::clear_registers;
+pub(crate) use sys::{clear_registers, wipe_below};
 use zeroize::Zeroize;
 
 /// Secret bytes. They are never shown.

@@ -62,7 +62,7 @@ unsafe impl Sync for Pages {}
 
 /// Overwrites the `BYTES` bytes of this thread's stack below the caller's frame.
 #[inline(never)]
-pub(super) fn wipe_below<const BYTES: usize>() {
+pub(crate) fn wipe_below<const BYTES: usize>() {
     let mut below = MaybeUninit::<[u8; BYTES]>::uninit();
     // SAFETY: it writes the bytes of the array.
     unsafe { below.as_mut_ptr().write_bytes(0, 1) };

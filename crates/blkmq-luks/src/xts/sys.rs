@@ -12,7 +12,7 @@ use std::arch::x86_64::{
 
 use std::cell::Cell;
 
-use crate::secret::clear_registers;
+use crate::secret::{clear_registers, wipe_below};
 
 use super::{BATCH_BYTES, BATCH_SECTORS, UNIT};
 
@@ -40,13 +40,15 @@ impl<const KEYS: usize> Wide<KEYS> {
     /// Encrypts whole sectors of `sector` bytes from one memory into another, or in place; `number` is that of the first.
     pub(super) fn encrypt(&self, sector: usize, number: u64, from: &[Cell<u8>], into: &[Cell<u8>]) {
         // SAFETY: `new` has found that the processor has the instructions.
-        unsafe { self.run::<true>(sector, number, from, into) }
+        unsafe { self.run::<true>(sector, number, from, into) };
+        wipe_below::<FRAME_BYTES>();
     }
 
     /// Decrypts them in place.
     pub(super) fn decrypt(&self, sector: usize, number: u64, bytes: &[Cell<u8>]) {
         // SAFETY: `new` has found that the processor has the instructions.
-        unsafe { self.run::<false>(sector, number, bytes, bytes) }
+        unsafe { self.run::<false>(sector, number, bytes, bytes) };
+        wipe_below::<FRAME_BYTES>();
     }
 
     #[target_feature(enable = "aes,avx512f,avx512bw,vaes,vpclmulqdq")]
@@ -100,7 +102,8 @@ impl<const KEYS: usize> Wide<KEYS> {
                 }
             }
         }
-        // The thread may do other things for long before it sleeps: no key stays in its registers.
+        // The thread may do other things for long before it sleeps: no key stays in its registers, nor, by the caller, in
+        // this frame, where the round keys are.
         clear_registers();
     }
 
@@ -247,6 +250,8 @@ fn times_bytes<const LEFT: i32, const RIGHT: i32>(tweak: __m512i) -> __m512i {
 /// Registers of four blocks under way: more than a round's latency, and a quarter of what there are.
 const WIDTH: usize = 8;
 const WIDE_BYTES: usize = WIDTH * size_of::<__m512i>();
+/// More than the frames of `run` and what it calls take: 2 KiB, most of them round keys.
+const FRAME_BYTES: usize = 3 << 10;
 /// Round keys at most.
 const WORDS_MAX: usize = 15;
 /// x^128 in the field of the tweaks.
