@@ -1,15 +1,20 @@
 //! The package under systemd: a Debian of its own is booted in systemd-nspawn, and the package is installed, started,
 //! reloaded, upgraded, killed and removed there as an operator does, beside verified load. `machine` boots it.
 
+mod guest;
 mod load;
 mod machine;
 
 use std::fs;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use blkmq_testkit::debugger::Stopped;
+use blkmq_testkit::nbd::Client;
 use blkmq_testkit::tools::find;
 
+use self::guest::Guest;
 use self::load::Load;
 use self::machine::Machine;
 use super::Package;
@@ -45,6 +50,7 @@ pub(super) fn run(steps: &mut Steps, package: &Package, upgrades: u32) -> Result
     let host = steps.time("boot", || Machine::boot(&root))?;
     steps.time("installation and first start", || first_start(&host, package))?;
     steps.time("security", || security(&host))?;
+    steps.time("journal", || journal(&host))?;
     steps.time("reload that is refused", || refused_reload(&host))?;
     steps.time(&format!("{upgrades} upgrades under load"), || {
         upgrade(&host, upgrades)
@@ -85,7 +91,29 @@ fn first_start(host: &Machine, package: &Package) -> Result<()> {
 fn security(host: &Machine) -> Result<()> {
     let said = host.run("systemd-analyze security --threshold=20 --no-pager blkmq.service")?;
     println!("    {}", said.lines().last().unwrap_or_default());
+    // Not of the process: a machine may forbid what the unit asks for.
+    let adjusted = host.run("systemctl show -P OOMScoreAdjust blkmq")?;
+    ensure!(
+        adjusted.trim() == "-900",
+        "the kernel may choose it first: {adjusted}"
+    );
     Ok(())
+}
+
+/// What the journal has of a client that is hung up on.
+fn journal(host: &Machine) -> Result<()> {
+    let client = Client::connect(&host.socket("nbd.sock"), "vm1");
+    let mut hostile = client.context("connecting")?;
+    hostile.stream().write_all(&[0xff; 64])?;
+    let start = Instant::now();
+    let find = "journalctl -u blkmq -o cat --no-pager BLKMQ_DISK=vm1 BLKMQ_GROUP=/vm1 PRIORITY=4";
+    loop {
+        let said = host.run(find)?;
+        if said.contains(" to vm1 closed: ") {
+            return Ok(());
+        }
+        ensure!(start.elapsed() < SERVED_MAX, "the journal has of vm1: {said}");
+    }
 }
 
 fn refused_reload(host: &Machine) -> Result<()> {
@@ -103,9 +131,10 @@ fn refused_reload(host: &Machine) -> Result<()> {
     served(host, "nbd.sock")
 }
 
-/// Upgrades of the package beside a client that verifies what it reads, and connects once.
+/// Upgrades of the package beside a client of NBD and a guest that verify what they read, and connect once.
 fn upgrade(host: &Machine, upgrades: u32) -> Result<()> {
     let load = Load::start(&host.socket("nbd.sock"))?;
+    let guest = Guest::start(&host.socket(GUEST));
     for number in 1..=upgrades {
         let before = host.main_pid()?;
         let said = host.run("dpkg -i /blkmq.deb")?;
@@ -119,34 +148,65 @@ fn upgrade(host: &Machine, upgrades: u32) -> Result<()> {
         );
     }
     let verified = load.stop()?;
-    ensure!(verified > 0, "nothing was read");
-    println!("    {verified} blocks were verified");
+    let of_guest = guest.stop()?;
+    ensure!(verified > 0 && of_guest > 0, "nothing was read");
+    println!("    {verified} blocks were verified over NBD, {of_guest} sectors by a guest");
     Ok(())
 }
 
-/// A daemon that was killed, and one that does not go on, are started again.
+/// A daemon that was killed, one that does not go on, and one a reactor of which a debugger has stopped are started
+/// again, and a guest goes on.
 fn restarts(host: &Machine) -> Result<()> {
     let drop_in = "/run/systemd/system/blkmq.service.d/soon.conf";
     host.write(drop_in, "[Service]\nWatchdogSec=3\n")?;
     restart(host)?;
-    for signal in ["KILL", "STOP"] {
+    served(host, "nbd.sock")?;
+    let guest = Guest::start(&host.socket(GUEST));
+    for how in [How::Kill, How::Stop, How::Debug] {
         let before = host.main_pid()?;
-        host.run(&format!("kill -{signal} {before}"))?;
         let start = Instant::now();
+        let debugged = match how {
+            How::Kill => signal(host, "KILL").map(|()| None)?,
+            How::Stop => signal(host, "STOP").map(|()| None)?,
+            How::Debug => Some(Stopped::thread(host.host_pid(before)?, "blkmq-r0")?),
+        };
         while !is_active(host)? || host.main_pid()? == before {
-            ensure!(
-                start.elapsed() < RESTART_MAX,
-                "SIG{signal}: it was not started again"
-            );
+            // The kernel keeps the process until its debugger has asked how it has ended.
+            debugged.iter().for_each(|debugged| _ = debugged.has_ended());
+            ensure!(start.elapsed() < RESTART_MAX, "{how:?}: it was not started again");
         }
         served(host, "nbd.sock")?;
+        guest.connect_again()?;
         println!(
-            "    SIG{signal}: it serves again after {:.1} s",
+            "    {how:?}: it serves again after {:.1} s",
             start.elapsed().as_secs_f64()
         );
     }
+    // Long enough for what was in flight, and for more.
+    std::thread::sleep(Duration::from_millis(500));
+    println!("    {} sectors were verified by a guest", guest.stop()?);
+    let said = host.run("journalctl -u blkmq -o cat --no-pager")?;
+    ensure!(
+        said.contains("watchdog: no answer within 1s from blkmq-r0"),
+        "the log does not name the reactor: {said}"
+    );
     fs::remove_file(host.path(drop_in))?;
     restart(host)
+}
+
+fn signal(host: &Machine, signal: &str) -> Result<()> {
+    host.run(&format!(
+        "systemctl kill --kill-whom=main --signal={signal} blkmq"
+    ))
+    .map(drop)
+}
+
+/// What is done to a daemon.
+#[derive(Clone, Copy, Debug)]
+enum How {
+    Kill,
+    Stop,
+    Debug,
 }
 
 /// A tenant's socket that systemd opens, by its name, also for a daemon that takes over.
@@ -201,6 +261,8 @@ fn credentials(host: &Machine) -> Result<()> {
 
 fn restart(host: &Machine) -> Result<()> {
     host.run("systemctl daemon-reload")?;
+    // All these starts are ours, and too many for the unit's limit.
+    host.run("systemctl reset-failed blkmq")?;
     host.run("systemctl restart blkmq").map(drop)
 }
 
@@ -245,7 +307,8 @@ fn removal(host: &Machine) -> Result<()> {
 fn write_config(host: &Machine, more: &str) -> Result<()> {
     let text = format!(
         "[daemon]\npaths = [\"/var/lib/blkmq\", \"/run/blkmq\"]\n[control]\nsocket = \"unix:/run/blkmq/control.sock\"\n\
-         [disk.vm1]\nfile = \"/var/lib/blkmq/vm1.raw\"\n[[export]]\nnbd = \"unix:/run/blkmq/nbd.sock\"\n{more}"
+         [disk.vm1]\nfile = \"/var/lib/blkmq/vm1.raw\"\n[[export]]\nnbd = \"unix:/run/blkmq/nbd.sock\"\n\
+         [[export]]\nvhost-user = \"unix:/run/blkmq/{GUEST}\"\n{more}"
     );
     host.write("/etc/blkmq/blkmq.toml", &text)
 }
@@ -266,6 +329,8 @@ fn served(host: &Machine, socket: &str) -> Result<()> {
     Ok(())
 }
 
+/// The socket for a guest's monitor.
+const GUEST: &str = "vm1.vhost";
 const DROP_IN: &str = "/etc/systemd/system/blkmq.service.d/test.conf";
 const SERVED_MAX: Duration = Duration::from_secs(10);
 const RESTART_MAX: Duration = Duration::from_secs(30);

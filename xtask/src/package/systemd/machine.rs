@@ -75,6 +75,27 @@ impl Machine {
         Ok(self.run("systemctl show -P MainPID blkmq")?.trim().parse()?)
     }
 
+    /// The number here of a process there.
+    pub(super) fn host_pid(&self, pid: u32) -> Result<u32> {
+        let own = fs::read_link(format!("/proc/{}/ns/pid", self.first))?;
+        for process in fs::read_dir("/proc")? {
+            let dir = process?.path();
+            // Others come and go meanwhile.
+            let is_there = fs::read_link(dir.join("ns/pid")).is_ok_and(|namespace| namespace == own);
+            let status = fs::read_to_string(dir.join("status")).unwrap_or_default();
+            let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            let mut numbers = numbers.unwrap_or_default().split_whitespace();
+            if is_there && numbers.next_back() == Some(&*pid.to_string()) {
+                return numbers
+                    .next()
+                    .context("it has a number here")?
+                    .parse()
+                    .map_err(Into::into);
+            }
+        }
+        bail!("process {pid} is not there")
+    }
+
     /// A file there, below the root or on what was mounted there since.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.first))
