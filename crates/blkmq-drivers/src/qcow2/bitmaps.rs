@@ -211,7 +211,7 @@ impl Bitmaps {
         Arc::clone(&self.list.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// How often there have been others. Acquire: who sees a version finds its list.
+    /// How often there have been others. SeqCst, as `is_idle`: who sees a version finds its list.
     #[inline]
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::SeqCst)
