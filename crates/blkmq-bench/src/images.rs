@@ -1,5 +1,5 @@
-//! Disks in qcow2 images, beside qemu-storage-daemon with the same image and beside our own raw file: fio over NBD, or
-//! `blkio` over vhost-user, in one run with alternating sides.
+//! Disks in qcow2 images, beside qemu-storage-daemon with the same image and beside our own raw file, which is
+//! the image's: fio over NBD, or `blkio` over vhost-user, in one run with alternating sides.
 
 mod files;
 
@@ -21,7 +21,7 @@ use crate::rounds::{self, Point, Sample};
 use crate::server::{Running, daemon};
 use crate::usage::Usage;
 
-/// Compare disks in qcow2 images with qemu-storage-daemon's, and with raw files
+/// Compare disks in qcow2 images with qemu-storage-daemon's, and with raw disks in the same place
 #[derive(clap::Args, Clone, Debug)]
 pub struct ImagesArgs {
     /// What all benches have.
@@ -71,7 +71,7 @@ pub enum Side {
     Ours,
     /// qemu-storage-daemon with it.
     QemuStorageDaemon,
-    /// This program with a raw file of the same content.
+    /// This program with the image's file as a raw one, of which the image's data is used.
     OursRaw,
 }
 
@@ -202,8 +202,10 @@ fn points<'a>(cases: &[Case], sides: &[Side], files: &'a Files) -> Vec<Point<'a>
 
 /// Starts the server afresh, loads it for the plan's window, and ends it.
 fn measure(case: Case, side: Side, files: &Files, plan: &Plan) -> Result<Sample> {
-    if case.is_first() {
-        files.make_empty()?;
+    match case.image() {
+        Image::Empty => files.make_empty()?,
+        Image::Chain(1) if side != Side::OursRaw => files.restore_tables()?,
+        Image::Chain(_) => {}
     }
     let dir = Scratch::new();
     let socket = dir.path("s");
@@ -214,7 +216,11 @@ fn measure(case: Case, side: Side, files: &Files, plan: &Plan) -> Result<Sample>
             over_vhost,
             &socket,
         )?,
-        Side::OursRaw => ours(&format!("file={}", files.raw().display()), over_vhost, &socket)?,
+        Side::OursRaw => ours(
+            &format!("file={}", files.top(case.image()).display()),
+            over_vhost,
+            &socket,
+        )?,
         Side::QemuStorageDaemon => peer(&files.nodes(case.image()), over_vhost, &socket),
     };
     if over_vhost {
@@ -231,6 +237,10 @@ fn measure(case: Case, side: Side, files: &Files, plan: &Plan) -> Result<Sample>
         // A second time, they would not be the first ones.
         options.push("--time_based=0".to_owned());
         options.push(format!("--size={}", files.bytes()));
+    } else if side == Side::OursRaw {
+        let data = files.data();
+        options.push(format!("--offset={}", data.start));
+        options.push(format!("--size={}", data.end - data.start));
     }
     let warm_up = if case.is_first() {
         Duration::ZERO
@@ -303,6 +313,9 @@ fn about(args: &ImagesArgs) -> About {
             format!(
                 "{PEER}: images with cache.direct=on and io_uring, bases through the page cache; ours with one reactor"
             ),
+            "ours-raw: the image's own file, from its first data on (over vhost-user, all of it), since a drive is not equally fast \
+             everywhere; the file's tables are written back before other sides"
+                .into(),
             "CPU is the server's, for each I/O; a fresh server for every visit".into(),
         ],
     }

@@ -419,7 +419,7 @@ fn images_bench_measures_images_of_ours_and_of_qemu_and_raw_files() {
         return blkmq_testkit::skip("blkmq is not built beside this test (cargo build -p blkmq)");
     }
     let json = scratch("images", "json");
-    let line = format!("images --mib 16 --case read4k-depth1,first64k,chain4 {TINY}");
+    let line = format!("images --mib 16 --case read4k-depth1,write4k,first64k,chain4 {TINY}");
     let words = line.split_whitespace().map(PathBuf::from);
     let files = ["--json".into(), json.clone()];
     images::main(&Images::parse_from(words.chain(files)).args).expect("the bench runs");
@@ -434,6 +434,9 @@ fn images_bench_measures_images_of_ours_and_of_qemu_and_raw_files() {
         ("read=4k/depth=1", "ours"),
         ("read=4k/depth=1", "qemu-storage-daemon"),
         ("read=4k/depth=1", "ours-raw"),
+        ("write=4k/depth=32", "ours"),
+        ("write=4k/depth=32", "qemu-storage-daemon"),
+        ("write=4k/depth=32", "ours-raw"),
         ("first=64k/depth=32", "ours"),
         ("first=64k/depth=32", "qemu-storage-daemon"),
         ("read=4k/depth=32/chain=4", "ours"),
