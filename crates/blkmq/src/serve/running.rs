@@ -37,8 +37,8 @@ use self::encrypted::{FoundKeys, encrypted};
 pub(super) use self::exports::offer_of;
 use self::gate::Gate;
 pub(crate) use self::gate::Held;
-use self::jobs::Jobs;
 pub(crate) use self::jobs::Kind;
+use self::jobs::{Claims, Jobs};
 use self::prepared::{OpenedDisk, Planned, Prepared};
 pub(crate) use self::refused::{RETRY_PAUSE, Refused};
 use super::dry_run;
@@ -68,6 +68,8 @@ pub(crate) struct Running {
     /// The keys of encrypted disks.
     keyring: Keyring,
     jobs: Jobs,
+    /// Images that are changed with no lock held.
+    claims: Claims,
 }
 
 /// What a change has done.
@@ -146,6 +148,7 @@ impl Running {
             sandbox,
             keyring,
             jobs: Jobs::default(),
+            claims: Claims::default(),
         }
     }
 
@@ -222,7 +225,7 @@ impl Running {
             tracing::error!("a change has not ended after {CHANGE_MAX:?}: the daemon ends beside it");
         }
         // Before the images are closed: nothing is written to them afterwards.
-        if !self.jobs.end_all(CHANGE_MAX) {
+        if !self.end_work(None) {
             tracing::error!("work on an image has not ended after {CHANGE_MAX:?}: the daemon ends beside it");
         }
     }
@@ -238,10 +241,20 @@ impl Running {
             None => anyhow::bail!("a change of this daemon has not ended after {CHANGE_MAX:?}: try again"),
         }
         // None begins any more, and what they write must not be written beside the other daemon.
-        match self.jobs.end_all(CHANGE_MAX) {
+        match self.end_work(None) {
             true => Ok(held),
             false => anyhow::bail!("work on an image has not ended after {CHANGE_MAX:?}: try again"),
         }
+    }
+
+    /// Ends the work on the image of a disk, or without a name on all, and waits for that for a while. Returns whether it
+    /// has ended.
+    fn end_work(&self, disk: Option<&str>) -> bool {
+        let have_jobs_ended = match disk {
+            Some(disk) => self.jobs.end(disk, CHANGE_MAX),
+            None => self.jobs.end_all(CHANGE_MAX),
+        };
+        self.claims.wait(disk, CHANGE_MAX) && have_jobs_ended
     }
 
     /// Waits until no change is under way. `None` if one has not ended after a while.
@@ -483,7 +496,7 @@ impl Running {
     }
 
     fn remove_disk(&self, state: &mut State, (old, new): (&Config, &Config), name: &str) -> Result<()> {
-        if !self.jobs.end(name, CHANGE_MAX) {
+        if !self.end_work(Some(name)) {
             anyhow::bail!("disk {name}: work on its image has not ended after {CHANGE_MAX:?}: try again");
         }
         self.let_go(state, new, name)?;

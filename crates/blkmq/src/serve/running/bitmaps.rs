@@ -44,10 +44,13 @@ impl Running {
         name: &str,
         change: impl FnOnce(&dyn Device, DiskId) -> std::io::Result<()>,
     ) -> Result<()> {
-        // Nobody takes over or ends meanwhile, and its image stays.
-        let _state = self.open_state()?;
+        let state = self.open_state()?;
         self.jobs.check_free(disk)?;
         let (device, id) = self.drive_of(disk)?;
+        // Nobody takes over or ends meanwhile, and its image stays. But syncs of a drive that is slow must not prevent
+        // changes of others.
+        let _claim = self.claims.claim(disk);
+        drop(state);
         change(&*device, id).with_context(|| format!("disk {disk}: bitmap {name}"))?;
         // A daemon that is about to take over has looked before. Relaxed, as in `changes`.
         self.changes.fetch_add(1, Ordering::Relaxed);

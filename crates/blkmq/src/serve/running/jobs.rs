@@ -1,7 +1,9 @@
 //! Work on images in the background: images that are made flat, or committed into their bases, while they are used. A job's requests go through the
 //! queue of its disk, accounted to a group of their own, so its weight decides how fast it is; a thread waits for them.
-//! `list` keeps the jobs, also those that have ended, and `walk` has their requests.
+//! `list` keeps the jobs, also those that have ended, and `walk` has their requests. `claims` has the short work on images
+//! that is no job.
 
+mod claims;
 mod list;
 mod walk;
 
@@ -19,6 +21,7 @@ use blkmq_host::device::Replacement;
 use blkmq_host::disk::{Disk, Use};
 use blkmq_host::service::Service;
 
+pub(crate) use self::claims::Claims;
 use self::list::Job;
 pub(crate) use self::list::{Jobs, Kind};
 use self::walk::Walk;
@@ -38,12 +41,18 @@ impl Running {
         // No job begins meanwhile, and nobody takes over what is replaced.
         let _state = self.open_state()?;
         for (name, _) in wanted {
-            self.jobs.check_free(name)?;
+            self.check_idle(name)?;
         }
         self.control().replace_disks(wanted)?;
         self.note_replaced();
         wanted.iter().for_each(|(name, _)| self.close_replaced(name));
         Ok(())
+    }
+
+    /// Checks that nothing is done to a disk's image.
+    fn check_idle(&self, disk: &str) -> Result<()> {
+        self.jobs.check_free(disk)?;
+        self.claims.check_free(disk)
     }
 
     /// Closes the file of a disk's former image, which may be deleted: its space is free then.
@@ -66,7 +75,7 @@ impl Running {
         let _state = self.open_state()?;
         let disk = self.engine.disk(name);
         let disk = disk.with_context(|| format!("disk {name}: there is no such disk"))?;
-        self.jobs.check_free(name)?;
+        self.check_idle(name)?;
         let begin = match kind {
             Kind::Flatten => Replacement::BeginFlat,
             Kind::Commit => {

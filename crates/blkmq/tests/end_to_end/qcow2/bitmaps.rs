@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use blkmq_torture::mount::{Cache, Mount};
+use blkmq_torture::mount::{Cache, Faults, Mount};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -158,16 +158,7 @@ fn bitmap_that_is_stored_during_a_power_cut_has_every_change_or_is_in_use() {
         return;
     }
     let scratch = Scratch::new();
-    let dir = scratch.path("mount");
-    let mount = std::fs::create_dir(&dir).and_then(|()| Mount::new(&dir, 32 << 20, Cache::Back));
-    let mount = match mount {
-        Ok(mount) => mount,
-        Err(error) => return blkmq_testkit::skip(&format!("no FUSE here: {error}")),
-    };
-    let made = scratch.word("made.qcow2");
-    let words = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4096"];
-    run("qemu-img", &[&words[..], &[&made, "64M"]].concat());
-    super::copy_into(Path::new(&made), &mount.image());
+    let Some(mount) = forgetful(&scratch) else { return };
     let image = mount.image();
     kill_while_it_ends(&scratch, image.to_str().expect("it is text"), |round| {
         mount
@@ -175,6 +166,20 @@ fn bitmap_that_is_stored_during_a_power_cut_has_every_change_or_is_in_use() {
             .expect("nobody has it open");
         mount.forget(round + 1);
     });
+}
+
+/// An image of 64 MiB on a filesystem that forgets; none, with a message, if nothing can be mounted.
+fn forgetful(scratch: &Scratch) -> Option<Mount> {
+    let dir = scratch.path("mount");
+    let mount = std::fs::create_dir(&dir).and_then(|()| Mount::new(&dir, 32 << 20, Cache::Back));
+    let mount = mount
+        .inspect_err(|error| blkmq_testkit::skip(&format!("no FUSE here: {error}")))
+        .ok()?;
+    let made = scratch.word("made.qcow2");
+    let words = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=4096"];
+    run("qemu-img", &[&words[..], &[&made, "64M"]].concat());
+    super::copy_into(Path::new(&made), &mount.image());
+    Some(mount)
 }
 
 /// Writes in rounds and has the daemon end, and kills it meanwhile, but for every third round; `cut` does the rest.
@@ -223,6 +228,46 @@ fn kill_while_it_ends(scratch: &Scratch, image: &str, cut: impl Fn(u64)) {
     }
     assert!(outcomes[&vec!["auto".to_owned()]] >= ROUNDS / 3, "{outcomes:?}");
     println!("flags after a kill, or the end in a third, of {end_takes:?}: {outcomes:?}");
+}
+
+/// On a drive whose syncs take long.
+#[test]
+fn bitmap_that_is_added_to_a_slow_image_holds_no_other_change_up() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let Some(mount) = forgetful(&scratch) else { return };
+    let image = mount.image();
+    let mut daemon = serve_image(&scratch, image.to_str().expect("it is text"));
+    assert_eq!(ctl(&scratch, &["bitmap", "add", "vm1", "one"]), "");
+    mount.set_faults(Faults {
+        delay: Duration::from_millis(300),
+        ..Faults::default()
+    });
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let adding = scope.spawn(|| ctl(&scratch, &["bitmap", "add", "vm1", "two"]));
+        std::thread::sleep(Duration::from_millis(300));
+        let added = ctl(&scratch, &["add", "disk", "other", "null=1M"]);
+        assert!(!adding.is_finished(), "it was not slow: no test");
+        assert!(added.contains("other"), "{added}");
+        // Its image stays meanwhile.
+        let refused = ctl(&scratch, &["reset", "vm1"]);
+        assert!(refused.contains("its bitmaps are being changed"), "{refused}");
+        assert!(!adding.is_finished(), "{refused}");
+        assert_eq!(adding.join().expect("it ends"), "");
+    });
+    println!("slow: {:?}", start.elapsed());
+    // The end waits for one.
+    std::thread::scope(|scope| {
+        let removing = scope.spawn(|| ctl(&scratch, &["bitmap", "remove", "vm1", "one"]));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!removing.is_finished(), "it was not slow: no test");
+        daemon.signal(Signal::TERM);
+        daemon.ended_within(Duration::from_secs(30));
+    });
+    assert_eq!(flags_in(&mount.image().to_string_lossy(), "two"), ["auto"]);
 }
 
 #[test]
