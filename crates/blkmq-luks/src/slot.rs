@@ -170,10 +170,13 @@ impl KeyDigest {
         digest: Vec<u8>,
     ) -> Result<Self, LuksError> {
         match digest.len() {
-            DIGEST_MIN..=DIGEST_MAX => Ok(Self {
-                kdf: Kdf::pbkdf2(hash, iterations, salt)?,
-                digest,
-            }),
+            DIGEST_MIN..=DIGEST_MAX => match Kdf::pbkdf2(hash, iterations, salt) {
+                Ok(kdf) => Ok(Self { kdf, digest }),
+                Err(LuksError::Limit { name, value, max }) => Err(LuksError::damaged(format!(
+                    "its digest asks for {name} {value}, more than {max}"
+                ))),
+                Err(other) => Err(other),
+            },
             len => Err(LuksError::damaged(format!("it has a digest of {len} bytes"))),
         }
     }

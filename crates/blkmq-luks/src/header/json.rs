@@ -104,7 +104,10 @@ impl Metadata {
         if let Some(name) = requirements.and_then(|all| all.mandatory.first()) {
             return Err(LuksError::Unsupported {
                 what: format!("the requirement {}", kdf::shown(name)),
-                allowed: "finish a reencryption by cryptsetup reencrypt",
+                allowed: match name.contains("reencrypt") {
+                    true => "finish a reencryption by cryptsetup reencrypt",
+                    false => "supported are none",
+                },
             });
         }
         let (segment_id, payload) = self.segment()?;

@@ -178,6 +178,38 @@ fn other_formats_are_refused_by_name() {
 }
 
 #[test]
+fn refusal_names_what_asks_for_too_much_and_fits_the_requirement() {
+    if !has_cryptsetup() {
+        return;
+    }
+    // Its slots have passes instead.
+    let image = Image::formatted("--type luks2 --pbkdf argon2id");
+    let whole = image.bytes();
+    for (from, to, why) in [
+        (
+            "\"iterations\":",
+            "\"iterations\":99999",
+            "its digest asks for PBKDF2 iterations 99999",
+        ),
+        (
+            "\"config\":{",
+            "\"config\":{\"requirements\":{\"mandatory\":[\"new\"]},",
+            "the requirement \"new\", which is not supported: supported are none",
+        ),
+        (
+            "\"config\":{",
+            "\"config\":{\"requirements\":{\"mandatory\":[\"online-reencrypt-v2\"]},",
+            "finish a reencryption",
+        ),
+    ] {
+        image.write(&whole);
+        image.replace_first_in_json(from, to);
+        let refused = refusal(&image);
+        assert!(refused.contains(why), "{to}: {refused}");
+    }
+}
+
+#[test]
 fn slot_that_cannot_be_used_leaves_the_others() {
     if !has_cryptsetup() {
         return;
