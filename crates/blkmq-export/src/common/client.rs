@@ -206,6 +206,12 @@ impl<P: Protocol> Client<P> {
         Ok(())
     }
 
+    /// Is no user of a disk any more that it was refused after all.
+    #[cfg(feature = "nbd")]
+    pub(crate) fn leave_disk(&mut self) {
+        (self.session, self.disk_use) = (None, None);
+    }
+
     /// Has the users of the disk know how it learns that the disk has grown.
     pub(crate) fn note_hearing(&self) {
         if let Some(entry) = &self.disk_use

@@ -34,6 +34,7 @@ pub use rules::Fault;
 pub use saved::{RestoreError, SavedPhase, SavedSession, SavedState};
 
 use blkmq_nbd::codec::handshake::{OptionCode, SessionName, write_greeting};
+use blkmq_nbd::codec::option_reply::{OptionReplies, ReplyKind};
 use blkmq_nbd::codec::request::RequestHeader;
 use blkmq_nbd::codec::{BadMagic, ClientFlags, CommandFlags, ErrorCode, HandshakeFlags, HeaderStyle};
 
@@ -100,7 +101,7 @@ pub enum Event {
     NeedMore,
     /// A limit is reached: call again with the same input after replies were written and sent.
     Busy,
-    /// The client selected this export; requests follow.
+    /// The client selected this export; requests follow, unless [`Session::refuse`] is called before anything else.
     Selected(Arc<Export>),
     /// `STARTTLS` was granted: send what is written, then do the handshake and call
     /// [`Session::secure`]. Nothing else is taken meanwhile.
@@ -233,8 +234,19 @@ impl fmt::Display for CloseReason {
 pub struct Session {
     limits: Limits,
     phase: Phase,
+    /// How to go on if the selection is refused.
+    undo: Option<Box<Undo>>,
     shutting_down: bool,
     ended: bool,
+}
+
+/// What a refused selection goes back to.
+#[derive(Debug)]
+struct Undo {
+    negotiation: Negotiation,
+    option: OptionCode,
+    /// Where the option's replies begin.
+    replies_at: usize,
 }
 
 #[derive(Debug)]
@@ -256,6 +268,7 @@ impl Session {
         Session {
             limits,
             phase,
+            undo: None,
             shutting_down: false,
             ended: false,
         }
@@ -279,6 +292,7 @@ impl Session {
         Ok(Session {
             limits,
             phase,
+            undo: None,
             shutting_down: false,
             ended: false,
         })
@@ -361,6 +375,32 @@ impl Session {
         self.transmission().replies()
     }
 
+    /// Takes a selection back that was just reported by [`Event::Selected`], of which `out` has the replies: these are
+    /// replaced by an error with `why`, and negotiation goes on. Returns false if the option has no error reply: the
+    /// connection is to be closed.
+    ///
+    /// # Panics
+    /// No selection was just reported.
+    #[must_use]
+    pub fn refuse(&mut self, why: &str, out: &mut Vec<u8>) -> bool {
+        let undo = self.undo.take().expect("an export was just selected");
+        if undo.option == OptionCode::EXPORT_NAME {
+            return false;
+        }
+        out.truncate(undo.replies_at);
+        OptionReplies::new(undo.option, out).error(ReplyKind::ERR_POLICY, why);
+        self.phase = Phase::Negotiation(undo.negotiation);
+        if self.shutting_down {
+            self.shut_down();
+        }
+        true
+    }
+
+    /// Keeps the selection that was just reported by [`Event::Selected`]: what a refusal needs is dropped.
+    pub fn accept(&mut self) {
+        self.undo = None;
+    }
+
     /// From here on new requests and options are answered with the shutdown error; open requests
     /// continue.
     pub fn shut_down(&mut self) {
@@ -406,6 +446,7 @@ impl Session {
     fn negotiate(&mut self, input: &[u8], out: &mut Vec<u8>) -> Step {
         let mut consumed = 0;
         while let (Phase::Negotiation(negotiation), false) = (&mut self.phase, self.ended) {
+            let replies_at = out.len();
             match negotiation.receive(&input[consumed..], out, &self.limits) {
                 Next::Incomplete => {
                     return Step {
@@ -426,10 +467,16 @@ impl Session {
                         event: Event::StartTls,
                     };
                 }
-                Next::Selected(bytes, selection) => {
+                Next::Selected(bytes, option, selection) => {
                     let export = Arc::clone(&selection.export);
-                    let transmission = Transmission::new(&selection, &self.limits);
-                    self.phase = Phase::Transmission(transmission);
+                    let next = Phase::Transmission(Transmission::new(&selection, &self.limits));
+                    if let Phase::Negotiation(negotiation) = std::mem::replace(&mut self.phase, next) {
+                        self.undo = Some(Box::new(Undo {
+                            negotiation,
+                            option,
+                            replies_at,
+                        }));
+                    }
                     if self.shutting_down {
                         self.shut_down();
                     }

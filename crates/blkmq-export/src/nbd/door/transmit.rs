@@ -76,6 +76,14 @@ impl Transmit {
         }
     }
 
+    /// Records that the heads that were recorded last, and are not sent, were replaced by others.
+    pub(super) fn note_replaced_heads(&mut self) {
+        if let Some(Piece::Heads(bytes)) = self.pieces.back_mut() {
+            *bytes = *bytes + self.heads.len() - self.heads_noted;
+        }
+        self.heads_noted = self.heads.len();
+    }
+
     /// Appends the buffer of a slot whose read has ended, behind the head that was recorded last.
     #[inline]
     pub(super) fn push_data(&mut self, slot: u32, len: usize) {

@@ -39,8 +39,8 @@ pub(super) enum Next {
     Taken(usize),
     /// These bytes ask for TLS, which is granted.
     StartTls(usize),
-    /// These bytes selected an export.
-    Selected(usize, Selection),
+    /// These bytes, of this option, selected an export.
+    Selected(usize, OptionCode, Selection),
     /// These bytes ended the session.
     End(usize, Event),
 }
@@ -347,7 +347,7 @@ impl Negotiation {
             OptionCode::GO | OptionCode::INFO => {
                 let described = self.answer_info(data, &mut replies, limits);
                 if let (Some(export), OptionCode::GO) = (described, option) {
-                    return Next::Selected(taken, self.select(export));
+                    return Next::Selected(taken, option, self.select(export));
                 }
             }
             OptionCode::LIST => self.answer_list(&mut replies),
@@ -383,7 +383,8 @@ impl Negotiation {
             self.padded,
             out,
         );
-        Next::Selected(OPTION_HEADER_BYTES + data.len(), self.select(Arc::clone(export)))
+        let taken = OPTION_HEADER_BYTES + data.len();
+        Next::Selected(taken, OptionCode::EXPORT_NAME, self.select(Arc::clone(export)))
     }
 
     fn select(&self, export: Arc<Export>) -> Selection {

@@ -1,6 +1,7 @@
 //! Encrypted disks that come and go in a running daemon, beside clients of others: completely or not at all, without a key
 //! that stays behind, and without anybody who waits for a slow key slot.
 
+use std::io::{Read, Write};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use rustix::process::Signal;
 use super::MIB;
 use super::crypt::{Crypt, KEY, has_tools};
 use super::keys::{Searched, ctl, searched_memory, start, state};
-use crate::common::nbd::{Client, greeted, option};
+use crate::common::nbd::{Client, go_payload, greeted, option, read_option_reply};
 use crate::common::pattern::{BLOCK, block};
 use crate::common::tools::Said;
 use crate::common::{Daemon, Scratch};
@@ -100,7 +101,6 @@ fn encrypted_disk_is_added_beside_clients_and_removed_without_a_trace_of_its_key
         assert!(!groups.contains("/customers/a"), "{groups}");
     }
     // By the list of its greeting, before the disk was another's.
-    use std::io::{Read, Write};
     let mut payload = 3_u32.to_be_bytes().to_vec();
     payload.extend(b"raw\0\0");
     early.write_all(&option(7, &payload)).expect("it listens");
@@ -383,6 +383,51 @@ fn disk_that_is_added_locked_is_unlocked_and_taken_over_with_its_client() {
         assert!(!done(&scratch, &["list", "groups"]).contains(&format!("/{disk}")));
     }
     drop(client(&scratch, "striped"));
+    daemon.stop();
+}
+
+#[test]
+fn locked_disk_is_refused_with_the_reason_and_another_one_may_be_selected() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    let other = scratch.image("other", 4 * MIB);
+    let daemon = start(
+        &scratch,
+        &[
+            "name=vm1,luks=raw".to_owned(),
+            format!("name=raw,file={image}"),
+            format!("name=other,file={other}"),
+        ],
+        &[],
+    );
+    let mut client = greeted(&scratch.path("nbd.sock")).expect("a greeting");
+    let mut go = |disk: &str| {
+        client
+            .write_all(&option(7, &go_payload(disk)))
+            .expect("it listens");
+        loop {
+            // What is told of a disk comes before the answer.
+            let (kind, data) = read_option_reply(&mut client).expect("an answer");
+            if kind != 3 {
+                return (kind, String::from_utf8_lossy(&data).into_owned());
+            }
+        }
+    };
+    let policy = (1 << 31) + 2;
+    for _ in 0..3 {
+        let (kind, text) = go("vm1");
+        assert_eq!(
+            (kind, &*text),
+            (policy, "the disk is locked: blkmq ctl unlock opens it")
+        );
+    }
+    assert_eq!(go("other"), (1, String::new()));
+    // A refused client is not counted among those of the disk.
+    done(&scratch, &["remove", "disk", "vm1"]);
     daemon.stop();
 }
 

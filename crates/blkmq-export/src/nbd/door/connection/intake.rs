@@ -132,22 +132,28 @@ impl NbdClient {
         Needs::Room
     }
 
+    /// Has the client's disk selected, or refuses the option by which it asks for it.
     fn select_export(&mut self, cx: &Cx<'_>, number: u32) {
         let Some(disk) = cx.disk_of_number(number) else {
-            self.info(
-                cx.now(),
-                format_args!("closed: the disk that it selects is removed"),
-            );
-            return self.life.apply(life::Event::Lose);
+            return self.refuse_export(cx, None, "the disk is removed");
         };
         let name = disk.name.clone();
-        if let Err(refusal) = self.select_disk(cx, disk) {
-            self.warn_about(
-                cx.now(),
-                Some(&name),
-                format_args!("to {name} refused: {refusal}"),
-            );
-            self.life.apply(life::Event::Lose);
+        match self.select_disk(cx, disk) {
+            Ok(()) => self.protocol.session.accept(),
+            Err(refusal) => self.refuse_export(cx, Some(&name), &refusal),
+        }
+    }
+
+    /// Answers the option by which a disk was selected with an error. The client may go on: it may select another one.
+    fn refuse_export(&mut self, cx: &Cx<'_>, name: Option<&str>, why: &str) {
+        let to = name.map_or_else(String::new, |name| format!("to {name} "));
+        self.warn_about(cx.now(), name, format_args!("{to}refused: {why}"));
+        let Connection {
+            session, transmit, ..
+        } = &mut self.protocol;
+        match session.refuse(why, &mut transmit.heads) {
+            true => transmit.note_replaced_heads(),
+            false => self.life.apply(life::Event::Lose),
         }
     }
 
@@ -156,23 +162,14 @@ impl NbdClient {
     /// # Errors
     /// Why the client may not have it.
     pub(super) fn select_disk(&mut self, cx: &Cx<'_>, disk: Disk) -> Result<(), String> {
-        self.select(cx, &disk)?;
-        let Connection {
-            door,
-            slots,
-            session,
-            wire,
-            ..
-        } = &mut self.protocol;
+        self.use_disk(cx, &disk)?;
+        if let Err(refusal) = self.enter_sessions(cx, &disk) {
+            self.leave_disk();
+            return Err(refusal);
+        }
+        let Connection { door, slots, .. } = &mut self.protocol;
         let account = Account::new(Arc::clone(&door.common.memory), disk.tenant, cx.waker());
         slots.set_account(account, disk.limits.leaves_buffers);
-        let name = session.name().map(|name| SessionName {
-            client: name.client,
-            number: name.number,
-        });
-        let (door, socket) = (Arc::clone(door), Arc::clone(wire.socket()));
-        self.enter(cx, &disk, &door.shared.sessions, (&socket, name))
-            .map_err(|refusal| refusal.to_string())?;
         // A client that could write nothing leaves nothing to wait for.
         if disk.read_only {
             self.session.iter_mut().for_each(DiskSession::wait_for_nobody);
@@ -186,6 +183,21 @@ impl NbdClient {
         self.protocol.extent_replies = Some(Arc::new(ExtentReplies::new(cx.waker())));
         self.disk = Some(disk);
         Ok(())
+    }
+
+    /// Enters the disk's sessions, and is counted among the clients of its group.
+    fn enter_sessions(&mut self, cx: &Cx<'_>, disk: &Disk) -> Result<(), String> {
+        let Connection {
+            door, session, wire, ..
+        } = &self.protocol;
+        let name = session.name().map(|name| SessionName {
+            client: name.client,
+            number: name.number,
+        });
+        let (door, socket) = (Arc::clone(door), Arc::clone(wire.socket()));
+        self.enter(cx, disk, &door.shared.sessions, (&socket, name))
+            .map_err(|refusal| refusal.to_string())?;
+        self.count_among(disk).map_err(|refusal| refusal.to_string())
     }
 
     /// Takes the received part of a write's payload, and submits the write if that is all of it.

@@ -96,6 +96,37 @@ fn export_name_selects_and_pads_unless_told_otherwise() {
 }
 
 #[test]
+fn refused_selection_fails_go_with_the_reason_and_another_one_may_follow() {
+    let other = Export::new(ExportId(2), "vm2", MIB);
+    let mut wire = Wire::greeted([disk(), other]);
+    wire.acked(OptionCode::STRUCTURED_REPLY, &[]);
+    wire.acked(
+        OptionCode::SET_META_CONTEXT,
+        &contexts("vm1", &["base:allocation"]),
+    );
+    wire.out.clear();
+    let go = |name: &str| option(OptionCode::GO, &info(name, &[InfoKind::NAME]));
+    assert!(matches!(&wire.send(&go("vm1"))[0], Event::Selected(export) if export.name == "vm1"));
+    assert!(wire.session.refuse("it is locked", &mut wire.out));
+    assert_eq!(
+        wire.answers(),
+        [(ReplyKind::ERR_POLICY, b"it is locked".to_vec())]
+    );
+    assert!(wire.session.is_negotiating());
+    wire.out.clear();
+    assert!(matches!(&wire.send(&go("vm2"))[0], Event::Selected(export) if export.name == "vm2"));
+    wire.session.accept();
+    assert_eq!(wire.answers().last().map(|(kind, _)| *kind), Some(ReplyKind::ACK));
+}
+
+#[test]
+fn refused_export_name_has_no_reply_and_asks_for_the_end() {
+    let mut wire = Wire::greeted([disk()]);
+    wire.send(&option(OptionCode::EXPORT_NAME, b"vm1"));
+    assert!(!wire.session.refuse("it is locked", &mut wire.out));
+}
+
+#[test]
 fn empty_name_selects_the_only_export() {
     let mut wire = Wire::greeted([disk()]);
     let events = wire.send(&option(OptionCode::GO, &info("", &[])));
