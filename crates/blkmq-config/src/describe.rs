@@ -24,6 +24,14 @@ pub fn describe(change: &Change, old: &Document, new: &Document) -> String {
                 of_or_default(of(new))
             );
         }
+        Change::Key(disk) => {
+            let of = |document: &Document| shown(document.get(Kind::Disk, disk)?.get("key"));
+            return format!(
+                "{change}: {} -> {}",
+                of_or_default(of(old)),
+                of_or_default(of(new))
+            );
+        }
         Change::Queues => of_queues(old, new),
         Change::AddDisk(_) | Change::RemoveDisk(_) | Change::AddExport(_) | Change::RemoveExport(_) => {
             Vec::new()

@@ -20,6 +20,8 @@ pub enum Change {
     AddDisk(String),
     /// A disk to be removed.
     RemoveDisk(String),
+    /// Another place of an encrypted disk's key, which is looked at when the disk is opened next.
+    Key(String),
     /// A group whose configuration is added, changed or removed.
     Group(String),
     /// Changes of queues by their settings, by their disks or by the default for all.
@@ -57,6 +59,7 @@ impl fmt::Display for Change {
         match self {
             Self::AddDisk(name) => write!(f, "add disk {name}"),
             Self::RemoveDisk(name) => write!(f, "remove disk {name}"),
+            Self::Key(disk) => write!(f, "set key of disk {disk}"),
             Self::Group(path) => write!(f, "set group {path}"),
             Self::Queues => write!(f, "set queues"),
             Self::AddExport(export) => write!(f, "serve at {} {}", export.door, export.address),
@@ -81,6 +84,8 @@ pub fn diff(old: &Config, new: &Config, sizes: &BTreeMap<String, u64>) -> Result
     if old.shutdown_limit != new.shutdown_limit {
         changes.push(Change::ShutdownLimit);
     }
+    let keys = new.disks.iter().filter(|disk| has_another_key(disk, old));
+    changes.extend(keys.map(|disk| Change::Key(disk.name.clone())));
     exports_that_go(old, new, &mut changes);
     let (upper, lower) = served_in_one(old, new);
     let gone = upper.into_iter().chain(lower);
@@ -349,6 +354,14 @@ fn check_same(one: &DiskSpec, size: Option<u64>, other: &DiskSpec) -> Result<()>
         );
     }
     Ok(())
+}
+
+fn has_another_key(disk: &DiskSpec, old: &Config) -> bool {
+    let key = |disk: &DiskSpec| match &disk.source {
+        Source::Luks(source) => source.key.clone(),
+        _ => None,
+    };
+    find(old, &disk.name).is_some_and(|before| key(before) != key(disk))
 }
 
 fn passes_discards(disk: &DiskSpec) -> bool {

@@ -129,11 +129,10 @@ fn each_difference_is_a_step() {
             "[disk.y]\nfile = \"/f\"",
             "remove disk e; remove disk b; add disk y",
         ),
-        // It is the same key.
         (
             ENCRYPTED,
             "[disk.e]\nluks = \"b\"\nkey = \"/k\"\n[disk.b]\nram = \"1M\"",
-            "",
+            "set key of disk e",
         ),
     ] {
         let found = steps(&format!("{old}\n{A}"), &format!("{new}\n{A}")).unwrap();

@@ -89,6 +89,7 @@ pub(super) fn check_files(changes: &[Change], old: &Config, new: &Config) -> Res
                 check_places_of(name, new)?;
                 check_key_of(name, new)?;
             }
+            Change::Key(disk) => check_key_of(disk, new)?,
             _ => {}
         }
     }
@@ -106,8 +107,9 @@ fn check_places_of(disk: &str, new: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Checks the files of a new encrypted disk. Whether its key fits is found by the change itself.
-fn check_key_of(disk: &str, new: &Config) -> Result<()> {
+/// Checks the files of an encrypted disk that is new, or has its key elsewhere. Whether the key fits is found when the
+/// disk is opened.
+pub(super) fn check_key_of(disk: &str, new: &Config) -> Result<()> {
     let found = new.disks.iter().find(|spec| spec.name == disk);
     match found.map(|spec| &spec.source) {
         Some(Source::Luks(source)) => source.check_files().with_context(|| format!("disk {disk}")),

@@ -472,7 +472,7 @@ impl Running {
             }
             Change::Export(spec) => self.change_export(state, new, spec),
             // Read when it is needed.
-            Change::ShutdownLimit => Ok(()),
+            Change::Key(_) | Change::ShutdownLimit => Ok(()),
         }
     }
 

@@ -110,6 +110,7 @@ impl Prepared {
                     let checked = spec.at.check();
                     checked.with_context(|| change.to_string())?;
                 }
+                Change::Key(disk) => dry_run::check_key_of(disk, config)?,
                 _ => {}
             }
         }

@@ -6,6 +6,7 @@ use blkmq_config::plan::drives::{self, AcrossQueues, QueueDrives};
 use blkmq_config::plan::scheduler::{WithoutEffect, without_effect};
 use blkmq_config::plan::settings::{self, Wish};
 use blkmq_config::{Config, live};
+use blkmq_host::device::State;
 use blkmq_host::disk::QueueId;
 
 use super::Running;
@@ -84,7 +85,8 @@ impl Running {
     }
 
     /// What an operator should know of a change, which is logged unless that is only planned: queues that get a
-    /// scheduler which nobody has named, and settings of groups that have no effect, where they are new or changed.
+    /// scheduler which nobody has named, settings of groups that have no effect, where they are new or changed, and keys
+    /// of disks that stay locked.
     pub(super) fn notes(&self, planned: &Planned, is_dry_run: bool) -> Result<Vec<String>> {
         let Planned { old, new, .. } = planned;
         let is_set = |found: &WithoutEffect| {
@@ -122,7 +124,21 @@ impl Running {
                 notes.push(found.to_string());
             }
         }
+        notes.extend(self.still_locked(&planned.changes));
         Ok(notes)
+    }
+
+    /// What remains to be done for locked disks whose keys are elsewhere now.
+    fn still_locked(&self, changes: &[Change]) -> impl Iterator<Item = String> {
+        let is_locked = |name: &str| {
+            (self.engine.disks().iter()).any(|disk| *disk.name == *name && disk.state() == State::Locked)
+        };
+        changes.iter().filter_map(move |change| match change {
+            Change::Key(disk) if is_locked(disk) => Some(format!(
+                "disk {disk} is still locked: blkmq ctl unlock {disk} opens it now, the new key when it is opened next"
+            )),
+            _ => None,
+        })
     }
 
     /// The weights that span queues of one drive.

@@ -431,6 +431,45 @@ fn locked_disk_is_refused_with_the_reason_and_another_one_may_be_selected() {
     daemon.stop();
 }
 
+#[test]
+fn place_of_a_key_is_checked_and_told_when_it_is_changed() {
+    if !has_tools(&["cryptsetup"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let crypt = Crypt::new(&scratch);
+    let image = crypt.format("one", 32 * MIB, "--type luks2 --pbkdf pbkdf2");
+    let all = ["name=vm1,luks=raw".to_owned(), format!("name=raw,file={image}")];
+    let daemon = start(&scratch, &all, &["--sandbox", "off"]);
+    let missing = format!("key={}", scratch.word("none"));
+    refused(&scratch, &["set", "disk", "vm1", &missing], "No such file");
+    refused(
+        &scratch,
+        &["set", "disk", "vm1", &missing, "--dry-run"],
+        "No such file",
+    );
+    let key = format!("key={}", crypt.key_file());
+    let said = ctl(&scratch, &["set", "disk", "vm1", &key]);
+    let step = format!("set key of disk vm1: default -> {:?}\n", crypt.key_file());
+    assert_eq!((said.stdout, said.success), (step, true));
+    assert!(
+        said.stderr
+            .contains("disk vm1 is still locked: blkmq ctl unlock vm1"),
+        "{}",
+        said.stderr
+    );
+    assert_eq!(state(&scratch, "vm1"), "locked");
+    let same = done(&scratch, &["set", "disk", "vm1", &key]);
+    assert_eq!(same, "nothing differs\n");
+    // The next daemon opens it.
+    let file = scratch.word("dump.toml");
+    std::fs::write(&file, done(&scratch, &["dump"])).expect("a file");
+    daemon.stop();
+    let next = Daemon::start(&["-c", &file]);
+    assert_eq!(state(&scratch, "vm1"), "ok");
+    next.stop();
+}
+
 /// A key slot that takes some seconds.
 const SLOW: &str =
     "--type luks2 --pbkdf argon2id --pbkdf-force-iterations 60 --pbkdf-memory 65536 --pbkdf-parallel 1";
