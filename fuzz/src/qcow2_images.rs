@@ -86,6 +86,7 @@ fn templates() -> &'static [Vec<u8>] {
                 path: path.0.clone(),
                 size: Some(256 << 10),
                 cluster: Some(cluster),
+                has_subclusters: false,
                 base: None,
             };
             new.create().expect("an image can be made");

@@ -51,6 +51,9 @@ pub struct CreateArgs {
     /// Size of a cluster, a power of two from 512 to 2M [default: 64K]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub cluster: Option<u64>,
+    /// Give each cluster 32 subclusters: a first write copies less of the base
+    #[arg(long)]
+    pub subclusters: bool,
     /// Print a JSON object
     #[arg(long)]
     pub json: bool,
@@ -98,6 +101,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         path: args.path.clone(),
         size: args.size,
         cluster: args.cluster.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX)),
+        has_subclusters: args.subclusters,
         base: base(&args.base, BaseFormat::Qcow2).or_else(|| base(&args.raw_base, BaseFormat::Raw)),
     };
     let size = new.create()?;

@@ -230,6 +230,7 @@ impl<'a> Unfinished<'a> {
                     path: path.clone(),
                     size: Some(size),
                     cluster: of.cluster,
+                    has_subclusters: false,
                     base: None,
                 }
                 .create()?;

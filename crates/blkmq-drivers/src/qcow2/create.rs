@@ -41,6 +41,9 @@ pub struct NewImage {
     pub size: Option<u64>,
     /// Bytes of a cluster, a power of two from 512 to 2 MiB. Default 64 KiB.
     pub cluster: Option<u32>,
+    /// Clusters have 32 subclusters each, with a place of their own (`extended_l2`): a first write copies less of the base.
+    /// Clusters have 16 KiB at least then.
+    pub has_subclusters: bool,
     /// What it lies on.
     pub base: Option<(PathBuf, BaseFormat)>,
 }
@@ -72,7 +75,15 @@ impl NewImage {
                 "it must be a power of two from 512 to 2 MiB",
             ));
         }
-        let span = u64::from(cluster) * (u64::from(cluster) / 8);
+        if self.has_subclusters && cluster < SUBCLUSTERED_MIN {
+            return Err(self.refuse(
+                "cluster size",
+                &cluster.to_string(),
+                "with subclusters it must be at least 16 KiB",
+            ));
+        }
+        let entry = if self.has_subclusters { 16 } else { 8 };
+        let span = u64::from(cluster) * (u64::from(cluster) / entry);
         if size.div_ceil(span) > super::header::L1_ENTRIES_MAX {
             return Err(self.refuse(
                 "size",
@@ -106,7 +117,7 @@ impl NewImage {
         let disk = Arc::new(FileDisk::open_part(Purpose::Serve, &config)?);
         let cannot = |source| system(&self.path, "format it", source);
         let base = base.zip(self.base.as_ref().map(|(_, format)| *format));
-        let (first, header) = Header::new_image(size, cluster, base);
+        let (first, header) = Header::new_image(size, (cluster, self.has_subclusters), base);
         if first.len() > cluster as usize {
             let name = header.backing.unwrap_or_default();
             return Err(self.refuse(
@@ -191,6 +202,8 @@ impl NewImage {
 
 /// Clusters of a new image: those of its header, refcounts and tables.
 const CLUSTERS: u64 = 4;
+/// The smallest cluster whose subclusters have a sector each.
+const SUBCLUSTERED_MIN: u32 = 16 << 10;
 /// The default of QEMU, too.
 const CLUSTER: u32 = 64 << 10;
 /// The header has a limit of its own, of a cluster for everything.

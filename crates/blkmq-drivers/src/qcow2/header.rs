@@ -186,7 +186,11 @@ impl Header {
 
     /// The header of a new image, and its bytes: its refcount table is in the second cluster, a block behind it, and an L1
     /// table in the fourth. If that has no room for the size, the disk is as large as it has, and is to grow.
-    pub(super) fn new_image(size: u64, cluster: u32, base: Option<(String, BaseFormat)>) -> (Vec<u8>, Self) {
+    pub(super) fn new_image(
+        size: u64,
+        (cluster, has_subclusters): (u32, bool),
+        base: Option<(String, BaseFormat)>,
+    ) -> (Vec<u8>, Self) {
         let cluster_bits = cluster.trailing_zeros();
         let cluster = u64::from(cluster);
         let mut header = Self {
@@ -205,7 +209,7 @@ impl Header {
             backing: None,
             backing_format: None,
             compression: Compression::Deflate,
-            has_subclusters: false,
+            has_subclusters,
             has_data_file: false,
             data_file: None,
             names_end: 0,
@@ -234,6 +238,8 @@ impl Header {
         put(40, &self.l1_offset.to_be_bytes());
         put(48, &self.refcounts_offset.to_be_bytes());
         put(56, &self.refcounts_clusters.to_be_bytes());
+        let incompatible = if self.has_subclusters { SUBCLUSTERS } else { 0 };
+        put(72, &incompatible.to_be_bytes());
         put(96, &self.refcount_order.to_be_bytes());
         put(100, &(V3_BYTES as u32).to_be_bytes());
         if let Some(format) = &self.backing_format {

@@ -157,6 +157,7 @@ impl<'a> Begun<'a> {
             path: self.made.clone(),
             size: Some(self.image.size()),
             cluster: Some(self.image.header.cluster() as u32),
+            has_subclusters: self.image.header.has_subclusters,
             base,
         };
         new.create().map_err(io::Error::other)?;

@@ -4,6 +4,7 @@
 mod bitmaps;
 mod committed;
 mod committed_under_load;
+mod created;
 mod ordered;
 mod parts;
 mod replaced;

@@ -77,6 +77,7 @@ pub(super) fn clone(session: &mut Session, params: Value, daemon: &Daemon) -> Re
         path: path.clone(),
         size: None,
         cluster: None,
+        has_subclusters: false,
         base: Some((base, format)),
     };
     new.create().map_err(anyhow::Error::from)?;

@@ -19,6 +19,7 @@ impl Scratch {
             path: path.clone(),
             size: Some(size),
             cluster: Some(cluster),
+            has_subclusters: false,
             base: None,
         };
         new.create().unwrap();

@@ -145,6 +145,8 @@ fn committed_image_is_empty_and_bases_of_all_shapes_have_what_it_had() {
             );
             let taken = std::fs::metadata(scratch.path("image")).unwrap().blocks() * 512;
             assert!(taken <= 64 << 10, "{what}: {taken} bytes");
+            let header = std::fs::read(scratch.path("image")).unwrap();
+            assert_eq!(header[79] & 16 != 0, image.contains("extended_l2"), "{what}");
         }
         let was = wanted.clone();
         change(&mut rig, &mut chance, &mut wanted, 5);

@@ -51,6 +51,38 @@ fn snapshot_keeps_what_was_there_and_the_disk_goes_on_above_it() {
     }
 }
 
+/// A first write copies the rest of a 32nd of a cluster then, and not of all.
+#[test]
+fn image_in_the_place_of_one_with_subclusters_has_them() {
+    let scratch = Scratch::new("subclusters");
+    std::fs::write(scratch.path("base"), vec![3; 1 << 20]).unwrap();
+    if !created(
+        &scratch,
+        "-o extended_l2=on,cluster_size=2M -b base -F raw image 64M",
+    ) {
+        return;
+    }
+    let mut rig = Rig::at(&scratch.path("image"));
+    for change in [Replacement::Snapshot(scratch.path("first")), Replacement::Reset] {
+        assert_eq!(rig.write(Flags::NONE, 65536, &[4; 512]), Status::Ok);
+        rig.flush();
+        replace(&mut rig, change).unwrap();
+        assert_eq!(rig.write(Flags::NONE, 1 << 20, &[5; 512]), Status::Ok);
+        rig.flush();
+        let found = [0, 65536, 1 << 20, 62 << 20].map(|at| rig.read(at, 512)[0]);
+        assert_eq!(found, [3, 4, 5, 0]);
+        let header = std::fs::read(scratch.path("image")).unwrap();
+        assert_eq!(
+            header[79], 16,
+            "extended_l2 is the fifth bit of what a reader has to know"
+        );
+    }
+    drop(rig);
+    for name in ["first", "image"] {
+        check(&scratch, &scratch.path(name));
+    }
+}
+
 /// A name in an image is relative to its directory: elsewhere, it would lead to another file.
 #[test]
 fn snapshot_in_another_directory_lies_on_the_same_base() {
