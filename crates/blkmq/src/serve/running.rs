@@ -230,6 +230,17 @@ impl Running {
         }
     }
 
+    /// Gives commits up for a daemon that takes over: it opens the bases, and a commit has its base for itself.
+    ///
+    /// # Errors
+    /// One does not end.
+    pub(crate) fn end_commits(&self) -> Result<()> {
+        match self.jobs.end_all(Some(Kind::Commit), CHANGE_MAX) {
+            true => Ok(()),
+            false => anyhow::bail!("a commit has not ended after {CHANGE_MAX:?}: try again"),
+        }
+    }
+
     /// Permits no change while another daemon takes over.
     ///
     /// # Errors
@@ -252,7 +263,7 @@ impl Running {
     fn end_work(&self, disk: Option<&str>) -> bool {
         let have_jobs_ended = match disk {
             Some(disk) => self.jobs.end(disk, CHANGE_MAX),
-            None => self.jobs.end_all(CHANGE_MAX),
+            None => self.jobs.end_all(None, CHANGE_MAX),
         };
         self.claims.wait(disk, CHANGE_MAX) && have_jobs_ended
     }

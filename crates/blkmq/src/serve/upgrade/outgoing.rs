@@ -207,6 +207,7 @@ impl Conductor {
             }
             _ => bail!("it does not begin with a hello"),
         };
+        self.running.end_commits()?;
         let changes = self.running.changes();
         channel.end_within(START_MAX);
         self.tell_what_a_start_needs(channel, version)?;

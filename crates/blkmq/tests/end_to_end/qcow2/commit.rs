@@ -8,7 +8,7 @@ use super::flatten::overlay;
 use super::snapshots::{content, ctl, is_closed};
 use crate::common::daemon::serve_command;
 use crate::common::nbd::Client;
-use crate::common::tools::{installed, output_within, run};
+use crate::common::tools::{installed, run};
 use crate::common::{Daemon, Scratch};
 use crate::upgrade::load::Load;
 
@@ -184,9 +184,7 @@ fn disk_that_is_committed_refuses_what_would_change_its_chain_and_can_be_removed
     let scratch = Scratch::new();
     let base = zeroes(&scratch, "raw");
     overlay(&scratch, &base, "raw", "vm1.qcow2");
-    let upgrade = format!("unix:{}", scratch.word("up.sock"));
-    let more = ["--group", "/blkmq/jobs,bps=1M", "--upgrade-socket", &upgrade];
-    let daemon = serve(&scratch, &["vm1"], &more);
+    let daemon = serve(&scratch, &["vm1"], &["--group", "/blkmq/jobs,bps=1M"]);
     let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
     for at in 0..8 {
         client.write(at << 20, &[at as u8 + 1; 1 << 20]).expect("a write");
@@ -215,15 +213,6 @@ fn disk_that_is_committed_refuses_what_would_change_its_chain_and_can_be_removed
         assert!(said.contains("in use by"), "{words:?}: {said}");
     }
     assert!(!scratch.path("vm2.qcow2").exists());
-    let disk = format!("name=vm1,qcow2={}", scratch.word("vm1.qcow2"));
-    let nbd = format!("unix:{}", scratch.word("nbd.sock"));
-    let words = ["--disk", &disk, "--nbd", &nbd, "--take-over", &upgrade];
-    let successor = output_within(&mut serve_command(&words), Duration::from_secs(20));
-    let said = String::from_utf8_lossy(&successor.stderr);
-    assert!(
-        !successor.status.success() && said.contains("in use by"),
-        "{said}"
-    );
     let listed = ctl(&scratch, &["jobs"]);
     assert!(
         listed.contains("commit") && listed.contains("running"),
@@ -251,6 +240,47 @@ fn disk_that_is_committed_refuses_what_would_change_its_chain_and_can_be_removed
                 .all(|byte| *byte == at as u8 + 1)
         );
     }
+}
+
+/// Nobody else can open the base meanwhile.
+#[test]
+fn commit_is_given_up_for_a_daemon_that_takes_over() {
+    if !installed(&["qemu-img"]) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let base = zeroes(&scratch, "raw");
+    overlay(&scratch, &base, "raw", "vm1.qcow2");
+    let upgrade = format!("unix:{}", scratch.word("up.sock"));
+    let more = ["--group", "/blkmq/jobs,bps=1M", "--upgrade-socket", &upgrade];
+    let mut old = serve(&scratch, &["vm1"], &more);
+    let mut client = Client::connect(&scratch.path("nbd.sock"), "vm1").expect("it is served");
+    for at in 0..8 {
+        client.write(at << 20, &[at as u8 + 1; 1 << 20]).expect("a write");
+    }
+    client.flush().expect("a flush");
+    assert_eq!(ctl(&scratch, &["commit", "vm1", "--no-wait"]), "");
+    std::thread::sleep(Duration::from_millis(500));
+    let listed = ctl(&scratch, &["jobs"]);
+    assert!(listed.contains("running"), "{listed}");
+    let daemon = serve(&scratch, &["vm1"], &["--take-over", &upgrade]);
+    let status = old.ended_within(Duration::from_secs(20));
+    assert!(status.success(), "{status}");
+    for at in 0..8 {
+        assert!(client.read(at << 20, 4096).expect("a read") == [at as u8 + 1; 4096]);
+    }
+    client.write(0, &[77; 4096]).expect("a write over the take-over");
+    assert_eq!(ctl(&scratch, &["commit", "vm1"]), "");
+    drop(client);
+    daemon.stop();
+    let image = scratch.word("vm1.qcow2");
+    run("qemu-img", &["check", "-f", "qcow2", &image]);
+    run(
+        "qemu-img",
+        &["compare", "-f", "raw", "-F", "qcow2", &base, &image],
+    );
+    let found = std::fs::read(&base).expect("the base");
+    assert_eq!([0, 4096, 7 << 20].map(|at: usize| found[at]), [77, 1, 8]);
 }
 
 /// A base of 64 MiB of zeroes, of which the image's file has none.

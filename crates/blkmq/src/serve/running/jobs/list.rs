@@ -139,10 +139,12 @@ impl Jobs {
         end_within(job.as_slice(), limit)
     }
 
-    /// The same of all.
-    pub(in crate::serve::running) fn end_all(&self, limit: Duration) -> bool {
-        let all: Vec<_> = self.lock().values().cloned().collect();
-        end_within(&all, limit)
+    /// The same of all, or of all of a kind.
+    pub(in crate::serve::running) fn end_all(&self, kind: Option<Kind>, limit: Duration) -> bool {
+        let jobs: Vec<_> = self.lock().values().cloned().collect();
+        let is_wanted = |job: &&Arc<Job>| kind.is_none_or(|kind| job.kind == kind);
+        let wanted: Vec<_> = jobs.iter().filter(is_wanted).cloned().collect();
+        end_within(&wanted, limit)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Job>>> {
@@ -268,6 +270,7 @@ mod tests {
             });
             assert!(jobs.end("one", Duration::from_secs(60)));
         });
-        assert!(!jobs.end_all(Duration::from_millis(1)));
+        assert!(jobs.end_all(Some(Kind::Flatten), Duration::ZERO));
+        assert!(!jobs.end_all(None, Duration::from_millis(1)));
     }
 }
