@@ -46,7 +46,10 @@ impl Account {
                 Some(_) => format!("; of the group, write \"@{text}\""),
                 None => String::new(),
             };
-            bail!("{text:?} rejected: must be a user of this host by name or number, or @ and a group{hint}");
+            bail!(
+                "{text:?} rejected: must be a user by {}; or @ and a group{hint}",
+                accounts::ALLOWED
+            );
         };
         Ok(account)
     }

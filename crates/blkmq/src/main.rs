@@ -12,6 +12,7 @@ use blkmq::log::filter;
 use blkmq::log::format::{self, Format, WithPriority};
 use blkmq::log::journal::{Entries, Socket};
 use blkmq::serve;
+use blkmq_export::common::accounts::restrict_static_program;
 use clap::Parser;
 use tracing::Level;
 use tracing_subscriber::layer::SubscriberExt;
@@ -19,6 +20,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt, reload};
 
 fn main() -> ExitCode {
+    restrict_static_program();
     blkmq_export::fuse::answer_mount_probe();
     blkmq::complete::answer();
     let cli = Cli::parse();

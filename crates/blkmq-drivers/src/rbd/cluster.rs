@@ -12,6 +12,11 @@ use super::sys::{Library, Rados};
 /// Returns the connection for disks with these settings, made now if there is none. May block for
 /// about `limit`.
 pub(super) fn connect(image: &str, config: &ClusterConfig, limit: Duration) -> Result<Arc<Rados>, RbdError> {
+    // librbd needs the C library that this host has, and would get a second one.
+    if cfg!(target_feature = "crt-static") {
+        let image = image.to_owned();
+        return Err(RbdError::Static { image });
+    }
     let library = Library::get().map_err(|problem| RbdError::Library {
         image: image.to_owned(),
         problem,

@@ -18,6 +18,14 @@ pub enum RbdError {
         /// The loader's error.
         problem: String,
     },
+    /// The program is static.
+    #[error(
+        "rbd {image}: librbd cannot be used: this program is static and can load no library; use the one of the Debian package, or of `cargo build`"
+    )]
+    Static {
+        /// The image.
+        image: String,
+    },
     /// Ceph refuses something.
     #[error("rbd {image}: cannot {action}: {error}{advice}")]
     Call {

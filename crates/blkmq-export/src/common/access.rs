@@ -129,10 +129,7 @@ type Find = fn(&str) -> Option<u32>;
 /// The number of a user or a group, by its number or its name.
 fn number(key: &str, name: &str, find: Find) -> Result<u32, ConfigError> {
     let found = name.parse().ok().or_else(|| find(name));
-    found.map_or_else(
-        || value::bad(key, name, "a number, or a name that this host knows"),
-        Ok,
-    )
+    found.map_or_else(|| value::bad(key, name, accounts::ALLOWED), Ok)
 }
 
 fn mode(text: &str) -> Result<u32, ConfigError> {

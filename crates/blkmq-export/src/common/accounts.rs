@@ -3,6 +3,22 @@
 
 mod sys;
 
+/// What names an account in a configuration, for an error about one that names nobody.
+pub const ALLOWED: &str = if cfg!(target_feature = "crt-static") {
+    "a number, or a name in /etc/passwd or /etc/group (a static program looks nowhere else)"
+} else {
+    "a number, or a name that this host knows"
+};
+
+/// In a static program, has names of accounts and hosts looked up in files and by DNS alone, whatever
+/// `/etc/nsswitch.conf` says: the host's modules for it are made for the C library of the host, and would be loaded
+/// beside another. Other programs look names up as the host is configured. To be called while the program has one
+/// thread.
+pub fn restrict_static_program() {
+    #[cfg(target_feature = "crt-static")]
+    sys::restrict_sources();
+}
+
 /// The number of a user. May block for as long as the system's name service takes.
 pub fn user(name: &str) -> Option<u32> {
     sys::user(name)

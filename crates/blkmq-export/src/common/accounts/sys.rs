@@ -47,5 +47,23 @@ pub(super) fn group(name: &str) -> Option<u32> {
     Some(unsafe { found.assume_init() }.gr_gid)
 }
 
+/// Accounts from their files, hosts from the file and DNS.
+#[cfg(target_feature = "crt-static")]
+pub(super) fn restrict_sources() {
+    unsafe extern "C" {
+        // In glibc's <nss.h>.
+        fn __nss_configure_lookup(database: *const c_char, sources: *const c_char) -> libc::c_int;
+    }
+    for (database, sources) in [
+        (c"passwd", c"files"),
+        (c"group", c"files"),
+        (c"hosts", c"files dns"),
+    ] {
+        // SAFETY: both end with a zero, and the library keeps neither; the caller has no other thread.
+        let failed = unsafe { __nss_configure_lookup(database.as_ptr(), sources.as_ptr()) };
+        assert_eq!(failed, 0, "the C library has a database {database:?}");
+    }
+}
+
 /// Room for the names of a group's members: some thousands of them.
 const TEXT_BYTES: usize = 1 << 18;
