@@ -69,7 +69,7 @@ pub(crate) enum Chore {
         /// Then run it under systemd in a Debian of its own, with this many upgrades under load; needs root
         #[arg(long, value_name = "UPGRADES", num_args = 0..=1, default_missing_value = "3")]
         systemd: Option<u32>,
-        /// Also lay out a container's image, and run it in runc; needs root
+        /// Also make a container's image of a static build, and run it in runc; needs root
         #[arg(long)]
         image: bool,
     },

@@ -28,7 +28,7 @@ use self::initrd::Initrd;
 use self::machine::Machine;
 use self::packages::Place;
 use crate::mutant;
-use crate::place::cargo;
+use crate::place::{STATIC_TRIPLE, cargo_static};
 use crate::steps::{Steps, run_shown};
 use blkmq_testkit::tools::find;
 
@@ -343,10 +343,9 @@ fn built_program(steps: &mut Steps, place: &Place, name: &str) -> Result<PathBuf
 
 /// A cargo command that builds programs without shared libraries, for a guest.
 fn build_command(place: &Place, mutant: Option<&str>, words: &str) -> Command {
-    let mut command = cargo(words);
+    let mut command = cargo_static(words);
     command
-        .args(["--release", "--target", TRIPLE])
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        .arg("--release")
         // These reduce the build time; the run time is dominated by the emulator.
         .envs([
             ("CARGO_PROFILE_RELEASE_LTO", "off"),
@@ -369,7 +368,7 @@ fn build_dir(place: &Place, mutant: Option<&str>) -> PathBuf {
 }
 
 fn built(place: &Place, mutant: Option<&str>) -> PathBuf {
-    build_dir(place, mutant).join(TRIPLE).join("release")
+    build_dir(place, mutant).join(STATIC_TRIPLE).join("release")
 }
 
 /// The chore with which cargo calls [`boot`].
@@ -429,7 +428,6 @@ const TOOLS: [&str; 6] = [
     "mkfs.xfs",
     "xfs_repair",
 ];
-const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
 const POLLED_TIME_MAX: Duration = Duration::from_secs(180);
 const PROOF_TIME_MAX: Duration = Duration::from_secs(200);

@@ -1,6 +1,6 @@
 //! Makes what a host installs: a Debian package, and a tarball of the same tree with its checksum. `tree` lays the
-//! files out, `licences` collects those of dependencies, `image` lays them out for containers, `test` installs the package in a system of its own, `systemd`
-//! runs it in one that is booted.
+//! files out, `licences` collects those of dependencies, `image` has a static program for containers, `test` installs the
+//! package in a system of its own, `systemd` runs it in one that is booted.
 
 mod image;
 mod licences;
@@ -37,7 +37,7 @@ pub(crate) fn run(steps: &mut Steps, is_tested: bool, upgrades: Option<u32>, has
     let package = steps.time("package", || make(&program))?;
     println!("    {}\n    {}", package.deb.display(), package.tarball.display());
     if has_image {
-        image::run(steps, &target_dir()?.join("package"), &program)?;
+        image::run(steps, &target_dir()?.join("package"))?;
     }
     if is_tested {
         test::run(steps, &package)?;

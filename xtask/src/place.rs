@@ -41,6 +41,23 @@ pub(crate) fn cargo(words: &str) -> Command {
     command
 }
 
+/// [`cargo`] for programs that need no shared library. They are built for a named target, so that the flag is not for
+/// macros and build scripts, and lie in a directory of its name.
+pub(crate) fn cargo_static(words: &str) -> Command {
+    let mut command = cargo(words);
+    command
+        .args(["--target", STATIC_TRIPLE])
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
+    command
+}
+
+/// This machine, in Cargo's words.
+pub(crate) const STATIC_TRIPLE: &str = if cfg!(target_arch = "aarch64") {
+    "aarch64-unknown-linux-gnu"
+} else {
+    "x86_64-unknown-linux-gnu"
+};
+
 /// Whether cargo has the subcommand `name` installed.
 pub(crate) fn has_cargo_command(name: &str) -> bool {
     let output = cargo(name).arg("--version").output();
