@@ -5,6 +5,7 @@ mod bitmaps;
 mod committed;
 mod committed_under_load;
 mod created;
+mod foreign;
 mod ordered;
 mod parts;
 mod replaced;
@@ -31,7 +32,7 @@ use crate::testing::{cookie, flagged, lend, request, request_with};
 ///
 /// `BLKMQ_STEPS` times as many for a long run: `BLKMQ_STEPS=20 cargo test -p blkmq-drivers --lib qcow2`.
 fn exercise(scratch: &Scratch, config: &Qcow2Config, seed: u64, steps: u32) {
-    let steps = steps * std::env::var("BLKMQ_STEPS").map_or(1, |steps| steps.parse().expect("a number"));
+    let steps = steps * repetitions();
     let mut chance = Chance::new(seed, 0);
     let mut content = raw_content(scratch, &config.path);
     let mut rig = Rig::open(config);
@@ -145,6 +146,10 @@ fn exercise(scratch: &Scratch, config: &Qcow2Config, seed: u64, steps: u32) {
             "seed {seed}: {start}"
         );
     }
+}
+
+fn repetitions() -> u32 {
+    std::env::var("BLKMQ_STEPS").map_or(1, |steps| steps.parse().expect("a number"))
 }
 
 /// What QEMU reads of an image.
