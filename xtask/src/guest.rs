@@ -4,6 +4,7 @@
 //! made of them and of programs without shared libraries ([`initrd`]); the guest is booted
 //! ([`machine`]).
 
+mod clones;
 mod dbench;
 mod hosts;
 mod initrd;
@@ -60,6 +61,10 @@ pub(crate) fn run(steps: &mut Steps, only: Option<&str>) -> Result<()> {
     if is_wanted(VIRTUAL_DISK) {
         let program = steps.command_under_test()?;
         run_virtual_disk(steps, &place, &program, virtual_disk::Length::FULL)?;
+    }
+    if is_wanted(clones::TEST) {
+        let program = steps.command_under_test()?;
+        steps.time("guests on disks over one image", || clones::run(&place, &program))?;
     }
     if is_wanted(WEIGHTS) {
         run_weights(steps, &place)?;
@@ -376,12 +381,13 @@ pub(crate) const BOOT: &str = "guest-boot";
 /// The chore that runs [`load()`] in a guest.
 pub(crate) const LOAD: &str = "guest-load";
 /// The tests that `cargo xtask guest NAME` runs.
-const TESTS: [&str; 14] = [
+const TESTS: [&str; 15] = [
     POLLED,
     hosts::HOSTS.name,
     hosts::DM_CRYPT.name,
     libvirt::TEST,
     VIRTUAL_DISK,
+    clones::TEST,
     WEIGHTS,
     DBENCH,
     NBD_CLIENT,
