@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use blkmq_config::Kind;
+use blkmq_config::{Document, Kind};
 use blkmq_drivers::qcow2::{BaseFormat, NewImage};
 use blkmq_host::device::Replacement;
 use serde::Deserialize;
@@ -80,13 +80,16 @@ pub(super) fn clone(session: &mut Session, params: Value, daemon: &Daemon) -> Re
         has_subclusters: false,
         base: Some((base, format)),
     };
-    new.create().map_err(anyhow::Error::from)?;
-    let added = session.edit(daemon, false, |document| {
+    let add = |document: &mut Document| {
         let given = values(keys.clone())?.into_iter();
         let given = given.filter_map(|(key, value)| Some((key, value?)));
         let image = ("qcow2".to_owned(), toml::Value::try_from(&path)?);
         document.insert(Kind::Disk, &name, given.chain([image]).collect())
-    });
+    };
+    // Who may not have the disk, or has a sandbox without its directory, is told that, and makes no file.
+    session.check(daemon, add)?;
+    new.create().map_err(anyhow::Error::from)?;
+    let added = session.edit(daemon, false, add);
     if added.is_err() {
         // It was made for nothing. The first error is the one to report.
         let _ = std::fs::remove_file(&path);

@@ -522,6 +522,16 @@ impl Session {
         }
         Ok(json!({"steps": steps, "notes": notes}))
     }
+
+    /// Checks a change before the files that it needs are made.
+    pub(super) fn check(
+        &self,
+        daemon: &Daemon,
+        edit: impl Fn(&mut Document) -> Result<()>,
+    ) -> Result<(), Failure> {
+        let may = |steps: &[Change]| self.client.check_steps(steps);
+        Ok(daemon.running.check_change(edit, may)?)
+    }
 }
 
 fn to_value(answer: &impl Serialize) -> Result<Value, Failure> {

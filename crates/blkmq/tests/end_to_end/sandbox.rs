@@ -165,6 +165,23 @@ fn disk_outside_of_the_sandbox_is_refused_with_the_key_that_lets_it_in() {
             "{said}"
         );
     }
+    let socket = format!("unix:{}", scratch.word("control.sock"));
+    let clone = [
+        "--raw",
+        &scratch.word("vm1.raw"),
+        "vm3",
+        &elsewhere.word("vm3.qcow2"),
+    ];
+    let clone = Command::new(program())
+        .args(["ctl", "--socket", &socket, "clone"])
+        .args(clone)
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&clone.stderr);
+    assert!(
+        said.contains("disk vm3: ") && said.contains("name its directory in paths of [daemon]"),
+        "{said}"
+    );
     let said = add("nbd=nbd://127.0.0.1:9/x", &[]);
     assert!(
         said.contains("a server's port 9 is outside of the sandbox"),

@@ -9,6 +9,7 @@ use blkmq_config::live::{self, Opened};
 use blkmq_config::luks::Known;
 use blkmq_config::{Config, Document, describe};
 
+use super::Running;
 use super::encrypted::encrypted;
 use crate::serve::last_sync::Files;
 use crate::serve::{dry_run, keys};
@@ -41,6 +42,23 @@ impl Planned {
             document,
             changes,
         }
+    }
+}
+
+impl Running {
+    /// Checks that a change is possible and permitted by `may`, as far as could be seen without opening anything: the file of
+    /// a disk may not be there yet.
+    ///
+    /// # Errors
+    /// As of [`Running::change_if`].
+    pub(crate) fn check_change(
+        &self,
+        edit: impl Fn(&mut Document) -> Result<()>,
+        may: impl Fn(&[Change]) -> Result<()>,
+    ) -> Result<()> {
+        let planned = self.planned(edit)?;
+        may(&planned.changes)?;
+        self.sandbox.check(&planned.old, &planned.new)
     }
 }
 
