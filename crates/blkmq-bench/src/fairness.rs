@@ -335,11 +335,11 @@ fn measure_kernel(
     let case = format!("kernel/{}", scene.case);
     if kind == sched::NONE && scene.victim.is_some() {
         let scene = scene.victim_alone();
-        let alone = kernel.play(&scene, kind.name, plan)?.total(&scene);
+        let alone = kernel.play(&scene, kind.name, None, plan)?.total(&scene);
         let mut known = reference.alone.borrow_mut();
         known.insert(case.clone(), alone.latency);
     }
-    let visit = kernel.play(scene, kind.name, plan)?;
+    let visit = kernel.play(scene, kind.name, None, plan)?;
     let total = visit.total(scene);
     let crowd = visit.series.of_first(scene.crowd.len());
     let totals = Totals {

@@ -17,7 +17,7 @@ use blkmq_core::group::ROOT;
 use blkmq_core::sched;
 
 use self::figures::{Alone, Outcome, Reference, Totals, may_lack_depth};
-use self::server::{Drive, Schedule, Server, images_of};
+use self::server::{Drive, Schedule, Server, images_of, part};
 use super::images::Images;
 use super::kernel::Loop;
 use super::processes::Visit;
@@ -34,6 +34,8 @@ struct Ground {
     /// Its name in cases: its filesystem, with a number if it is not the first of that type.
     label: String,
     images: Images,
+    /// All tenants are on the first image, for the sake of the kernel's sides.
+    has_one: bool,
     kernel: Option<Loop>,
 }
 
@@ -211,8 +213,9 @@ impl Case {
 /// on the first.
 fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
     let needed = |case: &Case| match case.drive {
-        On::Images => images_of(&case.scene),
-        On::Nbd | On::Model(_) => 1,
+        // A drive is not equally fast everywhere, so the kernel's tenants and the daemon's have one file.
+        On::Images if !args.kernel => images_of(&case.scene),
+        On::Images | On::Nbd | On::Model(_) => 1,
     };
     let count = cases.iter().map(needed).max().unwrap_or(1);
     let mut grounds: Vec<Ground> = Vec::new();
@@ -237,6 +240,7 @@ fn grounds(args: &FairnessArgs, cases: &[Case]) -> Result<Vec<Ground>> {
         grounds.push(Ground {
             label,
             images,
+            has_one: args.kernel,
             kernel,
         });
     }
@@ -414,9 +418,13 @@ impl Visited<'_> {
             },
         };
         match (self.family, &self.ground.kernel) {
-            (Family::Kernel, Some(kernel)) => kernel.play(scene, schedule.kind.name, plan),
+            (Family::Kernel, Some(kernel)) => {
+                let part = part(images.each_bytes(), scene.tenants().len());
+                kernel.play(scene, schedule.kind.name, Some(part), plan)
+            }
             _ => {
                 let drive = match self.case.drive {
+                    On::Images if self.ground.has_one => Drive::Parts(images),
                     On::Images => Drive::Images(images),
                     On::Nbd => Drive::Nbd(images),
                     On::Model(keys) => Drive::Model(keys),
@@ -462,7 +470,9 @@ fn about(server: &Server, grounds: &[Ground], plan: &Plan) -> About {
             }
         ),
         "caps: no scheduler, each tenant capped at its due part of what all had with none in this round".into(),
-        "kernel-…: the kernel's scheduler on a loop device over the first file, direct I/O, a control group and an fio with io_uring each".into(),
+        "kernel-…: the kernel's scheduler on a loop device over the file, direct I/O, a control group and an fio with io_uring each; \
+         with these sides, tenants of all sides have equal parts of one file"
+            .into(),
         format!(
             "tenants run for {} ms before; shares are of bytes, over the time in which all are measured; worst: of all visits",
             warm_up(plan).as_millis()

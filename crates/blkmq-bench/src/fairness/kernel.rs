@@ -36,11 +36,18 @@ impl Loop {
     }
 
     /// Runs a scene's tenants under a scheduler of the kernel, each in a control group of its
-    /// weight. The scene's groups must be flat.
+    /// weight, and each in a part of so many bytes of the device, or all in all of it. The scene's
+    /// groups must be flat.
     ///
     /// # Errors
     /// If a group cannot be made or fio fails.
-    pub(super) fn play(&self, scene: &Scene, scheduler: &str, plan: &Plan) -> Result<Visit> {
+    pub(super) fn play(
+        &self,
+        scene: &Scene,
+        scheduler: &str,
+        part: Option<u64>,
+        plan: &Plan,
+    ) -> Result<Visit> {
         self.0.block().choose(scheduler)?;
         programs::note_setting(&format!("the kernel's {scheduler}"), self.0.block().tunables());
         let tenants = scene.tenants();
@@ -51,11 +58,15 @@ impl Loop {
         let process = |place: usize, _: &_| {
             Ok(Process::Fio {
                 command: groups[place].command(),
-                target: vec![
+                target: [
                     format!("--filename={}", self.0.block().path()),
                     "--ioengine=io_uring".into(),
                     "--direct=1".into(),
-                ],
+                ]
+                .into_iter()
+                .chain(part.map(|part| format!("--offset={}", place as u64 * part)))
+                .chain(part.map(|part| format!("--size={part}")))
+                .collect(),
             })
         };
         let mut visit = processes::play(scene, plan, process, Usage::default)?;

@@ -38,6 +38,8 @@ pub(super) struct Schedule {
 pub(super) enum Drive<'a> {
     /// An image each.
     Images(&'a Images),
+    /// Equal parts of the first image: what another server has of it, too.
+    Parts(&'a Images),
     /// Parts of one disk of another server, whose disk is the first image.
     Nbd(&'a Images),
     /// A null disk each, with these keys.
@@ -57,7 +59,8 @@ impl Server {
         plan: &Plan,
     ) -> Result<Visit> {
         let (disks, _other) = match drive {
-            Drive::Images(images) => (on_images(scene, images), None),
+            Drive::Images(images) => (on_images(scene, images, IMAGES_MAX), None),
+            Drive::Parts(images) => (on_images(scene, images, 1), None),
             Drive::Model(keys) => (on_model(scene, keys), None),
             Drive::Nbd(images) => {
                 let other = self.start(&remote(images))?;
@@ -125,9 +128,9 @@ pub(super) fn images_of(scene: &Scene) -> usize {
     scene.tenants().len().min(IMAGES_MAX)
 }
 
-/// The disks of the tenants, an image each; where there are more tenants than images, the rest have equal parts of
+/// The disks of the tenants, an image each; where there are more tenants than images may be, the rest have equal parts of
 /// the last image.
-fn on_images(scene: &Scene, images: &Images) -> String {
+fn on_images(scene: &Scene, images: &Images, images_max: usize) -> String {
     let mut config = String::new();
     let direct = if images.is_direct() { "on" } else { "auto" };
     let file = |place: usize, name: &str| {
@@ -135,8 +138,8 @@ fn on_images(scene: &Scene, images: &Images) -> String {
         format!("[disk.{name}]\nfile = {file}\ndirect = \"{direct}\"\nqueue = \"{QUEUE}\"\n")
     };
     let tenants = scene.tenants().len();
-    let own = if tenants > IMAGES_MAX {
-        IMAGES_MAX - 1
+    let own = if tenants > images_max {
+        images_max - 1
     } else {
         tenants
     };
@@ -173,12 +176,17 @@ fn on_nbd(scene: &Scene, bytes: u64, socket: &Path) -> String {
 
 /// Disks that are equal parts of a disk of so many bytes.
 fn parts(places: Range<usize>, bytes: u64) -> String {
-    let part = bytes / places.len() as u64 / PART * PART;
+    let part = part(bytes, places.len());
     let part_of = |(index, place): (u64, usize)| {
         let (name, start) = (disk(place), index * part);
         format!("[disk.{name}]\nlinear = \"{REMOTE}:{start}:{part}\"\ngroup = \"/{name}\"\n")
     };
     (0..).zip(places).map(part_of).collect()
+}
+
+/// Bytes of each of so many equal parts of a disk.
+pub(super) fn part(bytes: u64, count: usize) -> u64 {
+    bytes / count as u64 / PART * PART
 }
 
 /// The other server's disk, without a scheduler.
@@ -252,6 +260,19 @@ mod tests {
             "remote:6946816:3473408",
         ] {
             assert!(config.contains(&format!("linear = \"{part}\"")), "{config}");
+        }
+    }
+
+    #[test]
+    fn tenants_beside_the_kernels_have_parts_of_one_image() {
+        let scene = spec::parse("1:4:4k,1:4:4k").unwrap();
+        let mut images = Images::in_dirs(&[std::env::temp_dir()], 2 << 20).unwrap();
+        images.fill(1).unwrap();
+        let config = on_images(&scene, &images, 1);
+        assert_eq!(config.matches("file = ").count(), 1, "{config}");
+        assert_eq!(part(2 << 20, 2), 1 << 20);
+        for linear in ["remote:0:1048576", "remote:1048576:1048576"] {
+            assert!(config.contains(&format!("linear = \"{linear}\"")), "{config}");
         }
     }
 
