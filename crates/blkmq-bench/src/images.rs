@@ -16,7 +16,7 @@ use crate::args::{BenchArgs, Plan};
 use crate::doors;
 use crate::fio;
 use crate::nbd::EXPORT;
-use crate::report::{About, Report};
+use crate::report::{self, About, Report, Row};
 use crate::rounds::{self, Point, Sample};
 use crate::server::{Running, daemon};
 use crate::usage::Usage;
@@ -183,7 +183,29 @@ pub fn main(args: &ImagesArgs) -> Result<()> {
     let plan = args.common.plan(points.len(), SET_UP)?;
     let mut report = Report::start("images", about(args), &plan);
     let rows = rounds::run(&plan, &mut points)?;
-    report.finish(rows, &args.common)
+    report.finish(rows, &args.common)?;
+    report::say(&summary(&report.rows));
+    Ok(())
+}
+
+/// What the image does of what the others do, round by round, since a drive differs from round to round.
+fn summary(rows: &[Row]) -> String {
+    let mut lines = String::new();
+    for ours in rows.iter().filter(|row| row.side == Side::Ours.name()) {
+        let others = rows
+            .iter()
+            .filter(|row| row.case == ours.case && row.side != ours.side);
+        for other in others {
+            lines += &format!(
+                "{}: ours does {} × what {} does, with {:.2} × of its CPU per I/O\n",
+                ours.case,
+                ours.against(other),
+                other.side,
+                ours.cpu_ns_per_io / other.cpu_ns_per_io
+            );
+        }
+    }
+    lines
 }
 
 fn points<'a>(cases: &[Case], sides: &[Side], files: &'a Files) -> Vec<Point<'a>> {
