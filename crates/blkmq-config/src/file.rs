@@ -11,6 +11,7 @@ use blkmq_core::ids::REACTORS_MAX;
 use blkmq_core::poll::Policy;
 use blkmq_core::sched;
 use blkmq_core::time::Nanos;
+use blkmq_export::front_door;
 use blkmq_host::value;
 use serde::Deserialize;
 use toml::Value;
@@ -87,6 +88,21 @@ impl Config {
     /// As [`Self::from_toml`].
     pub fn from_toml_with(text: &str, registries: &Registries) -> Result<Self> {
         parse(text, registries)
+    }
+
+    /// The same for a program that serves no addresses: what only a daemon needs (`[[export]]`, `[control]`, `[metrics]`,
+    /// tables of front doors, whichever are built in) is left out unread, so that the file of a daemon serves for both.
+    ///
+    /// # Errors
+    /// As [`Self::from_toml`].
+    pub fn from_toml_without_addresses(text: &str, registries: &Registries) -> Result<Self> {
+        let mut file: File = toml::from_str(text)?;
+        file.export.clear();
+        file.control = control::Table::default();
+        file.metrics = metrics::Table::default();
+        let mut all: toml::Table = text.parse()?;
+        all.retain(|head, _| !front_door::NAMES.contains(&head.replace('_', "-").as_str()));
+        read(file, all, registries).map_err(|error| with_line(text, error))
     }
 }
 
@@ -364,6 +380,17 @@ mod tests {
         [[export]]
         nbd = "tcp:127.0.0.1:10809"
     "#;
+
+    #[test]
+    fn addresses_are_left_out_for_a_program_without() {
+        let text = "[[export]]\nufs = \"x\"\n[vhost_user]\nno = 1\n[control]\nsocket = \"unix:/c\"\n[disk.a]\nnull = \"1M\"\n";
+        let parse = |text: &str| Config::from_toml_without_addresses(text, &Registries::default());
+        let config = parse(text).unwrap();
+        assert_eq!((config.disks.len(), config.exports.len()), (1, 0));
+        assert_eq!(config.control, Config::default().control);
+        let error = format!("{:#}", parse("[daemon]\n[nbdd]\n").unwrap_err());
+        assert!(error.contains("line 2: [nbdd] rejected"), "{error}");
+    }
 
     #[test]
     fn file_says_the_same_as_flags() {

@@ -75,8 +75,9 @@ impl Builder {
         self
     }
 
-    /// Adds the tables `[disk.NAME]`, `[group.PATH]` and `[queue.NAME]` of a configuration file. Replaces the
-    /// text of an earlier call; the addresses at which a daemon would serve are ignored.
+    /// Adds the tables `[disk.NAME]`, `[group.PATH]` and `[queue.NAME]` of a configuration file, and `sched`, `wait` and
+    /// `reactors` of `[daemon]`. Replaces the text of an earlier call. What else a daemon's file has is ignored: the rest of
+    /// `[daemon]`, addresses, `[control]`, `[metrics]`.
     pub fn toml(mut self, text: &str) -> Self {
         text.clone_into(&mut self.toml);
         self
@@ -153,7 +154,7 @@ impl Builder {
     }
 
     fn config(&self) -> anyhow::Result<Config> {
-        let mut config = Config::from_toml_with(&self.toml, &self.registries)?;
+        let mut config = Config::from_toml_without_addresses(&self.toml, &self.registries)?;
         for text in &self.disks {
             config.disks.push(DiskSpec::parse_with(text, &self.registries)?);
         }

@@ -36,7 +36,7 @@ impl Engine {
     /// # Errors
     /// As for [`Self::add_disk`].
     pub fn add_toml(&self, text: &str) -> Result<Vec<String>, Error> {
-        let added = Config::from_toml_with(text, self.registries());
+        let added = Config::from_toml_without_addresses(text, self.registries());
         let added = added.map_err(|error| Error::configuration(&error))?;
         let names = added.disks.iter().map(|disk| disk.name.clone()).collect();
         self.add(added.disks, added.groups)?;

@@ -309,6 +309,9 @@ pub static FRONT_DOORS: &[&dyn FrontDoor] = &[
     &crate::ublk::Ublk,
 ];
 
+/// The names of all front doors there can be, also of those that this program is built without.
+pub const NAMES: [&str; 4] = ["nbd", "vhost-user", "fuse", "ublk"];
+
 /// Finds a front door by its name, in which `_` and `-` are the same.
 pub fn find(name: &str) -> Option<&'static dyn FrontDoor> {
     FRONT_DOORS
@@ -332,6 +335,13 @@ mod tests {
             "unix:/run/customers/a/vm1.sock"
         );
         assert_eq!(vm1.fill("/run/{disk}-{disk}"), "/run/vm1-vm1");
+    }
+
+    #[test]
+    fn every_front_door_is_among_the_names() {
+        for door in FRONT_DOORS {
+            assert!(NAMES.contains(&door.name()), "{}", door.name());
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, group, luks, plan_with_all_groups};
+use blkmq_config::{Config, DiskSpec, Plan, QueueSettings, Registries, group, luks, plan_with_all_groups};
 use blkmq_core::ids::GroupId;
 use blkmq_core::sched;
 use blkmq_core::time::Nanos;
@@ -209,7 +209,8 @@ fn configuration<'a>(wishes: impl Iterator<Item = &'a JobOptions>) -> Result<(Co
             files.push(&options.config);
             let text = std::fs::read_to_string(&options.config);
             let text = text.with_context(|| format!("config={} cannot be read", options.config))?;
-            let file = Config::from_toml(&text).with_context(|| format!("config={}", options.config))?;
+            let file = Config::from_toml_without_addresses(&text, &Registries::default());
+            let file = file.with_context(|| format!("config={}", options.config))?;
             config.disks.extend(file.disks);
             config.groups.extend(file.groups);
             config.queues.extend(file.queues);

@@ -18,8 +18,9 @@ pub struct Engine {
 }
 
 /// Opens disks and starts an engine. `config` is a configuration in TOML, as for `blkmq serve -c`: tables
-/// `[disk.NAME]`, `[group."/PATH"]` and `[queue.NAME]`, and of `[daemon]` `sched` and `reactors` (threads of the engine's
-/// own, 1 by default). At most `queues_max` queues can be open at a time; 0 means 8.
+/// `[disk.NAME]`, `[group."/PATH"]` and `[queue.NAME]`, and of `[daemon]` `sched`, `wait` and `reactors` (threads of the
+/// engine's own, 1 by default). What else a daemon's file has is ignored, such as addresses. At most `queues_max` queues can
+/// be open at a time; 0 means 8.
 ///
 /// Any thread. Blocks for some milliseconds, and until the drives are open.
 ///
