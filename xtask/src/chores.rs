@@ -60,6 +60,9 @@ pub(crate) enum Chore {
         /// Make their packages, the notes and a tag as well, all on this machine
         #[arg(long)]
         make: bool,
+        /// Compare what is stable with this commit, branch or tag, by cargo-semver-checks
+        #[arg(long, value_name = "REVISION")]
+        compare: Option<String>,
     },
     /// Make a Debian package and a tarball in the build directory
     Package {
@@ -244,7 +247,7 @@ impl Chore {
             Self::Screens => screens::run(steps),
             Self::Loom { deep: true } => loom::run(steps, loom::Depth::Deep),
             Self::Loom { deep: false } => loom::run(steps, loom::Depth::Short),
-            Self::Release { make } => release::run(steps, make),
+            Self::Release { make, compare } => release::run(steps, make, compare.as_deref()),
             Self::Package { test, systemd, image } => package::run(steps, test, systemd, image),
             Self::Sim { seeds } => sim::run(steps, seeds),
             Self::Fuzz { seconds, target } => fuzz::run(steps, seconds, target.as_deref()),

@@ -1,5 +1,6 @@
 //! A release as far as this machine: which crates would be published, in which order, and whether each is complete.
-//! With `--make`, also their packages, the notes and a tag, all local. Nothing is ever published or pushed.
+//! With `--make`, also their packages, the notes and a tag, all local; with `--compare`, what is stable beside another
+//! revision. Nothing is ever published or pushed.
 
 mod crates;
 
@@ -13,15 +14,18 @@ use crate::place::{cargo, has_cargo_command, root, target_dir};
 use crate::steps::{Steps, run_shown};
 use crates::Crate;
 
-/// Checks every crate that is meant to be published. With `is_made`, makes packages, notes and a tag.
+/// Checks every crate that is meant to be published. With `is_made`, makes packages, notes and a tag. Then what is
+/// stable is compared with the version before; with a `revision`, it is compared with that instead.
 ///
 /// # Errors
 /// What keeps a crate from being published, all at once; or a step fails.
-pub(crate) fn run(steps: &mut Steps, is_made: bool) -> Result<()> {
+pub(crate) fn run(steps: &mut Steps, is_made: bool, revision: Option<&str>) -> Result<()> {
     let order = steps.time("crates to publish", check)?;
     steps.time("packages, as Cargo makes them", || pack(&order))?;
+    if is_made || revision.is_some() {
+        compare(steps, &order, revision)?;
+    }
     if is_made {
-        compare(steps, &order)?;
         make(steps, &order)?;
     }
     Ok(())
@@ -46,12 +50,12 @@ fn pack(order: &[Crate]) -> Result<()> {
     Ok(())
 }
 
-/// Compares what is stable with the version before, by the rules of semantic versioning.
-fn compare(steps: &mut Steps, order: &[Crate]) -> Result<()> {
+/// Compares what is stable with `revision`, or else with the version before, by the rules of semantic versioning.
+fn compare(steps: &mut Steps, order: &[Crate], revision: Option<&str>) -> Result<()> {
     const STEP: &str = "semantic versioning";
     let version = format!("v{}", order.last().context("there are crates")?.version);
     let tags = output("git", &["tag", "--list", "v*", "--sort=-v:refname"])?;
-    let Some(before) = tags.lines().find(|tag| **tag != version) else {
+    let Some(before) = revision.or_else(|| tags.lines().find(|tag| *tag != version)) else {
         steps.skip(STEP, "there is no version before this one");
         return Ok(());
     };

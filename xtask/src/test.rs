@@ -36,7 +36,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
     // Reports cannot be taken again for each commit: an old one is no failure here.
     steps.time("age of the reports", figures::warn_of_old)?;
     outside::run(steps)?;
-    release::run(steps, false)?;
+    release::run(steps, false, None)?;
     path_loss::run(steps, path_loss::SECONDS_SHORT, None)?;
     siege::run(steps, siege::SECONDS_SHORT, siege::SEED_DEFAULT, None)?;
     guest::run_short(steps)?;
