@@ -11,7 +11,7 @@ use blkmq_export::handover::codec::{self as handover, Disk, Message, Origin, Soc
 use blkmq_export::nbd::export::{Export, ExportId, ExportTable};
 use blkmq_export::nbd::limits::Limits;
 use blkmq_export::nbd::saved::SavedConnection;
-use blkmq_export::nbd::session::{Event, Op, SavedPhase, SavedSession, SavedState, Session};
+use blkmq_export::nbd::session::{Contexts, Event, Op, SavedPhase, SavedSession, SavedState, Session};
 use blkmq_nbd::client::{Handshake, Progress, Wanted};
 use blkmq_nbd::codec::handshake::{
     InfoKind, InfoRequest, MetaRequest, OptionCode, SessionName, write_client_flags, write_option,
@@ -124,11 +124,15 @@ fn connections() -> [(&'static str, SavedConnection); 3] {
         input,
         unsent: b"unsent".to_vec(),
     };
+    let contexts = || Contexts {
+        allocation: true,
+        bitmaps: vec!["monday".to_owned()],
+    };
     let negotiation = |state| SavedPhase::Negotiation {
         state,
         is_padded: true,
         options: 3,
-        context: Some("a".to_owned()),
+        context: Some(("a".to_owned(), contexts())),
     };
     let skipping = SavedState::Skipping {
         left: 20,
@@ -140,7 +144,7 @@ fn connections() -> [(&'static str, SavedConnection); 3] {
         size_bytes: 1 << 20,
         block_min_bytes: 512,
         flags: TransmissionFlags::HAS_FLAGS,
-        block_status: true,
+        contexts: contexts(),
         drain: None,
     };
     let style = HeaderStyle::Structured;
@@ -470,10 +474,11 @@ fn serve(session: &mut Session, mut input: &[u8], out: &mut Vec<u8>) {
             Op::BlockStatus => {
                 replies.block_status(
                     &request,
-                    &[Extent {
+                    Some(&[Extent {
                         bytes: 65536,
                         state: ExtentState::HOLE,
-                    }],
+                    }]),
+                    &[],
                     out,
                 );
             }

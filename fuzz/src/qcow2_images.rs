@@ -76,17 +76,17 @@ pub fn run(data: &[u8]) {
     disk.close();
 }
 
-/// Sound images: with the smallest clusters, with usual ones; and both with a bitmap.
+/// Sound images: with the smallest clusters, with usual ones; both with a bitmap; and with subclusters.
 fn templates() -> &'static [Vec<u8>] {
     static TEMPLATES: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
     TEMPLATES.get_or_init(|| {
-        let make = |cluster: u32, has_bitmap: bool| {
+        let make = |cluster: u32, has_subclusters: bool, has_bitmap: bool| {
             let path = Scratch::new("template");
             let new = NewImage {
                 path: path.0.clone(),
                 size: Some(256 << 10),
                 cluster: Some(cluster),
-                has_subclusters: false,
+                has_subclusters,
                 base: None,
             };
             new.create().expect("an image can be made");
@@ -109,10 +109,11 @@ fn templates() -> &'static [Vec<u8>] {
             std::fs::read(&path.0).expect("the image")
         };
         vec![
-            make(512, false),
-            make(4096, false),
-            make(512, true),
-            make(4096, true),
+            make(512, false, false),
+            make(4096, false, false),
+            make(512, false, true),
+            make(4096, false, true),
+            make(16 << 10, true, false),
         ]
     })
 }

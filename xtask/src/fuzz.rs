@@ -49,8 +49,8 @@ pub(crate) fn run(steps: &mut Steps, seconds: u64, target: Option<&str>) -> Resu
 /// # Errors
 /// If an input of the corpus fails.
 pub(crate) fn replay(steps: &mut Steps) -> Result<()> {
-    // The library's tests alone: others would have every target linked.
-    let mut command = cargo("test --manifest-path fuzz/Cargo.toml --lib");
+    // The library's tests, and the seeds, which would not compile one day otherwise; all would have every target linked.
+    let mut command = cargo("test --manifest-path fuzz/Cargo.toml --lib --example seeds");
     // In the project's own directory, where most of it is built anyway.
     steps.run("fuzz corpus", command.env("CARGO_TARGET_DIR", target_dir()?))
 }
