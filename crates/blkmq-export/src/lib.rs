@@ -10,7 +10,10 @@
 //! [`front_door`] defines what a front door is and has the registry; [`stream`] makes one of a protocol of
 //! bytes; [`keys`] are what a configuration says of one; [`common`] has the shared parts.
 // A program that only reads configurations has the registry alone, without the doors that use the shared parts.
-#![cfg_attr(not(feature = "nbd"), allow(dead_code, unused_imports))]
+#![cfg_attr(
+    not(all(feature = "nbd", feature = "vhost-user", feature = "fuse", feature = "ublk")),
+    allow(dead_code, unused_imports)
+)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod client_settings;
