@@ -24,6 +24,7 @@ pub(crate) fn run(steps: &mut Steps, mode: skips::Mode) -> Result<()> {
         "the command alone",
         &mut cargo("check -p blkmq --no-default-features"),
     )?;
+    steps.run("the library with one driver", &mut cargo(LINTS_OF_ONE_DRIVER))?;
     let mut documentation = cargo("doc --workspace --no-deps");
     documentation.env("RUSTDOCFLAGS", "-D warnings");
     steps.run("links in the documentation", &mut documentation)?;
@@ -117,5 +118,7 @@ const SUITE: &str = "test --workspace --no-fail-fast --lib --bins --tests";
 const THREADS: &str = "RUST_TEST_THREADS";
 /// Cargo's words for the lints.
 pub(crate) const LINTS: &str = "clippy --workspace --all-targets -- -D warnings";
+/// The workspace is built with all drivers: what only the others need is no dead code there.
+const LINTS_OF_ONE_DRIVER: &str = "clippy --lib -p blkmq-drivers -p blkmq-config -p blkmq-engine --no-default-features --features blkmq-engine/file -- -D warnings";
 /// The variable from which proptest reads its seed.
 pub(crate) const PROPERTY_SEED: &str = "PROPTEST_RNG_SEED";

@@ -352,12 +352,14 @@ impl Device for FileDevice {
     fn handover_state(&self, disk: DiskId) -> io::Result<HandoverState> {
         let (id, disks) = (disk, self.shared.disks());
         let disk = disks.get(id).ok_or(io::ErrorKind::InvalidInput)?;
-        let (mut files, mut must_flush) = (vec![disk], false);
+        #[cfg(not(feature = "qcow2"))]
+        let (files, must_flush) = (vec![disk], false);
         #[cfg(feature = "qcow2")]
-        if let Some(image) = disks.image(id) {
+        let (files, must_flush) = match disks.image(id) {
             // The tables are in memory until a flush. The other process reads them with its first request.
-            (files, must_flush) = (image.own_files().collect(), true);
-        }
+            Some(image) => (image.own_files().collect(), true),
+            None => (vec![disk], false),
+        };
         let locks = files
             .iter()
             .filter_map(|disk| disk.locking_file())

@@ -337,6 +337,7 @@ impl FileDisk {
     }
 
     /// The open file, for calls that may block.
+    #[cfg(feature = "qcow2")]
     pub(crate) fn handle(&self) -> &File {
         &self.file
     }
@@ -351,11 +352,13 @@ impl FileDisk {
     }
 
     /// Finds out where the file ends now, in bytes.
+    #[cfg(feature = "qcow2")]
     pub(crate) fn end(&self) -> io::Result<u64> {
         Ok(rustix::fs::seek(&self.file, SeekFrom::End(0))?)
     }
 
     /// Makes the file end at `end`, in bytes.
+    #[cfg(feature = "qcow2")]
     pub(crate) fn set_end(&self, end: u64) -> io::Result<()> {
         self.file.set_len(end)
     }
@@ -364,6 +367,7 @@ impl FileDisk {
     ///
     /// # Errors
     /// This or an earlier flush has failed, or one that overlapped it.
+    #[cfg(feature = "qcow2")]
     pub(crate) fn sync(&self) -> io::Result<()> {
         let failed = || io::Error::other("a flush has failed before");
         // Relaxed, as all of its uses.
@@ -532,6 +536,7 @@ pub(super) fn filesystem(file: &File) -> u64 {
 }
 
 /// How often a sync looks whether those that overlapped it have ended.
+#[cfg(feature = "qcow2")]
 const OVERLAP_LOOK: std::time::Duration = std::time::Duration::from_micros(100);
 /// The magic numbers of ext2 to ext4, XFS, btrfs, F2FS and tmpfs, as in statfs(2).
 const NEVER_BLOCK: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, TMPFS];

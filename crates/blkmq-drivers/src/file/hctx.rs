@@ -97,6 +97,7 @@ impl FileHctx {
     }
 
     /// The disks and files that it knows.
+    #[cfg(feature = "qcow2")]
     pub(crate) fn disks(&self) -> &Disks {
         &self.disks
     }
