@@ -163,4 +163,15 @@ mod tests {
         // Of a driver and of a front door.
         assert!(page.contains("connect_timeout") && page.contains("handshake_deadline"));
     }
+
+    #[test]
+    fn control_socket_has_the_flag_of_the_daemon_at_each_command_that_asks_it() {
+        for words in ["ctl list disks", "iostat", "trace --out t", "top"] {
+            let words = ["blkmq"].into_iter().chain(words.split(' '));
+            let words: Vec<&str> = words.chain(["--control", "unix:c.sock"]).collect();
+            // Without a feature its command is missing.
+            let is_there = Cli::command().find_subcommand(words[1]).is_some();
+            assert_eq!(Cli::try_parse_from(&words).is_ok(), is_there, "{words:?}");
+        }
+    }
 }

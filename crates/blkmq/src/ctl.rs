@@ -37,7 +37,7 @@ use crate::stdout::{print, unless_reader_left};
 #[command(after_long_help = EXAMPLES)]
 pub struct CtlArgs {
     /// The daemon's control socket, unix:PATH [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run]
-    #[arg(long, value_name = "ADDRESS", global = true)]
+    #[arg(long, visible_alias = "control", value_name = "ADDRESS", global = true)]
     pub socket: Option<String>,
     /// Print JSON
     #[arg(long, global = true)]

@@ -26,7 +26,7 @@ pub struct IostatArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// The daemon's control socket, unix:PATH [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, visible_alias = "control", value_name = "ADDRESS")]
     pub socket: Option<String>,
     /// Print each report as a JSON object on a line
     #[arg(long)]

@@ -42,7 +42,7 @@ use crate::control::path_to_ask;
 #[command(after_long_help = EXAMPLES)]
 pub struct TopArgs {
     /// The daemon's control socket, unix:PATH [default: blkmq/control.sock in $XDG_RUNTIME_DIR, else in /run]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, visible_alias = "control", value_name = "ADDRESS")]
     pub socket: Option<String>,
     /// Seconds between two updates, 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::iostat::interval)]

@@ -50,7 +50,7 @@ pub struct TraceArgs {
     #[arg(short, long, value_name = "N", value_parser = seconds)]
     pub seconds: Option<Duration>,
     /// The daemon's control socket, unix:PATH [default: as for ctl]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, visible_alias = "control", value_name = "ADDRESS")]
     pub socket: Option<String>,
 }
 
