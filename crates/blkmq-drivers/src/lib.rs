@@ -14,11 +14,6 @@
 //! its hardware contexts share) and, made on the reactor that owns it, a hardware context: the
 //! `blkmq_core::driver::HctxDriver`. `blkmq_host::device` defines what the engine needs of a drive;
 //! [`driver`] defines what the configuration of disks needs; [`registry`] lists the drivers.
-// What drivers share is not all used without the others.
-#![cfg_attr(
-    not(all(feature = "qcow2", feature = "multipath")),
-    allow(dead_code, unused_mut)
-)]
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 #[cfg(any(feature = "null", test))]

@@ -99,6 +99,7 @@ impl NbdDevice {
     /// Passes, before its contexts are opened, the durability record that it shares with other paths to the same
     /// storage. Says whether the drive keeps this record: a flush to a server without CAN_MULTI_CONN covers only
     /// what was written over the same connection.
+    #[cfg(any(feature = "multipath", test))]
     pub(crate) fn keep_ledger(&self, ledger: &Arc<Ledger>) -> bool {
         if !self.shared.disk.shape.can(TransmissionFlags::CAN_MULTI_CONN) {
             return false;
