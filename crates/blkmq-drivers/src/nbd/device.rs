@@ -10,7 +10,6 @@ use blkmq_core::ids::{DiskId, HctxId};
 use blkmq_core::limits::Limits;
 use blkmq_host::device::{Allocation, Device, Extent, Losses, Polling, State};
 use blkmq_host::ring::RingHandle;
-use blkmq_nbd::codec::TransmissionFlags;
 
 use super::disk::NbdDisk;
 use super::hctx::NbdHctx;
@@ -101,7 +100,12 @@ impl NbdDevice {
     /// what was written over the same connection.
     #[cfg(any(feature = "multipath", test))]
     pub(crate) fn keep_ledger(&self, ledger: &Arc<Ledger>) -> bool {
-        if !self.shared.disk.shape.can(TransmissionFlags::CAN_MULTI_CONN) {
+        if !self
+            .shared
+            .disk
+            .shape
+            .can(blkmq_nbd::codec::TransmissionFlags::CAN_MULTI_CONN)
+        {
             return false;
         }
         let kept = self.shared.ledger.get_or_init(|| Arc::clone(ledger));
