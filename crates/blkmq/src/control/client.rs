@@ -235,7 +235,8 @@ impl Client {
     }
 }
 
-/// Connects to a socket. One whose daemon is stopped may have as many clients waiting as it can have.
+/// Connects to a socket. One whose daemon is stopped may have as many clients waiting as it can have, and one whose
+/// daemon has just been taken over is missing for a moment.
 fn connected(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -251,6 +252,7 @@ fn connected(path: &Path, limit: Duration) -> io::Result<UnixStream> {
                 );
                 return Err(io::Error::new(ErrorKind::TimedOut, what));
             }
+            Err(Errno::NOENT | Errno::CONNREFUSED) if start.elapsed() < MISSING_MAX => thread::sleep(PAUSE),
             Err(errno) => return Err(errno.into()),
         }
     }
@@ -259,6 +261,8 @@ fn connected(path: &Path, limit: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
+/// A daemon that has taken over listens so soon after the end of the one before.
+const MISSING_MAX: Duration = Duration::from_millis(250);
 /// Between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Statistics of many groups are some hundreds of KiB.
@@ -267,3 +271,28 @@ const READ_BYTES: usize = 256 << 10;
 pub const QUERY_MAX: Duration = Duration::from_secs(10);
 /// Longer than a change may take that waits for requests under way.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn socket_that_a_successor_is_about_to_open_is_waited_for() {
+        let path = std::env::temp_dir().join(format!("blkmq-client-{}", std::process::id()));
+        let of_successor = path.clone();
+        let successor = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(60));
+            UnixListener::bind(of_successor).unwrap()
+        });
+        connected(&path, Duration::from_secs(1)).unwrap();
+        drop(successor.join().unwrap());
+        // Nobody listens there any more.
+        let start = Instant::now();
+        let error = connected(&path, Duration::from_secs(1)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        assert!(start.elapsed() >= MISSING_MAX);
+        std::fs::remove_file(path).unwrap();
+    }
+}
