@@ -38,7 +38,7 @@ impl Calls {
         if reach.has_library {
             process.extend(OF_LIBRARIES);
         }
-        let mut of_process = vec![allow(&process, Vec::new(), denied)];
+        let mut of_process = vec![allow(&process, Vec::new(), denied), without_detours(denied)];
         if denied == Denied::Refused {
             of_process.push(without_clone3());
         }
@@ -99,6 +99,51 @@ fn without_clone3() -> BpfProgram {
         SeccompAction::Errno(libc::ENOSYS as u32),
     )
 }
+
+/// Calls of the lists that, with some arguments, lead around what the sandbox forbids: sockets that landlock does not count
+/// as TCP, connections that are opened as data is sent, input for the terminal of whoever started the daemon, and cores.
+/// Not `MSG_FASTOPEN`: the kernel allows a call without looking further only if no filter looks at its arguments, and
+/// every answer is sent by one.
+fn without_detours(denied: Denied) -> BpfProgram {
+    let when = |all: &[(u8, u64)]| {
+        let conditions = all.iter().map(|(at, value)| {
+            SeccompCondition::new(*at, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, *value)
+                .expect("there is such an argument")
+        });
+        SeccompRule::new(conditions.collect()).expect("a condition is there")
+    };
+    let fast_open = [
+        (1, libc::IPPROTO_TCP as u64),
+        (2, libc::TCP_FASTOPEN_CONNECT as u64),
+    ];
+    let rules = BTreeMap::from([
+        (
+            libc::SYS_socket,
+            vec![
+                when(&[(2, libc::IPPROTO_MPTCP as u64)]),
+                when(&[(0, libc::AF_VSOCK as u64)]),
+            ],
+        ),
+        (libc::SYS_setsockopt, vec![when(&fast_open)]),
+        (
+            libc::SYS_ioctl,
+            vec![when(&[(1, TIOCSTI)]), when(&[(1, TIOCLINUX)])],
+        ),
+        (
+            libc::SYS_prctl,
+            vec![when(&[(0, libc::PR_SET_DUMPABLE as u64), (1, 1)])],
+        ),
+    ]);
+    let matched = match denied {
+        Denied::Refused => SeccompAction::Errno(libc::EPERM as u32),
+        Denied::Logged => SeccompAction::Log,
+    };
+    compile(rules, SeccompAction::Allow, matched)
+}
+
+/// Puts a byte into a terminal's input; and the like of the console.
+const TIOCSTI: u64 = 0x5412;
+const TIOCLINUX: u64 = 0x541c;
 
 /// `clone` for threads and processes, but not into another namespace.
 fn without_namespaces() -> SeccompRule {
