@@ -61,20 +61,21 @@ impl Access {
         }
         let one = |key, find: Find| keys.text(key)?.map(|name| number(key, name, find)).transpose();
         let all = |key, find: Find| {
-            let named = keys.list(key)?.into_iter().flatten();
+            let named = keys.list(key)?;
             named
-                .map(|name| number(key, name, find))
-                .collect::<Result<Vec<_>, _>>()
+                .map(|all| all.into_iter().map(|name| number(key, name, find)).collect())
+                .transpose()
         };
-        let users = all("allow_uid", accounts::user)?;
-        let groups = all("allow_gid", accounts::group)?;
-        let is_listed = !users.is_empty() || !groups.is_empty();
+        let users: Option<Vec<u32>> = all("allow_uid", accounts::user)?;
+        let groups: Option<Vec<u32>> = all("allow_gid", accounts::group)?;
+        // An empty list is one, too: of nobody.
+        let is_listed = users.is_some() || groups.is_some();
         Ok(Self {
             owner: one("owner", accounts::user)?,
             group: one("group", accounts::group)?,
             mode: keys.text("mode")?.map(mode).transpose()?,
             allowed: Allowed {
-                listed: is_listed.then_some((users, groups)),
+                listed: is_listed.then(|| (users.unwrap_or_default(), groups.unwrap_or_default())),
             },
         })
     }
@@ -194,6 +195,17 @@ mod tests {
             assert_eq!(found & 0o777, expected, "{pairs:?}");
         }
         fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn empty_list_of_users_means_nobody_and_no_list_everybody() {
+        let listed = |keys: Keys| Access::parse(&keys, &"unix:/x".parse().unwrap()).unwrap().allowed;
+        let empty = ("allow_uid".to_owned(), Value::List(Vec::new()));
+        assert_eq!(
+            listed([empty].into_iter().collect()).listed,
+            Some((vec![], vec![]))
+        );
+        assert_eq!(listed([].into_iter().collect()).listed, None);
     }
 
     #[test]
