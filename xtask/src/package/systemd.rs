@@ -299,7 +299,7 @@ fn removal(host: &Machine) -> Result<()> {
     ensure!(!is_active(host)?, "it serves without its package");
     host.run("test -s /var/lib/blkmq/vm1.raw")?;
     host.run("dpkg -P blkmq")?;
-    host.run("test ! -e /etc/blkmq -a -s /var/lib/blkmq/vm1.raw")
+    host.run("test ! -e /etc/blkmq/blkmq.toml -a -s /etc/blkmq/cert.pem -a -s /var/lib/blkmq/vm1.raw")
         .map(drop)
 }
 
