@@ -63,7 +63,7 @@ impl Access {
         let all = |key, find: Find| {
             let named = keys.list(key)?;
             named
-                .map(|all| all.into_iter().map(|name| number(key, name, find)).collect())
+                .map(|all| all.iter().map(|name| number(key, name, find)).collect())
                 .transpose()
         };
         let users: Option<Vec<u32>> = all("allow_uid", accounts::user)?;
