@@ -209,7 +209,7 @@ impl Attached {
 impl Attached {
     pub(crate) fn new(host: blkmq_host::Attached, engine: Engine) -> Self {
         Self {
-            lending: Lending::new(host),
+            lending: Lending::new(host, engine.number()),
             engine,
         }
     }

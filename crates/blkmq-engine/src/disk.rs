@@ -47,6 +47,12 @@ impl Disk {
         Self { host, way }
     }
 
+    /// Whether it is a disk of this engine.
+    #[inline]
+    pub(crate) fn is_of(&self, engine: *const Running) -> bool {
+        Weak::as_ptr(&self.way.engine) == engine
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.host.name

@@ -167,6 +167,11 @@ impl Engine {
         Ok(Attached::new(self.host()?.attach()?, self.clone()))
     }
 
+    /// What tells it from others, as long as one of its handles exists.
+    pub(crate) fn number(&self) -> *const Running {
+        Arc::as_ptr(&self.0)
+    }
+
     /// Ends the engine for all who use it: I/O under way is finished, and more is refused. Attached threads are
     /// waited for. Blocks for at most about `limit`. Returns at once if it was called before.
     ///

@@ -223,3 +223,18 @@ fn completions_can_be_taken_a_few_at_a_time() {
     cookies.sort_unstable();
     assert_eq!(cookies, (0..10).collect::<Vec<_>>());
 }
+
+#[test]
+fn disk_of_another_engine_is_refused_and_none_of_its_number_is_written() {
+    let (mine, other) = (engine(), engine());
+    let (own, foreign) = (mine.disk("ram").unwrap(), other.disk("ram").unwrap());
+    let mut attached = mine.attach().unwrap();
+    let before = attached.read(&own, 0, Buffer::new(4096)).unwrap();
+    let mut buffer = Buffer::new(4096);
+    buffer.fill(9);
+    let error = attached.write(&foreign, 0, buffer).unwrap_err();
+    assert_eq!(error.status, Status::Invalid);
+    assert_eq!(error.buffer.len(), 4096, "it comes back");
+    let after = attached.read(&own, 0, Buffer::new(4096)).unwrap();
+    assert_eq!(before[..], after[..]);
+}

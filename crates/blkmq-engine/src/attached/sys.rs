@@ -17,6 +17,7 @@ use super::Attached;
 use crate::bio::Bio;
 use crate::buffer::Buffer;
 use crate::disk::Disk;
+use crate::engine::Running;
 use crate::sys::{NOT_OWN, RawBuffer, forks};
 
 /// The engine's part on this thread, and the bios that have ended.
@@ -25,6 +26,8 @@ pub(super) struct Lending {
     host: Option<blkmq_host::Attached>,
     /// Ended and not returned. Only what the engine returns comes here, or what never went there.
     ended: Vec<bio::Bio>,
+    /// Which engine that is; only compared.
+    engine: *const Running,
     /// Forks that were counted when it was made.
     forks: u32,
 }
@@ -47,9 +50,10 @@ pub(super) struct Ended {
 }
 
 impl Lending {
-    pub(super) fn new(host: blkmq_host::Attached) -> Self {
+    pub(super) fn new(host: blkmq_host::Attached, engine: *const Running) -> Self {
         Self {
             host: Some(host),
+            engine,
             ended: Vec::new(),
             forks: forks(),
         }
@@ -91,6 +95,7 @@ impl Lending {
         (client, cookie): (u32, u64),
     ) -> Result<(), Full> {
         let is_forked = self.is_forked();
+        let is_of_another = !disk.is_of(self.engine);
         let host = self.host.as_mut().expect(THERE);
         let disk = disk.host();
         let new = Submission {
@@ -105,6 +110,11 @@ impl Lending {
             client,
             cookie,
         };
+        if is_of_another {
+            // Its number would mean another disk here.
+            self.end_at_once(&new, Status::Invalid);
+            return Ok(());
+        }
         let submitted = match is_forked {
             true => Err(Refused::IsGone),
             false => host.submit_new(disk, &new),
@@ -113,18 +123,15 @@ impl Lending {
             Ok(()) => Ok(()),
             Err(Refused::IsFull) => Err(Full),
             Err(Refused::IsGone) => {
-                self.end_at_once(&new);
+                self.end_at_once(&new, Status::Shutdown);
                 Ok(())
             }
         }
     }
 
     #[cold]
-    fn end_at_once(&mut self, new: &Submission) {
-        self.ended.push(bio::Bio {
-            status: Status::Shutdown,
-            ..new.bio()
-        });
+    fn end_at_once(&mut self, new: &Submission, status: Status) {
+        self.ended.push(bio::Bio { status, ..new.bio() });
     }
 
     /// Issues what is staged and takes what has ended.
