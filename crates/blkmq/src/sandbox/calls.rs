@@ -1,5 +1,6 @@
 //! The sandbox's part for calls of the system: two lists by which seccomp allows them, one for all threads and one for
-//! reactors, which open, make and connect nothing once they are set up. What is not on a list fails with EPERM.
+//! reactors, which open, make and connect nothing once they are set up. What is not on a list fails with EPERM,
+//! and so do some arguments of what is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -105,13 +106,6 @@ fn without_clone3() -> BpfProgram {
 /// Not `MSG_FASTOPEN`: the kernel allows a call without looking further only if no filter looks at its arguments, and
 /// every answer is sent by one.
 fn without_detours(denied: Denied) -> BpfProgram {
-    let when = |all: &[(u8, u64)]| {
-        let conditions = all.iter().map(|(at, value)| {
-            SeccompCondition::new(*at, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, *value)
-                .expect("there is such an argument")
-        });
-        SeccompRule::new(conditions.collect()).expect("a condition is there")
-    };
     let fast_open = [
         (1, libc::IPPROTO_TCP as u64),
         (2, libc::TCP_FASTOPEN_CONNECT as u64),
@@ -155,35 +149,29 @@ fn without_namespaces() -> SeccompRule {
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNET;
     let none = SeccompCmpOp::MaskedEq(namespaces as u64);
-    rule(SeccompCondition::new(0, SeccompCmpArgLen::Qword, none, 0))
+    let condition = SeccompCondition::new(0, SeccompCmpArgLen::Qword, none, 0);
+    let condition = condition.expect("there is such an argument");
+    SeccompRule::new(vec![condition]).expect("a condition is there")
 }
 
 /// `connect` with an address that has only its family: the kernel knows no other such address than that which
 /// dissolves a connection, with what was not sent.
 fn disconnect() -> SeccompRule {
-    let bytes = size_of::<libc::sa_family_t>() as u64;
-    rule(SeccompCondition::new(
-        2,
-        SeccompCmpArgLen::Dword,
-        SeccompCmpOp::Eq,
-        bytes,
-    ))
+    when(&[(2, size_of::<libc::sa_family_t>() as u64)])
 }
 
 /// A unix socket, which a reactor makes to connect to a front end that listens.
 fn unix_socket() -> SeccompRule {
-    let family = libc::AF_UNIX as u64;
-    rule(SeccompCondition::new(
-        0,
-        SeccompCmpArgLen::Dword,
-        SeccompCmpOp::Eq,
-        family,
-    ))
+    when(&[(0, libc::AF_UNIX as u64)])
 }
 
-fn rule(condition: Result<SeccompCondition, seccompiler::BackendError>) -> SeccompRule {
-    let condition = condition.expect("there is such an argument");
-    SeccompRule::new(vec![condition]).expect("a condition is there")
+/// A call whose arguments at these places have these values, in their lower 32 bits.
+fn when(all: &[(u8, u64)]) -> SeccompRule {
+    let conditions = all.iter().map(|(at, value)| {
+        SeccompCondition::new(*at, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, *value)
+            .expect("there is such an argument")
+    });
+    SeccompRule::new(conditions.collect()).expect("a condition is there")
 }
 
 fn compile(
